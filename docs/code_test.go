@@ -64,7 +64,7 @@ func TestABookingSurvivesAZombie(t *testing.T) {
 	for _, sql := range []string{
 		`CREATE TABLE bookings (table_id int PRIMARY KEY, guest text NOT NULL)`,
 		`INSERT INTO bookings VALUES (12, '')`,
-		`SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$)`,
+		`SELECT fencedb.protect('bookings', resource => 'table:{table_id}')`,
 	} {
 		_, err := pool.Exec(t.Context(), sql)
 		require.NoError(t, err)

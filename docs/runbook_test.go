@@ -181,7 +181,7 @@ func TestTheRunbookListsRowsThatCamePastTheGuard(t *testing.T) {
 	for _, sql := range []string{
 		`CREATE TABLE bookings (id int PRIMARY KEY, table_id int NOT NULL, guest text)`,
 		`INSERT INTO bookings SELECT i, i % 10, 'before' FROM generate_series(1, 9) i`,
-		`SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$)`,
+		`SELECT fencedb.protect('bookings', resource => 'table:{table_id}')`,
 		`BEGIN; SELECT fencedb.enter_all(array_agg('table:' || i), array_agg(41), array_agg('6ba7b810-9dad-11d1-80b4-00c04fd430c8'::uuid)) FROM generate_series(1, 9) i; UPDATE bookings SET guest = 'fenced' WHERE id < 8; COMMIT`,
 		`BEGIN; SELECT fencedb.enter('table:2', 42, gen_random_uuid()); UPDATE bookings SET guest = 'fenced' WHERE id = 2; COMMIT`,
 		`BEGIN; SELECT fencedb.enter('table:3', 42, gen_random_uuid()); COMMIT`, // it has written nothing
@@ -189,7 +189,7 @@ func TestTheRunbookListsRowsThatCamePastTheGuard(t *testing.T) {
 		`INSERT INTO bookings VALUES (11, 1, 'late'), (20, 20, 'late')`, // the second has no fence
 		`UPDATE bookings SET guest = 'late' WHERE id IN (3, 8)`,
 		`UPDATE bookings SET guest = 'late' WHERE id = 4`, // it has the current token, so this is missed
-		`SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$)`,
+		`SELECT fencedb.protect('bookings', resource => 'table:{table_id}')`,
 		`BEGIN; SELECT fencedb.enter('table:5', 43, gen_random_uuid()); UPDATE bookings SET guest = 'fenced' WHERE id = 5; COMMIT`,
 	} {
 		_, err := pool.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol)

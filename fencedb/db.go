@@ -24,18 +24,20 @@ var (
 	_ DB = (*pgx.Conn)(nil)
 )
 
+type pool interface {
+	Acquire(ctx context.Context) (*pgxpool.Conn, error)
+}
+
 // acquire takes a connection from a pool; other kinds of DB are used as they are.
 func acquire(ctx context.Context, db DB) (DB, func(), error) {
 	if isNil(db) {
 		return nil, nil, errNoDB
 	}
-	pool, ok := db.(interface {
-		Acquire(ctx context.Context) (*pgxpool.Conn, error)
-	})
+	from, ok := db.(pool)
 	if !ok {
 		return db, func() {}, nil
 	}
-	conn, err := pool.Acquire(ctx)
+	conn, err := from.Acquire(ctx)
 	if err != nil {
 		return nil, nil, err
 	}

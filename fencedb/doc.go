@@ -23,7 +23,9 @@
 // The database needs the schema of package migrations. Tables that must never be written to without
 // a token, by any client, are protected once, in the application's own migration:
 //
-//	SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$);
+//	SELECT fencedb.protect('bookings', resource => 'table:{table_id}');
+//
+// Template makes the same resource of the same columns in Go, for the lease.
 //
 // Exec, QueryRow and SendBatch are Tx for statements without a decision between them, in one round
 // trip. TxSQL is Tx for database/sql. Enter joins a transaction that is already open, EnterSQL one
@@ -58,8 +60,8 @@
 //
 // # Time
 //
-// A grant with a method ValidUntil bounds the transaction: the server ends it when that time has
-// come (time limits for statements and for waiting for the client, which a write in one round trip
+// ValidUntil of the grant bounds the transaction: the server ends it when that time has come (time
+// limits for statements and for waiting for the client, which a write in one round trip
 // never does; from Postgres 17 also a limit on the whole transaction; each for this transaction
 // only and never looser than what was set before). So a paused holder delays the next one by its
 // remaining validity at the most (S7). On Postgres 15 and 16, which cannot limit a transaction as a
@@ -73,8 +75,8 @@
 //
 // No call outlasts its context, or the validity of its grant, by more than five seconds. That is
 // the time for asking what became of a lost COMMIT. After half of that without an answer, the
-// connection is closed and counts as lost: a network can drop it in silence. A grant without
-// validity is bounded by contexts alone.
+// connection is closed and counts as lost: a network can drop it in silence. A grant that ends at
+// NoEnd is bounded by contexts alone; one that does not say when it ends is refused.
 //
 // # Outcomes
 //

@@ -1,33 +1,33 @@
 package fencedb
 
 import (
-	"cmp"
 	"context"
+	"database/sql/driver"
 	"errors"
 	"fmt"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// Statements can end the transaction that holds the fence: COMMIT, ROLLBACK and their like, with
-// AND CHAIN, with a BEGIN behind them, or several in one string. The first word of most statements
-// shows that they cannot. After any other statement the server is asked, before COMMIT, whether the
-// transaction is still the one that entered. So a statement that ran after the end, outside the
-// fence, is not committed. The question has a round trip of its own: if its answer were lost
-// together with the answer of COMMIT, it would be open which of two COMMITs the server reports.
-// Where several statements travel together the check travels with them: at the end of a batch or
-// string Postgres commits what is in no transaction.
+// Statements can end the transaction that holds the fence. One that says so is refused before it is
+// sent. What is in doubt (several statements in one string, the name of a prepared one, SQL that is
+// rewritten, what went through Conn) is sent, and the server is asked before COMMIT whether the
+// transaction is still the one that entered. So what ran outside the fence, in a transaction that
+// such a statement has begun, is not committed.
+//
+// No simpler question does: after COMMIT AND CHAIN, or a BEGIN behind it, the connection looks as
+// before. The question has a round trip of its own, because otherwise its answer could be lost
+// together with that of COMMIT, and then it would be open which of two COMMITs the server reports.
+// Most transactions do without it: the first words of their statements show that they cannot end
+// it.
 
 // stillEntered is the check. Unlike the setting that enter leaves, the id also tells if somebody
 // has entered once more.
 func (e *entry) stillEntered() string {
-	if e.xid == 0 { // not known yet: it travels with enter
-		return `SELECT fencedb.require_entered()`
-	}
 	return fmt.Sprintf(`SELECT fencedb.require_entered('%d'::pg_catalog.xid8)`, e.xid)
 }
 
@@ -68,20 +68,17 @@ func firstWord(sql string, args []any) string {
 }
 
 var (
-	opens   = regexp.MustCompile(`(?i)^\s*(begin|start\s+transaction)\b[^;]*[\s;]*$`)
-	commits = regexp.MustCompile(`(?i)^\s*(commit|end)(\s+(work|transaction))?[\s;]*$`)
+	ends  = regexp.MustCompile(`(?i)^(commit|end|abort|rollback|prepare\s+transaction)\b`)
+	keeps = regexp.MustCompile(`(?i)^rollback\s+((work|transaction)\s+)?to\b`) // a savepoint
 )
 
-// checkQueries refuses what would give the fence back at once, or leave the transaction prepared or
-// open when its outcome is told.
-func checkQueries(o pgx.TxOptions) error {
-	if query := o.BeginQuery; query != "" && !opens.MatchString(query) {
-		return fmt.Errorf("fencedb: nothing was written: the BeginQuery %q of pgx.TxOptions is not BEGIN or START TRANSACTION; leave it empty", query)
+// checkStatement refuses what ends the transaction, and arguments that are no values.
+func checkStatement(sql string, args []any) error {
+	text := strings.TrimRight(skipComments(sql), space+";")
+	if !strings.Contains(text, ";") && ends.MatchString(text) && !keeps.MatchString(text) {
+		return fmt.Errorf("fencedb: nothing was sent: %q would end the transaction that holds the fence; leave that to the function that you call", sql)
 	}
-	if query := o.CommitQuery; query != "" && !commits.MatchString(query) {
-		return fmt.Errorf("fencedb: nothing was written: the CommitQuery %q of pgx.TxOptions is not COMMIT; leave it empty", query)
-	}
-	return nil
+	return checkArgs(args)
 }
 
 // rewrites reports whether an argument is a rewriter that may make any statement of what it gets.
@@ -92,6 +89,19 @@ func rewrites(arg any) bool {
 	}
 	_, ok := arg.(pgx.QueryRewriter)
 	return ok
+}
+
+// checkArgs refuses options of this package, of package lease and of others among the arguments of
+// a statement: no function is a value for SQL.
+func checkArgs(args []any) error {
+	for i, arg := range args {
+		_, rewriter := arg.(pgx.QueryRewriter)
+		_, valuer := arg.(driver.Valuer)
+		if reflect.ValueOf(arg).Kind() == reflect.Func && !rewriter && !valuer {
+			return fmt.Errorf("fencedb: nothing was sent: argument %d is a %T, which is no value for SQL; options of the transaction come with the database, as fencedb.With(pool, ...), those of the lease with the issuer, as issuer.With(...)", i+1, arg)
+		}
+	}
+	return nil
 }
 
 // isOption reports whether an argument tells pgx how to send the others.
@@ -134,80 +144,6 @@ var errEnded = errors.New("fencedb: the connection is in no transaction any more
 
 func allKeepOpen(queries []*pgx.QueuedQuery) bool {
 	return !slices.ContainsFunc(queries, func(q *pgx.QueuedQuery) bool { return !keepsOpen(q.SQL, q.Arguments) })
-}
-
-// checked returns the queries of a batch with the check behind them, if they may end the
-// transaction.
-func (tx *fencedTx) checked(queries []*pgx.QueuedQuery) []*pgx.QueuedQuery {
-	if allKeepOpen(queries) {
-		return queries
-	}
-	check := &pgx.QueuedQuery{SQL: tx.entry.stillEntered()}
-	byID := tx.entry.xid != 0 // otherwise a statement may have entered once more, and commit asks by id
-	check.Fn = func(results pgx.BatchResults) error {
-		_, err := results.Exec()
-		mode := tx.inner.Conn().Config().DefaultQueryExecMode
-		if byID && mode != pgx.QueryExecModeSimpleProtocol { // or it may be another's result
-			tx.mayHaveEnded = err != nil
-		}
-		return err
-	}
-	return append(slices.Clip(queries), check)
-}
-
-// withCheck returns a statement with the check behind it, if it may be several in a string, which
-// pgx sends in the simple protocol: in that mode, and by Exec without arguments. A rewriter runs
-// first, since it may make such a string.
-func (tx *fencedTx) withCheck(ctx context.Context, sql string, args []any,
-	isExec bool) (text string, rest []any, isString bool, err error) {
-	var mode pgx.QueryExecMode
-	var rewriter pgx.QueryRewriter
-options:
-	for ; len(args) > 0; args = args[1:] {
-		switch option := args[0].(type) {
-		case pgx.QueryRewriter:
-			rewriter = option
-			continue
-		case pgx.QueryExecMode:
-			mode = option
-		case pgx.QueryResultFormats, pgx.QueryResultFormatsByOID:
-		default:
-			break options
-		}
-		rest = append(rest, args[0])
-	}
-	if rewriter != nil {
-		if sql, args, err = rewriter.RewriteQuery(ctx, tx.inner.Conn(), sql, args); err != nil {
-			return "", nil, false, fmt.Errorf("rewrite query failed: %w", err)
-		}
-	}
-	isString = strings.Contains(sql, ";") && (isExec && len(args) == 0 ||
-		cmp.Or(mode, tx.inner.Conn().Config().DefaultQueryExecMode) == pgx.QueryExecModeSimpleProtocol)
-	if !isString {
-		return sql, append(rest, args...), false, nil
-	}
-	return sql + "\n;" + tx.entry.stillEntered(), append([]any{pgx.QueryExecModeSimpleProtocol}, args...), true, nil
-}
-
-// execString is Exec of a string that withCheck returns. With arguments its tag is that of the
-// first statement: only pgx can write them into the string, and it shows no other.
-func (tx *fencedTx) execString(ctx context.Context, sql string, args []any) (tag pgconn.CommandTag, err error) {
-	if len(args) > 1 {
-		rows, _ := tx.inner.Query(ctx, sql, args...) // the error is in rows as well
-		rows.Close()
-		return rows.CommandTag(), rows.Err()
-	}
-	conn := tx.inner.Conn()
-	if tracer := conn.Config().Tracer; tracer != nil { // which does not see what goes to PgConn
-		ctx = tracer.TraceQueryStart(ctx, conn, pgx.TraceQueryStartData{SQL: sql})
-		defer func() { tracer.TraceQueryEnd(ctx, conn, pgx.TraceQueryEndData{CommandTag: tag, Err: err}) }()
-	}
-	results := conn.PgConn().Exec(ctx, sql)
-	for checked := (pgconn.CommandTag{}); results.NextResult(); {
-		tag = checked
-		checked, _ = results.ResultReader().Close()
-	}
-	return tag, results.Close()
 }
 
 // ended returns the error of a transaction that one of its statements has ended before err came: no

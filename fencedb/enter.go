@@ -21,8 +21,8 @@ type Entry struct {
 
 // Enter takes the fence of grant in a transaction that the application has begun itself, and holds
 // it until that transaction ends. It must come first: what the transaction read before it may
-// already be old. It must not come after a savepoint, and the server refuses that: rolling back to
-// the savepoint would give the fence back.
+// already be old. Behind a savepoint, ROLLBACK TO gives the fence back, and what is written to
+// protected tables after that is refused until the transaction enters again.
 //
 // Above READ COMMITTED the grant must have been sealed before the transaction began, or Enter fails
 // with ErrUnsealed.

@@ -5,10 +5,8 @@ import (
 	"cmp"
 	"context"
 	"database/sql/driver"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"math"
 	"slices"
 	"strconv"
@@ -26,6 +24,7 @@ type Option func(*config)
 type config struct {
 	txOptions pgx.TxOptions
 	hold      time.Duration // > 0: replaces what remains of the lease
+	sealing   bool          // a grant without an end will do
 	tracers   []Tracer
 }
 
@@ -51,9 +50,7 @@ type withOptions struct {
 // last one committed. At REPEATABLE READ and SERIALIZABLE the fence has to be older than the
 // snapshot (S3), so the first transaction under a grant that was not sealed is preceded by a Seal,
 // which costs two more round trips. One that Postgres could not put in order fails with SQLSTATE
-// 40001 and may be tried again. Under Carry that may be the write of a newer holder; then the next
-// try fails with ErrStale. A BeginQuery that is not BEGIN or START TRANSACTION is refused, and so
-// is a CommitQuery that is not COMMIT or END.
+// 40001 and may be tried again. BeginQuery and CommitQuery are refused.
 func TxOptions(o pgx.TxOptions) Option { return func(c *config) { c.txOptions = o } }
 
 // Hold lets the transaction run for d, instead of for what remains of the lease when it begins. It
@@ -69,7 +66,6 @@ type entry struct {
 	config
 	grants []Grant
 	db     DB        // where transactions begin; nil in those of the application
-	carry  bool      // rows are to judge the grants, no fence is taken
 	asked  time.Time // when the query was made: the moment our waiting is counted from
 	until  time.Time // when the transaction has ended; zero if it may run as long as it likes
 	limit  time.Time // the earliest that the server ends it because of that, a little before
@@ -80,53 +76,41 @@ type entry struct {
 	pg       *pgx.Conn   // that of conn
 	giveBack func()      // for release
 	overdue  *time.Timer // of watch
+
+	looking   *time.Timer // of lookout
+	blockedBy atomic.Pointer[[]Blocker]
 }
 
 func newEntry(db DB, grant Grant, opts []Option) (*entry, error) {
 	if own, ok := db.(withOptions); ok {
 		db, opts = own.DB, slices.Concat(own.opts, opts)
 	}
-	e := &entry{db: db}
-	e.grants, e.carry = uncarry(flatten(grant))
+	e := &entry{db: db, grants: flatten(grant)}
 	for _, opt := range opts {
 		opt(&e.config)
 	}
-	return e, cmp.Or(check(e.grants), checkQueries(e.txOptions))
+	err := check(e.grants)
+	if err == nil && !e.sealing {
+		err = checkEnds(e.grants)
+	}
+	if e.txOptions.BeginQuery+e.txOptions.CommitQuery != "" {
+		err = cmp.Or(err, errors.New("fencedb: nothing was written: BeginQuery and CommitQuery of pgx.TxOptions are not for fenced transactions; leave them empty"))
+	}
+	return e, err
 }
 
-// What enters. Each answers with a text, "(transaction id,epoch)", which is cheaper than two
-// columns. First and Alone are for the first statement of a transaction of ours, where no savepoint
-// can be. What reenters does the same as what enters. It is cheaper for a token that has entered
-// before, since that is part of the statement then, and not a function that it calls; for a newer
-// token it is dearer by a third. Alone means that the transaction is sent as a whole: it never
-// waits for its client, and needs no limit for that.
+// What enters: the first for transactions of ours, right behind BEGIN, the second for those of the
+// application, which may have entered before. Each answers with a text, which is cheaper than two
+// columns: its first number is the transaction id, its last the epoch. reenter is part of the
+// statement, and not a function that it calls: it does what enter does for a token that has entered
+// before, where nobody stands in the way. $6 says whether the transaction may wait for its client,
+// which needs a limit of its own.
 const (
-	enterOne = `SELECT ` + enter + `)::pg_catalog.text`
+	enterFirst = `SELECT coalesce((SELECT r FROM fencedb.reenter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint, $6::boolean) r),` +
+		` fencedb.enter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint, $5::bigint, true, $6::boolean)::pg_catalog.text)`
+	enterOne = `SELECT fencedb.enter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint, $5::bigint)::pg_catalog.text`
 	enterAll = `SELECT fencedb.enter_all($1::pg_catalog.text[], $2::bigint[], $3::pg_catalog.uuid[], $4::bigint, $5::bigint)::pg_catalog.text`
-	carryOne = `SELECT fencedb.carry($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint)::pg_catalog.text`
-	carryAll = `SELECT fencedb.carry_all($1::pg_catalog.text[], $2::bigint[], $3::pg_catalog.uuid[], $4::bigint)::pg_catalog.text`
-
-	enterFirst   = `SELECT ` + enter + `, true)::pg_catalog.text`
-	enterAlone   = `SELECT ` + enter + `, true, false)::pg_catalog.text`
-	reenterFirst = `SELECT coalesce((SELECT r FROM ` + reenter + `) r), ` + enter + `, true)::pg_catalog.text)`
-	reenterAlone = `SELECT coalesce((SELECT r FROM ` + reenter + `, false) r), ` + enter + `, true, false)::pg_catalog.text)`
-
-	enter   = `fencedb.enter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint, $5::bigint`
-	reenter = `fencedb.reenter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint`
 )
-
-// entered has the fingerprints of grants that this program has entered with, as far as there is
-// room. It chooses between two statements that do the same, so what it gets wrong costs time only.
-var (
-	entered [1 << 12]atomic.Uint64
-	seed    = maphash.MakeSeed()
-)
-
-func fingerprint(g Grant) (of uint64, place *atomic.Uint64) {
-	id := g.LeaseID()
-	of = maphash.String(seed, g.Resource()) ^ binary.BigEndian.Uint64(id[8:]) ^ uint64(g.Token())
-	return of, &entered[of%uint64(len(entered))]
-}
 
 // admission takes the answer to one of them, also if what comes behind it was lost, which is err:
 // then there is an id to ask about.
@@ -134,14 +118,10 @@ func (e *entry) admission(answer []byte, err error) error {
 	if len(answer) == 0 {
 		return cmp.Or(err, pgx.ErrNoRows)
 	}
-	xid, epoch, _ := bytes.Cut(bytes.Trim(answer, "()"), []byte(","))
+	answer = bytes.Trim(answer, "()")
 	var noXID, noEpoch error
-	e.xid, noXID = strconv.ParseUint(string(xid), 10, 64)
-	e.epoch, noEpoch = strconv.ParseInt(string(epoch), 10, 64)
-	if len(e.grants) == 1 && !e.carry {
-		of, place := fingerprint(e.grants[0])
-		place.Store(of)
-	}
+	e.xid, noXID = strconv.ParseUint(string(answer[:max(0, bytes.IndexAny(answer, " ,"))]), 10, 64)
+	e.epoch, noEpoch = strconv.ParseInt(string(answer[bytes.LastIndexAny(answer, " ,")+1:]), 10, 64)
 	return cmp.Or(err, noXID, noEpoch)
 }
 
@@ -152,22 +132,12 @@ func (e *entry) batch(ctx context.Context, behind []*pgx.QueuedQuery, implicit b
 	if err != nil {
 		return nil, err
 	}
+	if sql == enterOne {
+		sql, args = enterFirst, append(args, !implicit)
+	}
 	b := &pgx.Batch{QueuedQueries: make([]*pgx.QueuedQuery, 0, len(behind)+2)} // enter before them, COMMIT behind
 	if !implicit {
 		b.BeginTx(e.txOptions)
-	}
-	if sql == enterOne {
-		of, place := fingerprint(e.grants[0])
-		switch again := place.Load() == of && prepares(e.pg); { // otherwise planning would cost more
-		case again && implicit:
-			sql = reenterAlone
-		case again:
-			sql = reenterFirst
-		case implicit:
-			sql = enterAlone
-		default:
-			sql = enterFirst
-		}
 	}
 	b.Queue(sql, args...)
 	own := make([]pgx.QueuedQuery, len(behind))
@@ -176,17 +146,6 @@ func (e *entry) batch(ctx context.Context, behind []*pgx.QueuedQuery, implicit b
 		b.QueuedQueries = append(b.QueuedQueries, &own[i])
 	}
 	return b, nil
-}
-
-// prepares reports whether a connection prepares what it runs. It is asked once: pgx answers with a
-// copy of all its settings.
-func prepares(pg *pgx.Conn) bool {
-	const key = "fencedb: prepares"
-	known := pg.PgConn().CustomData()
-	if known[key] == nil {
-		known[key] = pg.Config().DefaultQueryExecMode == pgx.QueryExecModeCacheStatement
-	}
-	return known[key] == true
 }
 
 // sealTries is how often a transaction is sent that is refused because its token was not sealed.
@@ -247,7 +206,7 @@ func (e *entry) entered(results pgx.BatchResults, implicit bool) error {
 	if err != nil {
 		return err
 	}
-	answer := make([]byte, 0, 64)
+	answer := make([]byte, 0, 128)
 	if rows.Next() {
 		answer = append(answer, rows.RawValues()[0]...)
 	}
@@ -264,29 +223,23 @@ func (e *entry) rollback(ctx context.Context, results pgx.BatchResults) {
 	}
 }
 
-// query returns the statement that enters.
+// query returns the statement that enters, in a transaction of the application.
 func (e *entry) query(ctx context.Context) (sql string, args []any, err error) {
 	if _, err := e.remaining(); err != nil {
 		return "", nil, err
 	}
 	if len(e.grants) == 1 {
 		g := e.grants[0]
-		args = append(make([]any, 0, 5), g.Resource(), g.Token(), pgtype.UUID{Bytes: g.LeaseID(), Valid: true}, timeLeft{e})
-		if e.carry {
-			return carryOne, args, nil
-		}
-		return enterOne, append(args, e.patience(ctx)), nil
+		id := pgtype.UUID{Bytes: g.LeaseID(), Valid: true}
+		args = append(make([]any, 0, 6), g.Resource(), g.Token(), id, timeLeft{e}, e.patience(ctx))
+		return enterOne, args, nil
 	}
-	args = []any{
+	return enterAll, []any{
 		e.array(func(g Grant) any { return g.Resource() }),
 		e.array(func(g Grant) any { return g.Token() }),
 		e.array(func(g Grant) any { return g.LeaseID() }),
-		timeLeft{e},
-	}
-	if e.carry {
-		return carryAll, args, nil
-	}
-	return enterAll, append(args, e.patience(ctx)), nil
+		timeLeft{e}, e.patience(ctx),
+	}, nil
 }
 
 var arrayEscapes = strings.NewReplacer(`\`, `\\`, `"`, `\"`)
@@ -309,7 +262,7 @@ func (e *entry) patience(ctx context.Context) any {
 	if deadline, ok := ctx.Deadline(); ok {
 		until = deadline.Add(-min(time.Until(deadline)/5, 500*time.Millisecond))
 	}
-	if valid := validUntil(e.grants); e.hold > 0 && !valid.IsZero() && (until.IsZero() || valid.Before(until)) {
+	if valid, _ := validUntil(e.grants); e.hold > 0 && !valid.IsZero() && (until.IsZero() || valid.Before(until)) {
 		until = valid // the transaction may last longer
 	}
 	if until.IsZero() {
@@ -346,9 +299,9 @@ const roundings = 3
 // we do; the fence does not depend on it.
 func (e *entry) remaining() (ms driver.Value, err error) {
 	e.asked = time.Now()
-	e.until = validUntil(e.grants)
+	e.until, _ = validUntil(e.grants)
 	if !e.until.IsZero() && e.until.Sub(e.asked) < time.Millisecond {
-		return nil, &rejection{ErrLeaseOver, fmt.Errorf("its validity ended %v ago", e.asked.Sub(e.until).Round(time.Millisecond))}
+		return nil, leaseOver(e.grants, fmt.Errorf("its validity ended %v ago", e.asked.Sub(e.until).Round(time.Millisecond)))
 	}
 	if e.hold > 0 {
 		e.until = e.asked.Add(e.hold)
@@ -374,14 +327,15 @@ func (e *entry) whileValid(ctx context.Context, wait func(context.Context) error
 	if _, err := e.remaining(); err != nil {
 		return err
 	}
-	until := validUntil(e.grants)
+	until, _ := validUntil(e.grants)
 	if until.IsZero() {
 		return wait(ctx)
 	}
 	bounded, cancel := context.WithCancel(ctx)
 	var timer *time.Timer
 	timer = time.AfterFunc(math.MaxInt64, func() {
-		if left := time.Until(validUntil(e.grants)); left > 0 {
+		until, _ := validUntil(e.grants)
+		if left := time.Until(until); left > 0 {
 			timer.Reset(left)
 			return
 		}
@@ -393,7 +347,7 @@ func (e *entry) whileValid(ctx context.Context, wait func(context.Context) error
 	timer.Stop()
 	cancel()
 	if err != nil && over {
-		return &rejection{ErrLeaseOver, fmt.Errorf("no connection came free while it was valid: %w", err)}
+		return leaseOver(e.grants, fmt.Errorf("no connection came free while it was valid: %w", err))
 	}
 	return err
 }
@@ -460,10 +414,13 @@ func (e *entry) watch() {
 	left := time.Until(e.until) + overdueTime
 	if e.overdue != nil {
 		e.overdue.Reset(left)
-		return
+	} else {
+		wire := e.pg.PgConn().Conn()
+		e.overdue = time.AfterFunc(left, func() { _ = wire.Close() })
 	}
-	wire := e.pg.PgConn().Conn()
-	e.overdue = time.AfterFunc(left, func() { _ = wire.Close() })
+	if _, ok := e.db.(pool); ok { // a connection alone is busy
+		e.lookout(askOn(e.db), byPID, e.pg.PgConn().PID())
+	}
 }
 
 // unwatch leaves the connection to its next user, or closed.
@@ -474,6 +431,9 @@ func (e *entry) unwatch() {
 		_ = e.pg.Close(ctx)
 	}
 	e.overdue = nil
+	if e.looking != nil {
+		e.looking.Stop()
+	}
 }
 
 // untilOverdue bounds a statement on a connection of the caller's own, as watch bounds one of ours.

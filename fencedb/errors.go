@@ -17,8 +17,8 @@ import (
 type sentinel struct {
 	text string
 
-	// lost: another holder has the resource, or may have it by now, and nothing was written. If it is
-	// false, something was, or may have been.
+	// lost: another holder has the resource, or may have it by now, and nothing was written. If it
+	// is false, something was, or may have been, or to try again does not help.
 	lost bool
 }
 
@@ -49,15 +49,18 @@ var (
 	ErrWrongResource = errors.New("fencedb: row of another resource")
 
 	// ErrLeaseOver: the validity of the grant passed before the transaction could commit, and the
-	// server ended it. Nothing was written. Acquire the lease again; write in shorter transactions,
-	// or use Hold. SQLSTATE FN004.
+	// server ended it. Nothing was written. The text names the resource, and what the lease says of
+	// its end is in the chain (lease.ErrExpired, lease.ErrLost...). Acquire the lease again; write
+	// in shorter transactions, or use Hold. SQLSTATE FN004.
 	ErrLeaseOver error = &sentinel{"fencedb: the lease is over", true}
 
 	// ErrTooLong: the transaction outlasted the validity that its lease had when it entered (or its
 	// Hold, or a tighter limit of the role), and the server ended it. The lease itself was renewed
 	// meanwhile and still stands. Nothing was written. Write in a shorter transaction, or say with
-	// Hold how long it takes. SQLSTATE FN006, 25P03, 25P04, and 57014 for a slow statement: Explain
-	// cannot tell that from other cancellations, Tx and Entry.Outcome can.
+	// Hold how long it takes. If it was waiting for a lock of another session by then, the text
+	// names that, unless no connection was free to ask. SQLSTATE FN006, 25P03, 25P04, and 57014 for
+	// a slow statement: Explain cannot tell that from other cancellations, Tx and Entry.Outcome
+	// can.
 	ErrTooLong = errors.New("fencedb: the transaction outlasted its time limit, which is the lease's validity when it entered; use Hold, or a shorter transaction")
 
 	// ErrUnsealed: above READ COMMITTED, Enter or EnterSQL found that the token has not entered
@@ -71,8 +74,10 @@ var (
 	ErrBusy error = &sentinel{"fencedb: the fence is held by an open transaction", true}
 
 	// ErrInvalidGrant: the grant cannot have been issued (nil, no token, no lease id, no resource),
-	// or the transaction has entered the resource with another one. Nothing was written.
-	ErrInvalidGrant = errors.New("fencedb: invalid grant")
+	// does not say when it ends, was released by its own holder before its transaction was over, or
+	// the transaction has entered the resource with another one. Nothing was written. It is a
+	// mistake of the caller, so lease.IsLost is false: to try again does not help.
+	ErrInvalidGrant error = &sentinel{"fencedb: invalid grant", false}
 
 	// ErrKeyReused: the idempotency key of Once was used before, for another request, or by another
 	// role and without a request. Nothing was written. SQLSTATE FN005.
@@ -80,8 +85,8 @@ var (
 
 	// ErrAlreadyWritten: ExplainNoRows found the token of the grant in the row. The holder has
 	// written the row before, and a condition that asks for a greater token admits one write for
-	// each. (If Redis has lost data since, another lease with the same number may have been it.) The
-	// statement wrote nothing; what was written before stands. Compare with the lease id too.
+	// each. (If Redis has lost data since, another lease with the same number may have been it.)
+	// The statement wrote nothing; what was written before stands. Compare with the lease id too.
 	ErrAlreadyWritten error = &sentinel{"fencedb: the row has this token already, and the condition asks for a greater one", false}
 
 	// ErrCommitUnknown: the connection was lost while committing, and the server could not be asked
@@ -95,9 +100,9 @@ var (
 	// or with a BEGIN behind it) ended the transaction that held the fence, or took away what
 	// entering had set (RESET ALL), and then that is rolled back. What came before such a
 	// statement is as TxEndedError tells. What came after it was outside the fence, and was rolled
-	// back unless the caller has committed that too. In TxSQL, Enter and EnterSQL, which do not see
-	// what is sent, that includes the rest of a string of statements: Postgres commits it when the
-	// string ends. Leave the end to the function that you call. SQLSTATE FN007.
+	// back unless the caller has committed that too. That includes the rest of a string of
+	// statements: Postgres commits it when the string ends. Leave the end to the function that you
+	// call: Tx, Exec, Query, QueryRow and SendBatch refuse a COMMIT that they see. SQLSTATE FN007.
 	ErrTxEnded error = &sentinel{"fencedb: a statement ended the transaction that held the fence", false}
 
 	// ErrCommitted: the transaction committed, but a result was lost with the connection, or could
@@ -152,28 +157,41 @@ type BusyError struct {
 // pg_stat_activity: "idle in transaction" means that its client is not asking for anything. One
 // more is "active, waits for its client": for the rest of a request, or to read a result.
 type Blocker struct {
-	PID         int    // for pg_terminate_backend, if it must go
-	Application string // its application_name
-	State       string
+	PID         int           // for pg_terminate_backend, if it must go; 0 is a prepared transaction
+	Application string        // its application_name
+	State       string        // also "not visible: ..." and whom to grant what; then Open is 0, and not known
 	Open        time.Duration // since its transaction began
 }
 
-func (e *BusyError) Error() string {
-	var by []string
-	for _, b := range e.Blockers {
-		name := ""
-		if b.Application != "" {
-			name = b.Application + ", "
-		}
-		by = append(by, fmt.Sprintf("pid %d (%s%s, open for %v)", b.PID, name,
-			cmp.Or(b.State, "state not visible to this role"), b.Open.Round(time.Millisecond)))
+func (b Blocker) String() string {
+	var what []string
+	if b.Application != "" {
+		what = append(what, b.Application)
 	}
+	what = append(what, b.State)
+	if !strings.HasPrefix(b.State, notVisible) {
+		what = append(what, fmt.Sprintf("open for %v", b.Open.Round(time.Millisecond)))
+	}
+	return fmt.Sprintf("pid %d (%s)", b.PID, strings.Join(what, ", "))
+}
+
+const notVisible = "not visible: grant pg_read_all_stats to "
+
+func list(blockers []Blocker) string {
+	var by []string
+	for _, b := range blockers {
+		by = append(by, b.String())
+	}
+	return strings.Join(by, ", ")
+}
+
+func (e *BusyError) Error() string {
 	nobody := "a session that has ended since"
 	if e.Blockers == nil {
 		nobody = "a session that was not looked up; see fencedb.blockers"
 	}
 	return fmt.Sprintf("%v: waited %v for %q, behind %s", ErrBusy, e.Waited.Round(time.Millisecond), e.Resources,
-		cmp.Or(strings.Join(by, ", "), nobody))
+		cmp.Or(list(e.Blockers), nobody))
 }
 
 func (e *BusyError) Unwrap() []error { return []error{ErrBusy, e.cause} }
@@ -256,6 +274,8 @@ const (
 	codeInsufficientPrivilege = "42501"
 	codeReadOnly              = "25006"
 
+	codeFailedTransaction = "25P02" // refused because a statement before was
+
 	codePreparedTwice = "42P05"
 	codeNotPrepared   = "26000"
 )
@@ -302,6 +322,7 @@ var withoutValues = map[string]error{
 func alreadyTyped(err error) bool {
 	typed := []error{
 		ErrTxEnded, ErrStale, ErrNoToken, ErrWrongResource, ErrLeaseOver, ErrTooLong, ErrUnsealed, ErrBusy, ErrKeyReused,
+		ErrInvalidGrant,
 	}
 	return slices.ContainsFunc(typed, func(sentinel error) bool { return errors.Is(err, sentinel) })
 }

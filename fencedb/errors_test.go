@@ -4,6 +4,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/migrations"
 )
 
 func TestBusyLeavesOutAnApplicationWithoutAName(t *testing.T) {
@@ -68,7 +70,7 @@ func TestWritesWithoutATokenSaySo(t *testing.T) {
 	w := newWorld(t)
 
 	err := fencedb.Tx(t.Context(), w.pool, grant("table:12", 41), func(tx pgx.Tx) error {
-		if _, err := tx.Exec(t.Context(), `SELECT set_config('fencedb.entered', '', true)`); err != nil {
+		if _, err := tx.Exec(t.Context(), `SELECT set_config('fencedb.lease', '', true)`); err != nil {
 			return err
 		}
 		return book(t.Context(), tx, 12, "ann")
@@ -450,4 +452,37 @@ func FuzzResources(f *testing.F) {
 		require.ErrorIs(t, fencedb.Seal(t.Context(), w.pool, grant(resource, 1)), fencedb.ErrStale)
 		require.Equal(t, []int{1}, collect[int](w, `SELECT count(*) FROM fencedb.fences`))
 	})
+}
+
+// The owner of the schema may not look at other sessions unless it was granted that.
+func TestABlockerThatIsNotVisibleSaysWhatToGrant(t *testing.T) {
+	t.Parallel()
+	pool, err := pgxpool.New(t.Context(), testenv.PostgresURL(t))
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	w := &world{t, pool}
+	role := fmt.Sprintf("owner_%x", rand.Uint32())
+	w.exec(`CREATE ROLE ` + role + ` LOGIN`)
+	w.exec(`DO $$ BEGIN EXECUTE format('GRANT CREATE ON DATABASE %I TO ` + role + `', current_database()); END $$`)
+	config := pool.Config()
+	config.ConnConfig.User = role
+	own, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(own.Close)
+	db := stdlib.OpenDBFromPool(own)
+	defer db.Close()
+	require.NoError(t, migrations.Up(t.Context(), db))
+	tx, err := pool.Begin(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, enter(t.Context(), tx, grant("table:12", 41)))
+
+	err = fencedb.Seal(t.Context(), own, grantFor("table:12", 42, 500*time.Millisecond))
+
+	var busy *fencedb.BusyError
+	require.ErrorAs(t, err, &busy)
+	require.Len(t, busy.Blockers, 1)
+	require.Zero(t, busy.Blockers[0].Open)
+	require.ErrorContains(t, err, "not visible: grant pg_read_all_stats to "+role+")")
+	require.NotContains(t, err.Error(), "open for")
+	require.NoError(t, tx.Rollback(t.Context()))
 }

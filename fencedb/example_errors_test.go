@@ -52,23 +52,29 @@ func ExampleBusyError() {
 	// Output: [table:22] held by a session that is idle in transaction
 }
 
-// The conditional update by hand, on a table without triggers: was the token too old, or was there
-// no such row?
+// The predicate by hand: a row that is its own fence, on a table without a guard, in one statement
+// that is a transaction by itself. With > alone a holder could write once; with >= two leases with
+// the same number would write in turn.
 func ExampleExplainNoRows() {
 	ctx, pool := context.Background(), database()
-	finish := func(id int, grant fencedb.Grant) error {
-		tag, err := pool.Exec(ctx, `UPDATE reports SET state = 'DONE', last_fencing_token = $2
-			WHERE id = $1 AND $2 > last_fencing_token`, id, grant.Token())
-		if err == nil && tag.RowsAffected() == 0 {
-			err = fencedb.ExplainNoRows(ctx, pool, grant, `SELECT last_fencing_token FROM reports WHERE id = $1`, id)
+	become := func(id int, grant fencedb.Grant, state string) error {
+		tag, err := pool.Exec(ctx, `UPDATE reports SET state = $4, last_fencing_token = $2, last_lease_id = $3
+			WHERE id = $1 AND ($2 > last_fencing_token OR $2 = last_fencing_token AND $3 = last_lease_id)`,
+			id, grant.Token(), grant.LeaseID(), state)
+		if err == nil && tag.RowsAffected() == 0 { // was the token too old, or is there no such row?
+			err = fencedb.ExplainNoRows(ctx, pool, grant,
+				`SELECT last_fencing_token, last_lease_id FROM reports WHERE id = $1`, id)
 		}
 		return err
 	}
+	before, holder := acquired("report:1", 41), acquired("report:1", 42)
 
-	fmt.Println(finish(1, acquired("report:1", 42)))
-	fmt.Println(finish(1, acquired("report:1", 41)))
-	fmt.Println(finish(2, acquired("report:2", 41)))
+	fmt.Println(become(1, holder, "RUNNING"))
+	fmt.Println(become(1, holder, "DONE"))
+	fmt.Println(become(1, before, "FAILED"))
+	fmt.Println(become(2, acquired("report:2", 41), "DONE"))
 	// Output:
+	// <nil>
 	// <nil>
 	// fencedb: stale fencing token: resource "report:1": carried 41, stored 42
 	// no rows in result set

@@ -33,13 +33,11 @@ var database = sync.OnceValue(func() *pgxpool.Pool {
 		log.Fatal(err)
 	}
 	_, err = pool.Exec(ctx, `
-		CREATE TABLE bookings (table_id int, guest text);
-		SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$);
-		CREATE TABLE jobs (id int PRIMARY KEY, state text);
-		INSERT INTO jobs VALUES (7, 'NEW');
-		SELECT fencedb.protect_row('jobs', resource => $$ 'job:' || id $$);
-		CREATE TABLE reports (id int PRIMARY KEY, state text, last_fencing_token bigint NOT NULL DEFAULT 0);
-		INSERT INTO reports VALUES (1, 'RUNNING')`)
+		CREATE TABLE bookings (table_id int NOT NULL, guest text);
+		SELECT fencedb.protect('bookings', resource => 'table:{table_id}');
+		CREATE TABLE reports (id int PRIMARY KEY, state text,
+			last_fencing_token bigint NOT NULL DEFAULT 0, last_lease_id uuid);
+		INSERT INTO reports VALUES (1, 'NEW')`)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -215,30 +213,12 @@ func ExampleSeal() {
 func ExampleNewGrant() {
 	ctx, pool := context.Background(), database()
 	revision, etcdLease := int64(7_400_231), []byte("694d8257011f3712")
-	grant := fencedb.NewGrant("table:12", revision, uuid.NewSHA1(uuid.NameSpaceOID, etcdLease), time.Time{})
+	grant := fencedb.NewGrant("table:12", revision, uuid.NewSHA1(uuid.NameSpaceOID, etcdLease), fencedb.NoEnd)
 
 	_, err := fencedb.Exec(ctx, pool, grant, `INSERT INTO bookings (table_id, guest) VALUES (12, 'ann')`)
 
 	fmt.Println(err)
 	// Output: <nil>
-}
-
-// A job takes its own row from RUNNING to DONE; an earlier holder cannot write to it any more.
-func ExampleCarry() {
-	ctx, pool := context.Background(), database()
-	before, holder := fencedb.Carry(acquired("job:7", 41)), fencedb.Carry(acquired("job:7", 42))
-	become := func(grant fencedb.Grant, state string) error {
-		_, err := fencedb.Exec(ctx, pool, grant, `UPDATE jobs SET state = $1 WHERE id = 7`, state)
-		return err
-	}
-
-	fmt.Println(become(holder, "RUNNING"))
-	fmt.Println(become(holder, "DONE"))
-	fmt.Println(become(before, "FAILED"))
-	// Output:
-	// <nil>
-	// <nil>
-	// fencedb: stale fencing token: resource "job:7": carried 41, stored 42
 }
 
 // The client sends its request twice; the guest gets one table, and both get the same answer.
@@ -290,4 +270,26 @@ func ExampleOnceJSON() {
 	// {by the window} false <nil>
 	// {by the window} true <nil>
 	// true
+}
+
+// The resource of a row is the same text in SQL and in Go: protect reads the same template.
+func ExampleTemplate() {
+	seats := fencedb.MustTemplate("seat:{show}/{row}-{seat}")
+
+	resource, err := seats.Format(uuid.MustParse("7d444840-9dc0-11d1-b245-5ffdce74fad2"), "C", 12)
+	fmt.Println(resource, err)
+
+	columns, err := seats.Parse("seat:7d444840-9dc0-11d1-b245-5ffdce74fad2/C-12")
+	fmt.Println(columns["row"], columns["seat"], err)
+
+	_, err = seats.Parse("seat:1/C-12-13")
+	fmt.Println(err)
+
+	_, err = fencedb.ParseTemplate("seat:{show}{row}")
+	fmt.Println(err)
+	// Output:
+	// seat:7d444840-9dc0-11d1-b245-5ffdce74fad2/C-12 <nil>
+	// C 12 <nil>
+	// fencedb: the template "seat:{show}/{row}-{seat}" makes "seat:1/C-12-13" in more than one way, of map["row":"C" "seat":"12-13" "show":"1"] and of map["row":"C-12" "seat":"13" "show":"1"]
+	// fencedb: the template "seat:{show}{row}" is wrong at character 12: it touches the column before; put text between them, so that they can be told apart
 }

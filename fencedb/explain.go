@@ -1,12 +1,14 @@
 package fencedb
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -24,11 +26,7 @@ func (e *entry) explain(ctx context.Context, server asker, lost bool, err error)
 		return e.busy(e.blockers(ctx, server), err)
 	}
 	if e.overtime(code, lost || passedOn(ctx, err)) {
-		why := e.whyOver()
-		if errors.Is(err, why) { // of a transaction within this one
-			return err
-		}
-		return &rejection{why, err}
+		return e.timeOver(err)
 	}
 	if err = Explain(err); err == nil || alreadyTyped(err) {
 		return err
@@ -41,6 +39,8 @@ func (e *entry) explain(ctx context.Context, server asker, lost bool, err error)
 		return err
 	case code == codePreparedTwice, code == codeNotPrepared:
 		return fmt.Errorf("fencedb: the connection knows other prepared statements than pgx, as one behind a connection pooler does; use pgx.QueryExecModeExec, or PgBouncer 1.21 with max_prepared_statements: %w", err)
+	case e.xid != 0 && lost && code == "" && ctx.Err() == nil:
+		return fmt.Errorf("fencedb: rolled back: the connection to Postgres was lost: %w", err)
 	case e.xid != 0, e.notPrepared(err), errors.As(err, new(*pgconn.ConnectError)):
 		return err
 	case lost && undecided(ctx, err):
@@ -77,8 +77,7 @@ func (e *entry) explain(ctx context.Context, server asker, lost bool, err error)
 // of a batch before it sends the first.
 func (e *entry) notPrepared(err error) bool {
 	var failed pgx.ErrPreprocessingBatch
-	ours := []string{enterFirst, enterAlone, reenterFirst, reenterAlone, enterOne, enterAll, carryOne, carryAll,
-		e.stillEntered()}
+	ours := []string{enterFirst, enterOne, enterAll, e.stillEntered()}
 	return errors.As(err, &failed) && !slices.Contains(ours, failed.SQL())
 }
 
@@ -96,11 +95,12 @@ func passedOn(ctx context.Context, err error) bool {
 		(errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx)) || errors.Is(err, sql.ErrTxDone))
 }
 
-// overtime reports whether the transaction ended because its time was over. A session that the
-// server has ended while it was idle shows as a broken connection, as does one whose context ended
-// with the lease. What else a function has met by itself is its own error, however late.
+// overtime reports whether the transaction ended because its time was over. A connection that
+// broke, or a context that ended, says so only if the lease is over as well: the server ends idle
+// sessions, and a network drops them. What else a function has met by itself is its own error,
+// however late.
 func (e *entry) overtime(code string, cut bool) bool {
-	if code == codeTooLong {
+	if code == codeTooLong || code == codeLeaseOver {
 		return true
 	}
 	if e.until.IsZero() || time.Now().Before(e.limit) {
@@ -112,19 +112,30 @@ func (e *entry) overtime(code string, cut bool) bool {
 	case codeLockNotAvailable, codeQueryCanceled:
 		return e.xid != 0 // while entering, the fence was busy
 	}
-	return code == "" && cut
+	return code == "" && cut && e.leaseIsOver()
 }
 
-// whyOver is ErrLeaseOver if the lease is over, or as good as over: the server ends a transaction a
-// little before. Otherwise the lease was renewed since the transaction entered, or Hold has set the
-// limit.
-func (e *entry) whyOver() error {
-	until := validUntil(e.grants)
+// leaseIsOver reports whether the lease is over, or as good as over: the server ends a transaction
+// a little before. Otherwise the lease was renewed since the transaction entered, or Hold has set
+// the limit.
+func (e *entry) leaseIsOver() bool {
+	until, _ := validUntil(e.grants)
 	same := until.Sub(e.until).Abs() <= time.Millisecond
-	if !until.IsZero() && (same || time.Now().After(until)) {
-		return ErrLeaseOver
+	return !until.IsZero() && (same || time.Now().After(until))
+}
+
+// timeOver says whose time was over: that of the lease, or of the transaction.
+func (e *entry) timeOver(err error) error {
+	switch {
+	case errors.Is(err, ErrLeaseOver), errors.Is(err, ErrTooLong): // of a transaction within this one
+		return err
+	case e.leaseIsOver(), answered(err).code == codeLeaseOver:
+		return leaseOver(e.grants, err)
 	}
-	return ErrTooLong
+	if by := e.blockedBy.Load(); by != nil && len(*by) > 0 {
+		err = fmt.Errorf("it waited for a lock of %s: %w", list(*by), err)
+	}
+	return &rejection{ErrTooLong, err}
 }
 
 func (e *entry) busy(blockers []Blocker, err error) error {
@@ -150,25 +161,61 @@ func (e *entry) blockers(ctx context.Context, server asker) []Blocker {
 
 // named reads a list of rows of fencedb.blockers. Without one it returns nil.
 func named(list []byte) []Blocker {
-	var rows []struct {
+	var rows []struct { // null is "", and a time that is not visible
 		PID                int
 		Application, State string
-		OpenMS             int64 `json:"open_ms"`
+		OpenMS             *int64 `json:"open_ms"`
 	}
 	if json.Unmarshal(list, &rows) != nil {
 		return nil
 	}
 	blockers := make([]Blocker, len(rows))
 	for i, b := range rows {
-		blockers[i] = Blocker{b.PID, b.Application, b.State, time.Duration(b.OpenMS) * time.Millisecond}
+		if blockers[i] = (Blocker{PID: b.PID, Application: b.Application, State: b.State}); b.OpenMS != nil {
+			blockers[i].Open = time.Duration(*b.OpenMS) * time.Millisecond
+		} else if !strings.HasPrefix(b.State, notVisible) {
+			blockers[i].State = notVisible + "the owner of the schema fencedb"
+		}
 	}
 	return blockers
 }
 
+// lookout finds out who is in the way of a statement, shortly before the server ends it: afterwards
+// nobody could tell. It asks on another connection, where whose is the pid of the one that waits,
+// as SQL for $1. What it returns ends it.
+func (e *entry) lookout(server asker, whose string, id any) (stop func()) {
+	if e.until.IsZero() {
+		return func() {}
+	}
+	if e.looking != nil { // with another limit
+		e.looking.Stop()
+	}
+	until, left := e.until, time.Until(e.limit)
+	e.looking = time.AfterFunc(left-min(left/4, 250*time.Millisecond), func() {
+		ctx, cancel := context.WithDeadline(context.Background(), until)
+		defer cancel()
+		var found []byte
+		_ = server(ctx, &found, fmt.Sprintf(inTheWay, whose), id)
+		blockers := named(found)
+		e.blockedBy.Store(&blockers)
+	})
+	return func() { e.looking.Stop() }
+}
+
+const (
+	inTheWay = `SELECT coalesce(jsonb_agg(jsonb_build_object('pid', b.pid, 'application', a.application_name,
+			'state', CASE WHEN a.xact_start IS NULL THEN pg_catalog.format('` + notVisible + `%%I', current_user) ELSE a.state END,
+			'open_ms', (date_part('epoch', pg_catalog.clock_timestamp() - a.xact_start) * 1000)::bigint)), '[]')::pg_catalog.text
+		FROM unnest(pg_catalog.pg_blocking_pids(%s)) b(pid) LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = b.pid`
+	byPID = `$1::int`
+	byXID = `(SELECT l.pid FROM pg_catalog.pg_locks l WHERE l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted
+		AND l.transactionid = $1::pg_catalog.text::pg_catalog.xid)`
+)
+
 // ExplainNoRows tells why a conditional UPDATE on a table without triggers has matched no row:
 //
 //	tag, err := pool.Exec(ctx, `UPDATE jobs SET state = 'DONE', last_fencing_token = $2, last_lease_id = $3
-//		WHERE id = $1 AND (last_fencing_token < $2 OR last_fencing_token = $2 AND last_lease_id = $3)`,
+//		WHERE id = $1 AND ($2 > last_fencing_token OR $2 = last_fencing_token AND $3 = last_lease_id)`,
 //		id, lease.Token(), lease.LeaseID())
 //	if err == nil && tag.RowsAffected() == 0 {
 //		err = fencedb.ExplainNoRows(ctx, pool, lease,
@@ -184,9 +231,10 @@ func named(list []byte) []Blocker {
 // If the row has the token of grant already, the answer is ErrAlreadyWritten.
 //
 // Such an UPDATE is fenced only as a statement of its own, with the token in the row that it
-// updates.
+// updates. It keeps an older holder from writing over that row, and gives neither S3 nor S5: what
+// was read before may be old, and a row that was deleted has no fence.
 func ExplainNoRows(ctx context.Context, db DB, grant Grant, sql string, args ...any) error {
-	if err := check(flatten(grant)); err != nil {
+	if err := cmp.Or(check(flatten(grant)), checkArgs(args)); err != nil {
 		return err
 	}
 	conn, release, err := acquire(ctx, db)

@@ -73,7 +73,7 @@ func TestWhatTheServerEndsALittleEarlyHasEndedByItsLimit(t *testing.T) {
 func TestAHoldThatTheServerEndsALittleEarlyHasNotEndedWithTheLease(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l := &renewable{NewGrant("table:12", 42, uuid.New(), time.Time{}), time.Now().Add(time.Second)}
+		l := &renewable{NewGrant("table:12", 42, uuid.New(), NoEnd), time.Now().Add(time.Second)}
 		e, err := newEntry(nil, l, []Option{Hold(time.Hour)})
 		require.NoError(t, err)
 		_, err = e.remaining()
@@ -104,4 +104,18 @@ func TestAnAnswerWithoutARowAdmitsToNothing(t *testing.T) {
 	e := &entry{}
 	require.ErrorIs(t, e.admission(nil, nil), pgx.ErrNoRows)
 	require.Zero(t, e.xid)
+}
+
+// An older schema says nothing of a session that it may not look at.
+func TestABlockerWithoutATimeIsNotVisible(t *testing.T) {
+	t.Parallel()
+	for list, want := range map[string]string{
+		`[{"pid":7,"application":null,"state":null,"open_ms":null}]`:                                            "pid 7 (not visible: grant pg_read_all_stats to the owner of the schema fencedb)",
+		`[{"pid":7,"application":"shop","state":"not visible: grant pg_read_all_stats to app","open_ms":null}]`: "pid 7 (shop, not visible: grant pg_read_all_stats to app)",
+		`[{"pid":7,"application":"shop","state":"idle in transaction","open_ms":12}]`:                           "pid 7 (shop, idle in transaction, open for 12ms)",
+	} {
+		found := named([]byte(list))
+		require.Len(t, found, 1)
+		require.Equal(t, want, found[0].String())
+	}
 }

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -15,8 +17,11 @@ import (
 
 // fencedTx is the pgx.Tx that the function of Tx gets. Its first statement begins the transaction,
 // in one round trip with BEGIN and enter; from then on it is the transaction of pgx. Used by one
-// goroutine at a time, as every pgx.Tx.
+// goroutine at a time, as every pgx.Tx: a second one is told that it is busy.
 type fencedTx struct {
+	mu   sync.Mutex               // of every call; what is below is for its holder
+	conn atomic.Pointer[pgx.Conn] // while inner is there; for everybody
+
 	caller context.Context // of the call to Tx
 	ctx    context.Context // the same within the pair that is traced, for the methods to which pgx gives none
 	entry  *entry
@@ -31,6 +36,17 @@ type fencedTx struct {
 	gaveUp       bool // Rollback was called
 	mayHaveEnded bool // a statement was sent of which keepsOpen is not sure
 	savepoints   int
+	failed       string // the last statement that Postgres refused, with why, unless a savepoint has undone it
+	failure      error
+}
+
+var errInUse = errors.New("fencedb: the transaction is busy: another goroutine uses it, and it is for one at a time")
+
+// note keeps the error of a statement, for the case that the function passes over it.
+func (tx *fencedTx) note(sql string, err error) {
+	if code := answered(err).code; code != "" && code != codeFailedTransaction { // which only follows another
+		tx.failed, tx.failure = sql, err
+	}
 }
 
 func newTx(ctx context.Context, db DB, grant Grant, opts []Option) (*fencedTx, error) {
@@ -59,6 +75,7 @@ func (tx *fencedTx) begin(ctx context.Context, behind ...*pgx.QueuedQuery) (resu
 	tx.mayHaveEnded = !allKeepOpen(behind)
 	if results, err = tx.entry.open(ctx, behind, false); results != nil {
 		tx.inner = results.Tx()
+		tx.conn.Store(tx.entry.pg)
 	}
 	return results, err
 }
@@ -96,6 +113,9 @@ var errGaveUp = fmt.Errorf("fencedb: rolled back: the function did so itself: %w
 // are none if the transaction is open already, or if the statement cannot travel so: then it is
 // open now.
 func (tx *fencedTx) first(ctx context.Context, sql string, args []any) (pgx.BatchResults, error) {
+	if err := checkStatement(sql, args); err != nil {
+		return nil, err
+	}
 	if tx.begun() || !canPipeline(sql, args) {
 		return nil, tx.open(ctx, keepsOpen(sql, args))
 	}
@@ -111,8 +131,17 @@ func canPipeline(sql string, args []any) bool {
 		!slices.ContainsFunc(args, isOption) && !slices.ContainsFunc(args, rewrites)
 }
 
-func (tx *fencedTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	ctx = tx.within(ctx)
+func (tx *fencedTx) Exec(ctx context.Context, sql string, args ...any) (tag pgconn.CommandTag, err error) {
+	if !tx.mu.TryLock() {
+		return tag, errInUse
+	}
+	defer tx.mu.Unlock()
+	tag, err = tx.exec(tx.within(ctx), sql, args)
+	tx.note(sql, err)
+	return tag, err
+}
+
+func (tx *fencedTx) exec(ctx context.Context, sql string, args []any) (pgconn.CommandTag, error) {
 	results, err := tx.first(ctx, sql, args)
 	switch {
 	case err != nil:
@@ -120,36 +149,44 @@ func (tx *fencedTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.C
 	case results != nil:
 		tag, err := results.Exec()
 		return tag, cmp.Or(err, results.Close()) // it repeats err
-	case tx.mayHaveEnded:
-		sql, args, isString, err := tx.withCheck(ctx, sql, args, true)
-		if err != nil {
-			return pgconn.CommandTag{}, err
-		} else if isString {
-			return tx.execString(ctx, sql, args)
-		}
-		return tx.inner.Exec(ctx, sql, args...)
 	}
 	return tx.inner.Exec(ctx, sql, args...)
 }
 
 func (tx *fencedTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	ctx = tx.within(ctx)
+	if !tx.mu.TryLock() {
+		return noRows(errInUse)
+	}
+	defer tx.mu.Unlock()
+	rows, finish, err := tx.query(tx.within(ctx), sql, args)
+	if err != nil {
+		tx.note(sql, err)
+		return noRows(err)
+	}
+	return &firstRows{Rows: rows, close: func() error {
+		err := rows.Err()
+		if finish != nil {
+			err = finish()
+		}
+		tx.note(sql, err)
+		return err
+	}}, nil
+}
+
+// query returns what closes the batch that the rows are part of, if they are.
+func (tx *fencedTx) query(ctx context.Context, sql string, args []any) (rows pgx.Rows, finish func() error, err error) {
 	results, err := tx.first(ctx, sql, args)
 	switch {
 	case err != nil:
-		return noRows(err)
+		return nil, nil, err
 	case results != nil:
-		rows, err := results.Query()
-		if err != nil {
-			return noRows(cmp.Or(err, results.Close()))
+		if rows, err = results.Query(); err != nil {
+			err = cmp.Or(err, results.Close())
 		}
-		return &firstRows{Rows: rows, close: results.Close}, nil
-	case tx.mayHaveEnded:
-		if sql, args, _, err = tx.withCheck(ctx, sql, args, false); err != nil {
-			return noRows(err)
-		}
+		return rows, results.Close, err
 	}
-	return tx.inner.Query(ctx, sql, args...)
+	rows, err = tx.inner.Query(ctx, sql, args...)
+	return rows, nil, err
 }
 
 func (tx *fencedTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
@@ -158,6 +195,10 @@ func (tx *fencedTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.R
 }
 
 func (tx *fencedTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	if !tx.mu.TryLock() {
+		return pgx.FailedBatchResults(b, errInUse)
+	}
+	defer tx.mu.Unlock()
 	if err := checkBatch(b.QueuedQueries); err != nil {
 		return pgx.FailedBatchResults(b, err)
 	}
@@ -166,16 +207,13 @@ func (tx *fencedTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResult
 		if err := tx.open(ctx, allKeepOpen(b.QueuedQueries)); err != nil {
 			return pgx.FailedBatchResults(b, err)
 		}
-		if !begins(b) { // which pgx refuses
-			b = &pgx.Batch{QueuedQueries: tx.checked(b.QueuedQueries)}
-		}
-		return tx.inner.SendBatch(ctx, b)
+		return batchOfTx{tx.inner.SendBatch(ctx, b), tx}
 	}
-	results, err := tx.begin(ctx, tx.checked(b.QueuedQueries)...)
+	results, err := tx.begin(ctx, b.QueuedQueries...)
 	if err != nil {
 		return pgx.FailedBatchResults(b, err)
 	}
-	return firstBatch{results}
+	return batchOfTx{results, tx}
 }
 
 // isRewritten: a rewriter would run, and read on the connection, before the fence is entered.
@@ -185,6 +223,9 @@ func isRewritten(q *pgx.QueuedQuery) bool { return slices.ContainsFunc(q.Argumen
 // option is an argument to them.
 func checkBatch(queries []*pgx.QueuedQuery) error {
 	for _, q := range queries {
+		if err := checkStatement(q.SQL, q.Arguments); err != nil {
+			return err
+		}
 		switch {
 		case q.SQL == "":
 			return errors.New("fencedb: empty SQL")
@@ -196,28 +237,43 @@ func checkBatch(queries []*pgx.QueuedQuery) error {
 }
 
 func (tx *fencedTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string,
-	src pgx.CopyFromSource) (int64, error) {
+	src pgx.CopyFromSource) (n int64, err error) {
+	if !tx.mu.TryLock() {
+		return 0, errInUse
+	}
+	defer tx.mu.Unlock()
 	ctx = tx.within(ctx)
 	if err := tx.open(ctx, true); err != nil {
 		return 0, err
 	}
-	return tx.inner.CopyFrom(ctx, table, columns, src)
+	n, err = tx.inner.CopyFrom(ctx, table, columns, src)
+	tx.note("COPY "+table.Sanitize(), err)
+	return n, err
 }
 
 func (tx *fencedTx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
+	if !tx.mu.TryLock() {
+		return nil, errInUse
+	}
+	defer tx.mu.Unlock()
 	ctx = tx.within(ctx)
 	if err := tx.open(ctx, keepsOpen(sql, nil)); err != nil { // its name will not tell
 		return nil, err
 	}
-	return tx.inner.Prepare(ctx, name, sql)
+	described, err := tx.inner.Prepare(ctx, name, sql)
+	tx.note(sql, err)
+	return described, err
 }
 
 // Begin sets a savepoint.
 func (tx *fencedTx) Begin(ctx context.Context) (pgx.Tx, error) {
-	ctx = tx.within(ctx)
+	if !tx.mu.TryLock() {
+		return nil, errInUse
+	}
+	defer tx.mu.Unlock()
 	tx.savepoints++
 	s := &savepoint{Tx: tx, of: tx, name: fmt.Sprintf("fencedb_%d", tx.savepoints)}
-	if _, err := tx.Exec(ctx, "savepoint "+s.name); err != nil {
+	if _, err := tx.exec(tx.within(ctx), "savepoint "+s.name, nil); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -226,7 +282,12 @@ func (tx *fencedTx) Begin(ctx context.Context) (pgx.Tx, error) {
 // LargeObjects opens the transaction first. If that fails, every use of the result answers
 // pgx.ErrTxClosed.
 func (tx *fencedTx) LargeObjects() pgx.LargeObjects {
-	if err := tx.open(tx.ctx, true); err != nil {
+	err := errInUse
+	if tx.mu.TryLock() {
+		defer tx.mu.Unlock()
+		err = tx.open(tx.ctx, true)
+	}
+	if err != nil {
 		b := &pgx.Batch{}
 		b.BeginTx(pgx.TxOptions{})
 		return pgx.FailedBatchResults(b, err).Tx().LargeObjects()
@@ -235,13 +296,13 @@ func (tx *fencedTx) LargeObjects() pgx.LargeObjects {
 }
 
 // Conn opens the transaction first, so that what is sent past us is behind the fence too. It is nil
-// if no connection came free.
+// if no connection came free, or while another goroutine opens the transaction.
 func (tx *fencedTx) Conn() *pgx.Conn {
-	_ = tx.open(tx.ctx, false) // kept in tx.err; Tx returns it
-	if tx.inner == nil {
-		return nil
+	if tx.mu.TryLock() {
+		defer tx.mu.Unlock()
+		_ = tx.open(tx.ctx, false) // kept in tx.err; Tx returns it
 	}
-	return tx.inner.Conn()
+	return tx.conn.Load()
 }
 
 // Commit refuses: only the return of the function decides.
@@ -252,6 +313,10 @@ func (tx *fencedTx) Commit(context.Context) error {
 // Rollback gives up what was done so far. Tx then returns an error, even if the function returns
 // nil.
 func (tx *fencedTx) Rollback(ctx context.Context) error {
+	if !tx.mu.TryLock() {
+		return errInUse
+	}
+	defer tx.mu.Unlock()
 	if tx.inner == nil {
 		tx.err = pgx.ErrTxClosed
 		return nil
@@ -285,6 +350,10 @@ func (s *savepoint) Rollback(ctx context.Context) error {
 // ignores the error of Rollback. After an answer of the server nothing commits in any case, unless
 // an outer savepoint is rolled back.
 func (s *savepoint) close(ctx context.Context, sql string) error {
+	if !s.of.mu.TryLock() {
+		return errInUse
+	}
+	defer s.of.mu.Unlock()
 	if s.Tx != pgx.Tx(s.of) {
 		return pgx.ErrTxClosed
 	}
@@ -299,6 +368,8 @@ func (s *savepoint) close(ctx context.Context, sql string) error {
 	}
 	if err != nil && s.of.inner.Conn().PgConn().TxStatus() == 'T' {
 		s.of.err = fmt.Errorf("fencedb: a savepoint could not be closed: %w", err)
+	} else if err == nil {
+		s.of.failed, s.of.failure = "", nil
 	}
 	return err
 }
@@ -402,7 +473,16 @@ func refuseDriverBytes(dest []any) error {
 	return nil
 }
 
-// firstBatch hides that its batch began the transaction.
-type firstBatch struct{ pgx.BatchResults }
+// batchOfTx notes its error, and hides that a first batch began the transaction.
+type batchOfTx struct {
+	pgx.BatchResults
+	tx *fencedTx
+}
 
-func (firstBatch) Tx() pgx.Tx { return nil }
+func (batchOfTx) Tx() pgx.Tx { return nil }
+
+func (b batchOfTx) Close() error {
+	err := b.BatchResults.Close()
+	b.tx.note("a batch", err)
+	return err
+}

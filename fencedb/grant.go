@@ -1,9 +1,9 @@
 package fencedb
 
 import (
+	"errors"
 	"fmt"
 	"reflect"
-	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -15,8 +15,14 @@ import (
 // which lease. *lease.Lease is one. NewGrant makes one from another issuer's token, All makes one
 // of several.
 //
-// A grant that also has a method ValidUntil() time.Time bounds its transactions: the server ends
-// them when that time has come. The zero time means no bound.
+// A grant also has a method ValidUntil() time.Time: the server ends its transactions when that time
+// has come (S7). A grant without one, or with the zero time, is refused with ErrInvalidGrant; only
+// Seal takes it. So a type that embeds a Grant in an interface, and loses the method, is noticed.
+// NoEnd says that there is no limit.
+//
+// Three more methods are asked where a grant has them, as a lease does: Err() error for why it is
+// over, Released() bool whether its holder has given it back, IsPermit() bool whether it is a
+// permit of a semaphore.
 type Grant = interface {
 	// Resource names what is written to, as type:id, in 1 to 512 bytes of UTF-8.
 	Resource() string
@@ -36,11 +42,15 @@ type Grant = interface {
 // would shut package lease out for good, so it is refused with ErrInvalidGrant unless the type of
 // the resource was declared with fencedb.declare_foreign.
 //
-// validUntil is when the holder must have stopped, or the zero time if the issuer sets no limit. A
-// grant that cannot be right is refused where it is used, with ErrInvalidGrant.
+// validUntil is when the holder must have stopped, or NoEnd if the issuer sets no limit. A grant
+// that cannot be right is refused where it is used, with ErrInvalidGrant.
 func NewGrant(resource string, token int64, leaseID uuid.UUID, validUntil time.Time) Grant {
 	return foreignGrant{resource, token, leaseID, validUntil}
 }
+
+// NoEnd, as validUntil of NewGrant or as what ValidUntil returns, says that nothing limits the
+// transactions of a grant but their contexts: one that hangs keeps the next holder waiting.
+var NoEnd = time.Date(9999, time.December, 31, 23, 59, 59, 0, time.UTC)
 
 type foreignGrant struct {
 	resource   string
@@ -86,55 +96,43 @@ func flatten(g Grant) []Grant {
 	return []Grant{g}
 }
 
-// Carry returns a grant that is carried instead of entered, for tables under fencedb.protect_row,
-// whose rows are their own ledger: one write less for each transaction.
-//
-//	err := fencedb.Tx(ctx, pool, fencedb.Carry(lease), func(tx pgx.Tx) error { ... })
-//
-// A carried grant locks nothing until its row is updated, so S3 holds only from then on: lock the
-// row (SELECT ... FOR UPDATE) before deciding by what it holds. A token that has entered, as by a
-// seal or a revocation, refuses older ones here too, but has not waited for transactions that carry
-// them: what had written its row before can still commit. Above READ COMMITTED that protects
-// the row and nothing else, since the snapshot is older than the lock: there, enter. It does not
-// admit to tables under fencedb.protect. Together with grants that are entered, in All, it is
-// entered too.
-func Carry(g Grant) Grant { return carriedGrant{g} }
-
-type carriedGrant struct{ Grant }
-
-// uncarry takes the marks of Carry off, and reports whether all grants had one.
-func uncarry(grants []Grant) (plain []Grant, allCarried bool) {
-	if !slices.ContainsFunc(grants, func(g Grant) bool { _, carried := g.(carriedGrant); return carried }) {
-		return grants, false
+// end is when the grant ends: the zero time if it does not say, NoEnd if it has none.
+func end(g Grant) time.Time {
+	if bounded, ok := g.(interface{ ValidUntil() time.Time }); ok {
+		return bounded.ValidUntil()
 	}
-	allCarried = true
-	for _, g := range grants {
-		c, carried := g.(carriedGrant)
-		if carried {
-			inner, _ := uncarry(flatten(c.Grant))
-			plain = append(plain, inner...)
-		} else {
-			plain = append(plain, g)
-			allCarried = false
-		}
-	}
-	return plain, allCarried
+	return time.Time{}
 }
 
-// validUntil is the earliest end of the grants, or the zero time if none has one.
-func validUntil(grants []Grant) time.Time {
-	var earliest time.Time
+// validUntil is the earliest end of the grants, and whose that is; the zero time if none has one.
+func validUntil(grants []Grant) (earliest time.Time, of Grant) {
+	of = grants[0]
 	for _, g := range grants {
-		bounded, ok := g.(interface{ ValidUntil() time.Time })
-		if !ok || bounded.ValidUntil().IsZero() {
-			continue
-		}
-		if until := bounded.ValidUntil(); earliest.IsZero() || until.Before(earliest) {
-			earliest = until
+		if until := end(g); !until.IsZero() && !until.Equal(NoEnd) && (earliest.IsZero() || until.Before(earliest)) {
+			earliest, of = until, g
 		}
 	}
-	return earliest
+	return earliest, of
 }
+
+// leaseOver is the error of a transaction whose lease is over: ErrLeaseOver, and why it is over if
+// the lease says so. A lease that its own holder has given back was written under by mistake: to
+// try again does not help.
+func leaseOver(grants []Grant, why error) error {
+	_, g := validUntil(grants)
+	if lease, ok := g.(interface{ Err() error }); ok {
+		if cause := lease.Err(); cause != nil && !errors.Is(why, cause) {
+			why = fmt.Errorf("%w: %w", cause, why)
+		}
+	}
+	if lease, ok := g.(interface{ Released() bool }); ok && lease.Released() {
+		return &rejection{ErrInvalidGrant, fmt.Errorf("the lease on %q was released before its transaction was over: %w", g.Resource(), why)}
+	}
+	return &rejection{ErrLeaseOver, fmt.Errorf("that on %q: %w", g.Resource(), why)}
+}
+
+// maxResource is the longest resource, in bytes.
+const maxResource = 512
 
 // check refuses grants that no issuer can have issued, before anything is sent.
 func check(grants []Grant) error {
@@ -149,8 +147,8 @@ func check(grants []Grant) error {
 		resource := g.Resource()
 		before, twice := seen[resource]
 		switch {
-		case resource == "" || len(resource) > 512:
-			return invalid("the resource must be 1 to 512 bytes, it has %d", len(resource))
+		case resource == "" || len(resource) > maxResource:
+			return invalid("the resource must be 1 to %d bytes, it has %d", maxResource, len(resource))
 		case !utf8.ValidString(resource) || strings.ContainsRune(resource, 0):
 			return invalid("the resource %q must be valid UTF-8 without NUL", resource)
 		case isPermit(g):
@@ -163,6 +161,21 @@ func check(grants []Grant) error {
 			return invalid("two different grants for %q, with tokens %d and %d", resource, before.Token(), g.Token())
 		}
 		seen[resource] = g
+	}
+	return nil
+}
+
+// checkEnds refuses grants that do not say when they end.
+func checkEnds(grants []Grant) error {
+	for _, g := range grants {
+		if !end(g).IsZero() {
+			continue
+		}
+		hint := "pass the end of its lease to NewGrant, or fencedb.NoEnd if nothing limits it"
+		if _, has := g.(interface{ ValidUntil() time.Time }); !has {
+			hint = "a struct that embeds a Grant hides that of the lease in it: embed the *lease.Lease, or give the type the method; NewGrant with fencedb.NoEnd is for tokens that nothing limits"
+		}
+		return invalid("the grant for %q, a %T, has no ValidUntil, so nothing would end its transactions; %s", g.Resource(), g, hint)
 	}
 	return nil
 }

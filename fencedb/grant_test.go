@@ -10,7 +10,6 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
@@ -21,8 +20,9 @@ import (
 // pointerGrant is a grant like *lease.Lease, of which a nil pointer may be passed by mistake.
 type pointerGrant struct{ resource string }
 
-func (g *pointerGrant) Resource() string { return g.resource }
-func (g *pointerGrant) Token() int64     { return 1 }
+func (g *pointerGrant) Resource() string      { return g.resource }
+func (g *pointerGrant) Token() int64          { return 1 }
+func (g *pointerGrant) ValidUntil() time.Time { return fencedb.NoEnd }
 func (g *pointerGrant) LeaseID() uuid.UUID {
 	return uuid.NewSHA1(uuid.NameSpaceOID, []byte(g.resource))
 }
@@ -34,7 +34,7 @@ func TestGrantsThatNobodyIssuedAreRefusedBeforeAnythingIsSent(t *testing.T) {
 	t.Cleanup(pool.Close)
 	id := uuid.New()
 	new := func(resource string, token int64, id uuid.UUID) fencedb.Grant {
-		return fencedb.NewGrant(resource, token, id, time.Time{})
+		return fencedb.NewGrant(resource, token, id, fencedb.NoEnd)
 	}
 
 	for _, bad := range []struct {
@@ -152,11 +152,50 @@ func TestEnterJoinsAnOpenTransaction(t *testing.T) {
 	require.ErrorIs(t, err, fencedb.ErrInvalidGrant)
 	require.ErrorContains(t, err, "another grant for resource")
 
-	err = pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error {
-		return pgx.BeginFunc(ctx, tx, func(savepoint pgx.Tx) error { return enter(ctx, savepoint, grant("table:12", 43)) })
-	})
-	require.ErrorContains(t, err, "before any savepoint")
 	require.EqualValues(t, 42, w.fence("table:12"))
+}
+
+// As psql with ON_ERROR_ROLLBACK and JDBC with autosave do: the fence and what entering leaves for
+// the guards go back together.
+func TestEnterBehindASavepointIsUndoneWithIt(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ctx := t.Context()
+	enters := map[string]func(tx pgx.Tx, g fencedb.Grant) error{
+		"one":     func(tx pgx.Tx, g fencedb.Grant) error { return enter(ctx, tx, g) },
+		"several": func(tx pgx.Tx, g fencedb.Grant) error { return enter(ctx, tx, fencedb.All(g, grant("table:13", 41))) },
+	}
+	for name, enters := range enters {
+		for _, sealed := range []bool{false, true} {
+			w.exec(`TRUNCATE fencedb.fences; ALTER TABLE bookings DISABLE TRIGGER USER; TRUNCATE bookings; ALTER TABLE bookings ENABLE TRIGGER USER`)
+			before, g := grant("table:12", 41), grant("table:12", 42)
+			require.NoError(t, fencedb.Seal(ctx, w.pool, before))
+			if sealed {
+				require.NoError(t, fencedb.Seal(ctx, w.pool, g))
+			}
+			err := pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error {
+				kept, err := tx.Begin(ctx)
+				require.NoError(t, err)
+				undone, err := kept.Begin(ctx)
+				require.NoError(t, err)
+				require.NoError(t, enters(undone, g))
+				require.NoError(t, book(ctx, undone, 12, "ann"))
+				require.NoError(t, undone.Rollback(ctx))
+				refused := pgx.BeginFunc(ctx, kept, func(tx pgx.Tx) error { return book(ctx, tx, 12, "ben") })
+				require.ErrorIs(t, fencedb.Explain(refused), fencedb.ErrNoToken, name)
+				if !sealed { // and the fence is free
+					require.NoError(t, fencedb.Seal(ctx, w.pool, before))
+				}
+				require.NoError(t, enters(kept, g))
+				require.NoError(t, book(ctx, kept, 12, "zoe"))
+				require.NoError(t, kept.Commit(ctx))
+				return book(ctx, tx, 12, "eve")
+			})
+			require.NoError(t, err, name)
+			require.Equal(t, []string{"zoe", "eve"}, w.guests(), name)
+			require.ErrorIs(t, fencedb.Seal(ctx, w.pool, before), fencedb.ErrStale, name)
+		}
+	}
 }
 
 func TestAContextThatIsDoneSendsNothing(t *testing.T) {
@@ -225,84 +264,6 @@ func newJobs(t *testing.T) *world {
 	return w
 }
 
-func (w *world) state() string { return collect[string](w, `SELECT state FROM jobs`)[0] }
-
-func TestARowFenceTakesAHolderFromRunningToDone(t *testing.T) {
-	t.Parallel()
-	w := newJobs(t)
-	w.exec(`SELECT fencedb.protect_row('jobs', $$ 'job:' || id $$)`)
-	ctx, holder, newer := t.Context(), fencedb.Carry(grant("job:1", 41)), fencedb.Carry(grant("job:1", 42))
-	become := func(g fencedb.Grant, state string) error {
-		return fencedb.Tx(ctx, w.pool, g, func(tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, `UPDATE jobs SET state = $1 WHERE id = 1`, state)
-			return err
-		})
-	}
-
-	require.NoError(t, become(holder, "RUNNING"))
-	require.NoError(t, become(holder, "DONE"))
-	_, err := fencedb.Exec(ctx, w.pool, newer, `UPDATE jobs SET state = 'REDONE' WHERE id = 1`)
-	require.NoError(t, err)
-	var stale *fencedb.StaleError
-	require.ErrorAs(t, become(holder, "LATE"), &stale)
-	require.EqualValues(t, 42, stale.Stored)
-
-	require.Equal(t, "REDONE", w.state())
-	require.Zero(t, w.fence("job:1"), "the ledger is not needed")
-	require.ErrorIs(t, become(fencedb.Carry(grant("job:2", 43)), "X"), fencedb.ErrWrongResource)
-	require.ErrorIs(t, fencedb.Seal(ctx, w.pool, fencedb.Carry(nil)), fencedb.ErrInvalidGrant)
-}
-
-// At REPEATABLE READ, Postgres itself refuses a carried write behind that of a newer holder, and
-// does not say whose it was.
-func TestACarriedConflictWithANewerHolderIsStaleOnTheNextTry(t *testing.T) {
-	t.Parallel()
-	for name, newer := range map[string]fencedb.Grant{"entered": grant("job:1", 42), "carried": fencedb.Carry(grant("job:1", 42))} {
-		w := newJobs(t)
-		w.exec(`SELECT fencedb.protect_row('jobs', $$ 'job:' || id $$)`)
-		become := func(g fencedb.Grant, state string, before func()) error {
-			return fencedb.Tx(t.Context(), w.pool, g, func(tx pgx.Tx) error {
-				_, err := tx.Exec(t.Context(), `SELECT FROM jobs`) // takes the snapshot
-				require.NoError(t, err)
-				before()
-				_, err = tx.Exec(t.Context(), `UPDATE jobs SET state = $1`, state)
-				return err
-			}, fencedb.TxOptions(pgx.TxOptions{IsoLevel: pgx.RepeatableRead}))
-		}
-		older := fencedb.Carry(grant("job:1", 41))
-
-		err := become(older, "LATE", func() { require.NoError(t, become(newer, "DONE", func() {}), name) })
-		var pgErr *pgconn.PgError
-		require.ErrorAs(t, err, &pgErr, name)
-		require.Equal(t, "40001", pgErr.Code, name)
-		require.NotErrorIs(t, err, fencedb.ErrUnsealed, name)
-
-		var stale *fencedb.StaleError
-		require.ErrorAs(t, become(older, "LATE", func() {}), &stale, name)
-		require.EqualValues(t, 42, stale.Stored, name)
-		require.Equal(t, "DONE", w.state(), name)
-	}
-}
-
-func TestACarriedGrantAmongEnteredOnesIsEntered(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-
-	require.NoError(t, fencedb.Seal(t.Context(), w.pool, fencedb.All(fencedb.Carry(grant("a", 1)), grant("b", 1))))
-	require.EqualValues(t, 1, w.fence("a"))
-	_, err := fencedb.Exec(t.Context(), w.pool, fencedb.Carry(fencedb.All(grant("c", 1), grant("d", 1))), `SELECT 1`)
-	require.NoError(t, err)
-	require.Zero(t, w.fence("c"))
-	require.NoError(t, fencedb.Seal(t.Context(), w.pool, fencedb.Carry(grant("c", 1))))
-	require.EqualValues(t, 1, w.fence("c"), "to seal is to raise")
-	_, err = fencedb.Exec(t.Context(), w.pool, fencedb.All(fencedb.Carry(grant("f", 1)), grant("g", 1)), `SELECT 1`)
-	require.NoError(t, err)
-	require.EqualValues(t, 1, w.fence("f"), "beside one that is entered")
-	expired := fencedb.Carry(fencedb.All(fencedb.Carry(grantFor("e", 1, -time.Second))))
-	_, err = fencedb.Exec(t.Context(), w.pool, expired, `SELECT 1`)
-	require.ErrorIs(t, err, fencedb.ErrLeaseOver)
-}
-
 func TestAConditionalUpdateThatMatchesNothingIsExplained(t *testing.T) {
 	t.Parallel()
 	w := newJobs(t)
@@ -332,8 +293,8 @@ func TestAConditionalUpdateThatMatchesNothingIsExplained(t *testing.T) {
 func TestAHoldersOwnSecondUpdateIsToldApart(t *testing.T) {
 	t.Parallel()
 	const token, lease = `AND $2 > last_fencing_token AND $3::uuid IS NOT NULL`, `AND (last_fencing_token < $2 OR last_fencing_token = $2 AND last_lease_id = $3)`
-	mine, later := fencedb.NewGrant("job:1", 42, uuid.New(), time.Time{}), fencedb.NewGrant("job:1", 43, uuid.New(), time.Time{})
-	same := fencedb.NewGrant("job:1", 42, uuid.New(), time.Time{}) // the number was issued twice
+	mine, later := fencedb.NewGrant("job:1", 42, uuid.New(), fencedb.NoEnd), fencedb.NewGrant("job:1", 43, uuid.New(), fencedb.NoEnd)
+	same := fencedb.NewGrant("job:1", 42, uuid.New(), fencedb.NoEnd) // the number was issued twice
 	for _, c := range []struct {
 		condition, columns string
 		first, second      fencedb.Grant

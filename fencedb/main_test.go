@@ -27,7 +27,7 @@ func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{t, testenv.Postgres(t)}
 	w.exec(`CREATE TABLE bookings (id int PRIMARY KEY, table_id int NOT NULL, guest text NOT NULL)`)
-	w.exec(`SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$)`)
+	w.exec(`SELECT fencedb.protect('bookings', resource => 'table:{table_id}')`)
 	return w
 }
 
@@ -84,7 +84,7 @@ func (w *world) awaitIdle(pool *pgxpool.Pool) {
 
 // grant is the grant of a new lease, unbounded in time.
 func grant(resource string, token int64) fencedb.Grant {
-	return fencedb.NewGrant(resource, token, uuid.New(), time.Time{})
+	return fencedb.NewGrant(resource, token, uuid.New(), fencedb.NoEnd)
 }
 
 func grantFor(resource string, token int64, validity time.Duration) fencedb.Grant {

@@ -21,8 +21,7 @@ import (
 // all that it had prepared of the batch, what enters the fence too. A refusal of what begins with
 // another word than SELECT, INSERT, UPDATE, DELETE, MERGE, WITH, VALUES or TABLE needs one to roll
 // back. So does a statement whose first word does not show that it leaves the transaction open, as
-// the name of a prepared one: it is asked first whether it did. One that ends the transaction is
-// refused with ErrTxEnded.
+// the name of a prepared one: it is asked first whether it did. COMMIT and its like are refused.
 func Exec(ctx context.Context, db DB, grant Grant, sql string, args ...any) (tag pgconn.CommandTag, err error) {
 	queries := []*pgx.QueuedQuery{{SQL: sql, Arguments: args, Fn: func(results pgx.BatchResults) (err error) {
 		tag, err = results.Exec()
@@ -38,9 +37,11 @@ func Exec(ctx context.Context, db DB, grant Grant, sql string, args ...any) (tag
 
 // QueryRow is Exec for a statement that returns one row, such as INSERT ... RETURNING. It is sent
 // when the row is scanned, which can be done once, and Scan returns the errors of Tx, or
-// pgx.ErrNoRows if the statement found nothing to write. If it has committed something but its row
-// was missing or could not be scanned, ErrCommitted is in the error. Options come with db: see
-// With.
+// pgx.ErrNoRows if the statement is an INSERT, UPDATE, DELETE or MERGE that found nothing to write.
+// Of any other statement without a row nobody can tell whether a function or a WITH in it has
+// written: then pgx.ErrNoRows and ErrCommitted are both in the error. ErrCommitted is there too if
+// the row was missing, or could not be scanned, of a statement that has committed something.
+// Options come with db: see With.
 func QueryRow(ctx context.Context, db DB, grant Grant, sql string, args ...any) pgx.Row {
 	var sent bool
 	return oneRow(func(dest ...any) error {
@@ -55,7 +56,8 @@ func QueryRow(ctx context.Context, db DB, grant Grant, sql string, args ...any) 
 		b := &pgx.Batch{}
 		b.Queue(sql, args...).Query(func(rows pgx.Rows) error {
 			err := onlyRow{rows}.Scan(dest...)
-			if err == pgx.ErrNoRows && rows.CommandTag().RowsAffected() == 0 {
+			word, found := firstWord(sql, args), rows.CommandTag().RowsAffected()
+			if err == pgx.ErrNoRows && found == 0 && slices.Contains([]string{"INSERT", "UPDATE", "DELETE", "MERGE"}, word) {
 				nothing, err = err, nil
 			}
 			return err
@@ -123,9 +125,9 @@ func queryTx(ctx context.Context, db DB, grant Grant, sql string, args []any) (p
 
 // SendBatch runs the statements of b behind the fence of grant, in one transaction and one round
 // trip. Read their results with the callbacks of pgx.QueuedQuery. All statements commit, or none;
-// the errors are those of Tx. The statements must not end the transaction themselves: that is
-// refused with ErrTxEnded. Like Exec it needs a second round trip unless the first words show that
-// they do not.
+// the errors are those of Tx. The statements must not end the transaction themselves: COMMIT and
+// its like are refused before anything is sent. Like Exec it needs a second round trip unless the
+// first words show that they do not.
 //
 // Callbacks run after the statements, so an error of one cannot undo them: if they have committed,
 // it comes back together with ErrCommitted, and the callbacks after it are not called. They run
@@ -177,8 +179,8 @@ func sendAll(ctx context.Context, db DB, grant Grant, queries []*pgx.QueuedQuery
 // Sealer. A stale grant is refused with ErrStale. After an error that says neither yes
 // nor no (a lost connection, ctx done) seal again: a second seal does no harm.
 func Seal(ctx context.Context, db DB, grant Grant) error {
-	plain, _ := uncarry(flatten(grant)) // to carry is not to raise
-	return sealError(SendBatch(ctx, db, All(plain...), &pgx.Batch{}, func(c *config) {
+	return sealError(SendBatch(ctx, db, grant, &pgx.Batch{}, func(c *config) {
+		c.sealing = true
 		c.txOptions = pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: c.txOptions.AccessMode}
 	}))
 }
@@ -251,7 +253,7 @@ func send(ctx context.Context, db DB, grant Grant, queries []*pgx.QueuedQuery, o
 			return err
 		}
 	} else {
-		commit := &pgx.QueuedQuery{SQL: cmp.Or(e.txOptions.CommitQuery, "commit"), Fn: s.readCommit}
+		commit := &pgx.QueuedQuery{SQL: "commit", Fn: s.readCommit}
 		behind = append(slices.Clip(behind), commit)
 	}
 	if s.err = e.acquire(s.ctx); s.err == nil {
@@ -328,12 +330,13 @@ func (s *sent) close() error {
 }
 
 // nothingHappened reports whether err came before anything could be written: pgx could not prepare
-// the batch; or it was not sent, or else the connection would not have stayed usable; or Postgres
-// ended the session while it was entering. For answers come in order, and that one came in the
-// place of the first. What a connection pooler says of a session that it lost is no such answer.
+// the batch, as when the lease was over by then; or it was not sent, or else the connection would
+// not have stayed usable; or Postgres ended the session while it was entering. For answers come in
+// order, and that one came in the place of the first. What a connection pooler says of a session
+// that it lost is no such answer.
 func (e *entry) nothingHappened(err error, lost bool) bool {
 	var notSent pgx.ErrPreprocessingBatch
 	var pgErr *pgconn.PgError
-	return errors.As(err, &notSent) || errors.Is(err, errLostSealing) ||
+	return errors.As(err, &notSent) || errors.As(err, new(*rejection)) || errors.Is(err, errLostSealing) ||
 		e.xid == 0 && (!lost || errors.As(err, &pgErr) && pgErr.SeverityUnlocalized != "")
 }

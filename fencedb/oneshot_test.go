@@ -429,59 +429,24 @@ func TestACommitThatRollsBackIsNoCommit(t *testing.T) {
 	require.Empty(t, w.guests())
 }
 
-// Without a transaction the fence would be given back at once, and the first statement commit by
-// itself.
-func TestABeginQueryThatBeginsNothingIsRefused(t *testing.T) {
+// They could give the fence back at once, or leave the transaction prepared.
+func TestQueriesThatBeginOrCommitAreRefused(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	for _, query := range []string{`SELECT 1`, `COMMIT`, `beginning`, `BEGIN; COMMIT`, `SAVEPOINT a`} {
-		option := fencedb.TxOptions(pgx.TxOptions{BeginQuery: query})
+	for _, options := range []pgx.TxOptions{{BeginQuery: `BEGIN`}, {CommitQuery: `COMMIT`}} {
+		option := fencedb.TxOptions(options)
 		b := &pgx.Batch{}
 		b.Queue(insertAnn, ids.Add(1))
 		for name, err := range map[string]error{
 			"Tx":        fencedb.Tx(t.Context(), w.pool, grant("table:12", 1), func(tx pgx.Tx) error { return book(t.Context(), tx, 12, "ann") }, option),
 			"SendBatch": fencedb.SendBatch(t.Context(), w.pool, grant("table:12", 1), b, option),
+			"QueryRow":  fencedb.QueryRow(t.Context(), fencedb.With(w.pool, option), grant("table:12", 1), insertAnn, 1).Scan(),
 		} {
-			require.ErrorContains(t, err, "is not BEGIN or START TRANSACTION", "%s, %s", name, query)
+			require.ErrorContains(t, err, "are not for fenced transactions", name)
 		}
-		require.Empty(t, w.guests(), query)
 	}
-	for i, query := range []string{"\tBegin\nISOLATION LEVEL SERIALIZABLE;", `start transaction`, `BEGIN`} {
-		option := fencedb.TxOptions(pgx.TxOptions{BeginQuery: query})
-		err := fencedb.Tx(t.Context(), w.pool, grant("table:12", int64(i)+1), func(tx pgx.Tx) error { return book(t.Context(), tx, 12, "ann") }, option)
-		require.NoError(t, err, query)
-	}
-}
-
-func TestACommitQueryThatIsNoCommitIsRefused(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	for i, c := range []struct {
-		query string
-		ok    bool
-	}{
-		{`PREPARE TRANSACTION 'ann'`, false}, {`COMMIT PREPARED 'ann'`, false}, {`COMMIT AND CHAIN`, false},
-		{`COMMIT; BEGIN`, false}, {`ROLLBACK`, false}, {`SELECT 1`, false}, {`ending`, false},
-		{"\tCommit\nWork;", true}, {`end transaction`, true},
-	} {
-		g, option := grant("table:12", int64(i)+1), fencedb.TxOptions(pgx.TxOptions{CommitQuery: c.query})
-		b := &pgx.Batch{}
-		b.Queue(insertAnn, ids.Add(1))
-		var guest string
-		for name, err := range map[string]error{
-			"Tx":        fencedb.Tx(t.Context(), w.pool, g, func(tx pgx.Tx) error { return book(t.Context(), tx, 12, "ann") }, option),
-			"SendBatch": fencedb.SendBatch(t.Context(), w.pool, g, b, option),
-			"QueryRow": fencedb.QueryRow(t.Context(), fencedb.With(w.pool, option), g,
-				insertAnn+` RETURNING guest`, ids.Add(1)).Scan(&guest),
-		} {
-			if c.ok {
-				require.NoError(t, err, "%s, %s", name, c.query)
-			} else {
-				require.ErrorContains(t, err, "is not COMMIT", "%s, %s", name, c.query)
-			}
-		}
-		require.Equal(t, c.ok, len(w.guests()) > 0, c.query) // those that are refused come first
-	}
+	require.Empty(t, w.guests())
+	require.Zero(t, w.fence("table:12"))
 }
 
 // Only a refusal of the fence is answered with a seal and another try. What the statements fail

@@ -29,8 +29,8 @@ func TestPropertiesS1ToS5(t *testing.T) {
 	require.NoError(t, flag.Set("rapid.steps", "160")) // a history, on average
 	require.NoError(t, flag.Set("rapid.checks", "10"))
 	w := newWorld(t)
-	w.exec(`CREATE TABLE notes (resource text, n int, token bigint, PRIMARY KEY (resource, n))`)
-	w.exec(`SELECT fencedb.protect('notes', resource => 'resource')`)
+	w.exec(`CREATE TABLE notes (resource text NOT NULL, n int, token bigint, PRIMARY KEY (resource, n))`)
+	w.exec(`SELECT fencedb.protect('notes', resource => '{resource}')`)
 	config := w.pool.Config()
 	config.MaxConns = 16 // the default depends on the machine, and can be fewer than the transactions that the model opens
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
@@ -140,13 +140,13 @@ func (m *model) resources() (all []string) {
 // acquire gives a new holder the next token. The older holders do not know.
 func (m *model) acquire(r *rapid.T) {
 	m.issued++
-	m.grants = append(m.grants, fencedb.NewGrant(m.resource(r), m.issued, uuid.New(), time.Time{}))
+	m.grants = append(m.grants, fencedb.NewGrant(m.resource(r), m.issued, uuid.New(), fencedb.NoEnd))
 }
 
 // reissue is Redis having lost its data: a token is given out again, to another lease.
 func (m *model) reissue(r *rapid.T) {
 	old := m.grant(r)
-	m.grants = append(m.grants, fencedb.NewGrant(old.Resource(), old.Token(), uuid.New(), time.Time{}))
+	m.grants = append(m.grants, fencedb.NewGrant(old.Resource(), old.Token(), uuid.New(), fencedb.NoEnd))
 }
 
 func (m *model) grant(r *rapid.T) fencedb.Grant {
@@ -367,7 +367,7 @@ func (m *model) raw(r *rapid.T) {
 		`UPDATE notes SET token = 0 WHERE resource = '%s'`,
 		`DELETE FROM notes WHERE resource = '%s'`,
 		`TRUNCATE notes -- %s`,
-		`SELECT set_config('fencedb.entered', '1 60000 60000 99 6ba7b810-9dad-11d1-80b4-00c04fd430c8 %[1]s', false); DELETE FROM notes WHERE resource = '%[1]s'`,
+		`SELECT set_config('fencedb.lease', '1 60000 60000 6ba7b810-9dad-11d1-80b4-00c04fd430c8:1', false); DELETE FROM notes WHERE resource = '%[1]s'`,
 	}).Draw(r, "sql")
 	_, err := m.pool.Exec(context.Background(), fmt.Sprintf(`SET lock_timeout = '5ms'; `+sql, m.resource(r)))
 	var pgErr *pgconn.PgError

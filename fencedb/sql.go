@@ -7,6 +7,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -98,6 +99,7 @@ func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions
 		return e.explainSQL(ctx, askSQL(db), err)
 	}
 	conn.closeWhenOverdue(e.until)
+	defer e.lookout(askSQL(db), byXID, strconv.FormatUint(uint64(uint32(e.xid)), 10))()
 	err = fn(tx)
 	own := err != nil
 	if err == nil {
@@ -232,9 +234,9 @@ type SQLTx interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
 
-// EnterSQL is Enter for a transaction of database/sql, whatever the driver: it must come first and
-// before any savepoint, it returns the same errors (also ErrUnsealed above READ COMMITTED), and on
-// error the transaction must be rolled back. Of the options only Hold and Trace have an effect.
+// EnterSQL is Enter for a transaction of database/sql, whatever the driver: it must come first,
+// it returns the same errors (also ErrUnsealed above READ COMMITTED), and on error the transaction
+// must be rolled back. Of the options only Hold and Trace have an effect.
 // What the application writes afterwards comes back with the errors of its driver, which Explain
 // turns into those of this package. Entry.OutcomeSQL finds out what became of a COMMIT that failed;
 // after a rollback it knows a statement that the limit of the lease has ended, which Explain takes
@@ -307,7 +309,8 @@ func (e *entry) enterSQL(ctx context.Context, tx SQLTx) error {
 
 // explainSQL takes an error that no server sent for a lost connection: database/sql does not tell.
 func (e *entry) explainSQL(ctx context.Context, server asker, err error) error {
-	if errors.Is(err, ErrLeaseOver) { // as before anything was sent: it would be said twice
+	if errors.Is(err, ErrLeaseOver) || errors.Is(err, ErrInvalidGrant) {
+		// As before anything was sent: it would be said twice.
 		return err
 	}
 	return e.explain(ctx, server, true, err)

@@ -155,14 +155,26 @@ func TestEnterSQLRefusesAHandleThatIsInNoTransaction(t *testing.T) {
 	require.Equal(t, []string{"ann"}, w.guests())
 }
 
-func TestEnterSQLRefusesAfterASavepoint(t *testing.T) {
+func TestEnterSQLBehindASavepointIsUndoneWithIt(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	tx := w.begin(w.sqlDB())
-	_, err := tx.Exec(`SAVEPOINT a`)
-	require.NoError(t, err)
-
-	require.ErrorContains(t, enterSQL(t.Context(), tx, grant("table:12", 41)), "before any savepoint")
+	g := grant("table:12", 41)
+	run := func(sql string) error {
+		_, err := tx.Exec(sql)
+		return fencedb.Explain(err)
+	}
+	const write = `INSERT INTO bookings (id, table_id, guest) VALUES (1, 12, 'ann')`
+	require.NoError(t, run(`SAVEPOINT a`))
+	require.NoError(t, enterSQL(t.Context(), tx, g))
+	require.NoError(t, run(write))
+	require.NoError(t, run(`ROLLBACK TO a`))
+	require.ErrorIs(t, run(write), fencedb.ErrNoToken)
+	require.NoError(t, run(`ROLLBACK TO a`))
+	require.NoError(t, enterSQL(t.Context(), tx, g))
+	require.NoError(t, run(write))
+	require.NoError(t, tx.Commit())
+	require.Equal(t, []string{"ann"}, w.guests())
 }
 
 func TestEnterSQLEntersSeveralResourcesOfEveryShape(t *testing.T) {
@@ -469,7 +481,7 @@ func TestTxSQLSealsAboveReadCommitted(t *testing.T) {
 		require.Equal(t, []string{"ann"}, w.guests())
 	}
 	w := newWorld(t)
-	for _, o := range []pgx.TxOptions{{DeferrableMode: pgx.Deferrable}, {BeginQuery: "BEGIN"}, {CommitQuery: "COMMIT"}, {IsoLevel: "chaos"}} {
+	for _, o := range []pgx.TxOptions{{DeferrableMode: pgx.Deferrable}, {IsoLevel: "chaos"}} {
 		require.ErrorContains(t, fencedb.TxSQL(t.Context(), w.sqlDB(), grant("table:12", 41), inSQL(bookAnn), fencedb.TxOptions(o)), "database/sql takes no other TxOptions")
 	}
 	require.Empty(t, w.guests())

@@ -44,7 +44,7 @@ const (
 // TraceStart is what is known when something begins.
 type TraceStart struct {
 	Op     Op
-	Grants []Grant // what is entered or carried, at least one; not to be changed
+	Grants []Grant // what is entered, at least one; not to be changed
 }
 
 // TraceEnd is what is known when it is over.

@@ -3,16 +3,11 @@ package fencedb_test
 import (
 	"context"
 	"errors"
-	"fmt"
-	"slices"
-	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
@@ -47,9 +42,8 @@ func TestTracersSeeEveryStatement(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	pool, trace := w.recorded()
-	const enter = `fencedb.enter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint, $5::bigint, true%s)::pg_catalog.text`
-	const reenter = `(SELECT r FROM fencedb.reenter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint%s) r)`
-	first, alone := fmt.Sprintf(enter, ""), fmt.Sprintf(enter, ", false")
+	const enter = `SELECT coalesce((SELECT r FROM fencedb.reenter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint, $6::boolean) r),` +
+		` fencedb.enter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint, $5::bigint, true, $6::boolean)::pg_catalog.text)`
 
 	require.NoError(t, fencedb.Tx(t.Context(), pool, grant("table:12", 41), func(tx pgx.Tx) error {
 		if _, err := tx.Exec(t.Context(), insertAnn, 1); err != nil {
@@ -58,22 +52,13 @@ func TestTracersSeeEveryStatement(t *testing.T) {
 		_, err := tx.Exec(t.Context(), `SELECT 1`)
 		return err
 	}))
-	require.Equal(t, []string{"begin", "SELECT " + first, insertAnn, `SELECT 1`, "commit"}, trace.seen)
+	require.Equal(t, []string{"begin", enter, insertAnn, `SELECT 1`, "commit"}, trace.seen)
 
 	g := grant("table:12", 42)
-	again := fmt.Sprintf("SELECT coalesce("+reenter+", "+alone+")", ", false")
-	for table, enter := range []string{"SELECT " + alone, again} { // the token is new, and then it is not
-		trace.seen = nil
-		_, err := fencedb.Exec(t.Context(), pool, g, insertAnn, 2+table)
-		require.NoError(t, err)
-		require.Equal(t, []string{enter, insertAnn}, trace.seen, "the batch is the transaction")
-	}
 	trace.seen = nil
-	require.NoError(t, fencedb.Tx(t.Context(), pool, g, func(tx pgx.Tx) error {
-		_, err := tx.Exec(t.Context(), insertAnn, 4)
-		return err
-	}))
-	require.Equal(t, fmt.Sprintf("SELECT coalesce("+reenter+", "+first+")", ""), trace.seen[1])
+	_, err := fencedb.Exec(t.Context(), pool, g, insertAnn, 2)
+	require.NoError(t, err)
+	require.Equal(t, []string{enter, insertAnn}, trace.seen, "the batch is the transaction")
 
 	for sql, options := range map[string]pgx.TxOptions{
 		`LOCK TABLE bookings`:          {}, // asks for a transaction block
@@ -84,51 +69,6 @@ func TestTracersSeeEveryStatement(t *testing.T) {
 		_, err := fencedb.Exec(t.Context(), fencedb.With(pool, fencedb.TxOptions(options)), g, sql)
 		require.NoError(t, err, sql)
 		require.Len(t, trace.seen, 4, sql)
-	}
-}
-
-// A string of statements is told as one, with the check that is sent behind them, and once it is
-// over.
-func TestTracersSeeAStringOfStatements(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	pool, trace := w.recorded()
-	const text = `SELECT 1; UPDATE bookings SET guest = ''`
-	token := int64(40)
-	for name, use := range map[string]func(tx pgx.Tx) (pgconn.CommandTag, error){
-		"first": func(tx pgx.Tx) (pgconn.CommandTag, error) { return tx.Exec(t.Context(), text) },
-		"within a savepoint": func(tx pgx.Tx) (tag pgconn.CommandTag, err error) {
-			err = pgx.BeginFunc(t.Context(), tx, func(tx pgx.Tx) error {
-				tag, err = tx.Exec(t.Context(), text)
-				return err
-			})
-			return tag, err
-		},
-		"made by a rewriter": func(tx pgx.Tx) (pgconn.CommandTag, error) {
-			return tx.Exec(t.Context(), `made`, rewriter(func(*pgx.Conn) string { return text }))
-		},
-		"with an argument": func(tx pgx.Tx) (pgconn.CommandTag, error) {
-			return tx.Exec(t.Context(), text+`, table_id = $1`, pgx.QueryExecModeSimpleProtocol, 12)
-		},
-		"that fails": func(tx pgx.Tx) (pgconn.CommandTag, error) { return tx.Exec(t.Context(), text+`; SELECT 1/0`) },
-	} {
-		token++
-		trace.seen, trace.ended = nil, nil
-		var tag pgconn.CommandTag
-
-		err := fencedb.Tx(t.Context(), pool, grant("table:12", token), func(tx pgx.Tx) (err error) {
-			tag, err = use(tx)
-			return err
-		})
-
-		i := slices.IndexFunc(trace.seen, func(sql string) bool { return strings.HasPrefix(sql, text) })
-		require.GreaterOrEqual(t, i, 0, "%s: only %q", name, trace.seen)
-		of := func(d pgx.TraceQueryEndData) bool { return d.CommandTag == tag && errors.Is(err, d.Err) }
-		if name == "that fails" {
-			require.Error(t, err)
-			of = func(d pgx.TraceQueryEndData) bool { return d.Err != nil && errors.Is(err, d.Err) }
-		}
-		require.True(t, slices.ContainsFunc(trace.ended, of), "%s: %v", name, trace.ended)
 	}
 }
 
@@ -408,8 +348,8 @@ func TestOutcomes(t *testing.T) {
 
 func TestTheSubjectOfAnEnd(t *testing.T) {
 	t.Parallel()
-	table := fencedb.NewGrant("table:12", 7, uuid.New(), time.Time{})
-	sku := fencedb.NewGrant("sku:1", 8, uuid.New(), time.Time{})
+	table := fencedb.NewGrant("table:12", 7, uuid.New(), fencedb.NoEnd)
+	sku := fencedb.NewGrant("sku:1", 8, uuid.New(), fencedb.NoEnd)
 	for _, c := range []struct {
 		err    error
 		grant  fencedb.Grant

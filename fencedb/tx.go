@@ -30,17 +30,18 @@ import (
 //   - ErrStale, ErrNoToken, ErrWrongResource, ErrLeaseOver, ErrTooLong, ErrBusy, ErrInvalidGrant:
 //     nothing was written.
 //   - an error of fn, or of a statement: rolled back, nothing was written.
-//   - ErrTxEnded: a statement of fn has ended the transaction. TxEndedError says what that one has
-//     written; COMMIT AND CHAIN, or a BEGIN behind it, saves nothing. After statements that may
-//     have done so, all that went through Conn included, Tx asks the server before COMMIT, in one
-//     more round trip.
+//   - ErrTxEnded: a statement of fn has ended the transaction. COMMIT and its like are refused
+//     before they are sent; but one can hide in a string of several, behind the name of a prepared
+//     one, or go through Conn. After such statements Tx asks the server before COMMIT, in one more
+//     round trip. TxEndedError says what was written.
 //   - ErrCommitUnknown: the connection was lost during COMMIT and the server could not tell when
 //     asked: it did not answer, or it has crashed or failed over since. This is the only case that
 //     leaves a doubt.
 //
 // Do not call Tx for the same resource within fn: it would wait for itself, until the lease is
-// over. A panic in fn rolls back and goes on. tx must not be used after fn has returned; its Commit
-// and Rollback are for Tx alone to call. Where db is a connection, it must not be used beside tx.
+// over. A panic in fn rolls back and goes on. tx is for one goroutine at a time: a second one is
+// told that it is busy. It must not be used after fn has returned; its Commit and Rollback are for
+// Tx alone to call. Where db is a connection, it must not be used beside tx.
 // Begin of tx gives savepoints, which are released or rolled back also when the context of that
 // call is over; if one cannot be, nothing commits. Cancelling ctx before COMMIT has been sent rolls
 // back; after that Tx still finds out, for five seconds at the most, whether it took effect.
@@ -50,13 +51,19 @@ func Tx(ctx context.Context, db DB, grant Grant, fn func(tx pgx.Tx) error, opts 
 		return err
 	}
 	defer tx.trace.end() // after a panic in fn; otherwise both have ended by then
-	defer tx.end()
+	defer func() {
+		tx.mu.Lock()
+		defer tx.mu.Unlock()
+		tx.end()
+	}()
 	return tx.finish(fn(tx))
 }
 
 // finish commits, or rolls back because of err.
 func (tx *fencedTx) finish(err error) error {
 	defer tx.trace.end()
+	tx.mu.Lock() // a goroutine that fn has left behind may still wait for an answer
+	defer tx.mu.Unlock()
 	if err != nil {
 		if tx.inner != nil {
 			_ = tx.stillOpen() // kept in tx.err
@@ -67,6 +74,19 @@ func (tx *fencedTx) finish(err error) error {
 		return tx.trace.is(tx.abort(err))
 	}
 	return tx.trace.is(tx.commit())
+}
+
+// swallowed says which statement has failed although the function returned nil.
+func (tx *fencedTx) swallowed(err error) error {
+	if tx.failure == nil { // sent past us
+		return fmt.Errorf("fencedb: rolled back: a statement failed, and the function returned nil: %w", err)
+	}
+	const most = 200 // characters
+	sql := []rune(tx.failed)
+	if len(sql) > most {
+		sql = append(sql[:most], '…')
+	}
+	return fmt.Errorf("fencedb: rolled back: a statement failed, and the function returned nil: %q: %w: %w", string(sql), tx.failure, err)
 }
 
 // end rolls back what is still open and gives the connection back. There is nothing to do after the
@@ -83,6 +103,7 @@ func (tx *fencedTx) end() {
 	}
 	tx.entry.release()
 	tx.inner, tx.err = nil, pgx.ErrTxClosed
+	tx.conn.Store(nil)
 }
 
 // abort rolls back and returns what err means.
@@ -139,7 +160,7 @@ func (tx *fencedTx) sendCommit(ctx context.Context) error {
 		tx.end()
 		return nil
 	case errors.Is(err, pgx.ErrTxCommitRollback):
-		return tx.abort(fmt.Errorf("fencedb: rolled back: a statement failed, and the function returned nil: %w", err))
+		return tx.abort(tx.swallowed(err))
 	case refused(err):
 		return tx.abort(err)
 	}

@@ -42,10 +42,11 @@ func Overtake(t testing.TB, issuer interface {
 	Revoke(ctx context.Context, resource string) (*lease.Revocation, error)
 }, db fencedb.DB, resource string, writes ...func(tx pgx.Tx) error) fencedb.Grant {
 	t.Helper()
-	other, err := issuer.Revoke(t.Context(), resource)
+	revoked, err := issuer.Revoke(t.Context(), resource)
 	if err != nil {
 		t.Fatalf("fencedbtest: %q was not taken over: %v", resource, err)
 	}
+	other := fencedb.NewGrant(resource, revoked.Token(), revoked.LeaseID(), fencedb.NoEnd)
 	err = fencedb.Tx(t.Context(), db, other, func(tx pgx.Tx) error {
 		for _, write := range writes {
 			if err := write(tx); err != nil {

@@ -68,7 +68,7 @@ func database(t testing.TB) string {
 		CREATE TABLE unprotected (table_id int PRIMARY KEY, guest text NOT NULL);
 		INSERT INTO bookings VALUES (12, '');
 		INSERT INTO unprotected VALUES (12, '');
-		SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$)`)
+		SELECT fencedb.protect('bookings', resource => 'table:{table_id}')`)
 	require.NoError(t, err)
 	return pool.Config().ConnString()
 }

@@ -118,5 +118,5 @@ func (p *Postgres) cutNext(name string) *atomic.Bool {
 // enters reports whether sql enters a fence. Where a batch that does so is the transaction, as that
 // of Exec, the server has committed when it is ready for the next.
 func enters(sql string) bool {
-	return strings.Contains(sql, "fencedb.enter") || strings.Contains(sql, "fencedb.carry")
+	return strings.Contains(sql, "fencedb.enter")
 }

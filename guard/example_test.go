@@ -38,7 +38,7 @@ var halves = sync.OnceValues(func() (*lease.Issuer, *pgxpool.Pool) {
 	_, err = pool.Exec(ctx, `
 		CREATE TABLE stock (sku int PRIMARY KEY, pieces int NOT NULL);
 		INSERT INTO stock VALUES (3, 10), (7, 10), (8, 10), (9, 10), (10, 10);
-		SELECT fencedb.protect('stock', resource => $$ 'sku:' || sku $$)`)
+		SELECT fencedb.protect('stock', resource => 'sku:{sku}')`)
 	if err != nil {
 		log.Fatal(err)
 	}

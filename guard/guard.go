@@ -70,9 +70,8 @@ func Exec(ctx context.Context, issuer *lease.Issuer, db fencedb.DB,
 
 // QueryRow is Exec for a statement that returns one row, such as UPDATE ... RETURNING. All of it
 // happens when the row is scanned, the acquisition too, and the lease has been given back when Scan
-// returns. A row can be scanned once. If the statement found nothing to write, the error is
-// pgx.ErrNoRows; if it has committed something but its row was missing or could not be scanned,
-// fencedb.ErrCommitted is in it.
+// returns. A row can be scanned once. The errors are those of [fencedb.QueryRow]: pgx.ErrNoRows
+// alone only where it is known that the statement found nothing to write.
 func QueryRow(ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resource, sql string, args ...any) pgx.Row {
 	var sent bool
 	return oneRow(func(dest ...any) error {

@@ -40,9 +40,9 @@ func newWorld(t *testing.T, seal bool) *world {
 	var err error
 	w.issuer, err = lease.New(w.redis, config)
 	require.NoError(t, err)
-	_, err = w.pool.Exec(t.Context(), `CREATE TABLE bookings (table_id int, guest text)`)
+	_, err = w.pool.Exec(t.Context(), `CREATE TABLE bookings (table_id int NOT NULL, guest text)`)
 	require.NoError(t, err)
-	_, err = w.pool.Exec(t.Context(), `SELECT fencedb.protect('bookings', $$ 'table:' || table_id $$)`)
+	_, err = w.pool.Exec(t.Context(), `SELECT fencedb.protect('bookings', 'table:{table_id}')`)
 	require.NoError(t, err)
 	return w
 }
@@ -64,7 +64,7 @@ func (w *world) bookings() (n int) {
 // ahead makes Redis look as if it had gone backwards: Postgres has seen a token of the future.
 func (w *world) ahead(resource string) int64 {
 	future := time.Now().Add(time.Hour).UnixMicro()
-	require.NoError(w, fencedb.Seal(w.Context(), w.pool, fencedb.NewGrant(resource, future, uuid.New(), time.Time{})))
+	require.NoError(w, fencedb.Seal(w.Context(), w.pool, fencedb.NewGrant(resource, future, uuid.New(), fencedb.NoEnd)))
 	return future
 }
 
@@ -231,7 +231,7 @@ func TestWhatHasCommittedIsNotHealed(t *testing.T) {
 	t.Parallel()
 	w, archive := newWorld(t, false), newWorld(t, false)
 	archive.ahead("table:12")
-	old := fencedb.NewGrant("table:12", 7, uuid.New(), time.Time{})
+	old := fencedb.NewGrant("table:12", 7, uuid.New(), fencedb.NoEnd)
 	refusal := func() error {
 		_, err := fencedb.Exec(t.Context(), archive.pool, old, insertAnn)
 		return err
@@ -281,7 +281,8 @@ func TestAnUnreachableRedisGivesNoLease(t *testing.T) {
 	require.Zero(t, w.bookings())
 }
 
-// A lease that is over is refused without asking Postgres, although no other holder has come.
+// A lease that its holder has released is refused without asking Postgres, although no other has
+// come. It is a mistake, and not "busy, try again".
 func TestALeaseThatWasReleasedWritesNoMore(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, false)
@@ -292,8 +293,35 @@ func TestALeaseThatWasReleasedWritesNoMore(t *testing.T) {
 
 	err = fencedb.Tx(t.Context(), w.pool, l, func(tx pgx.Tx) error { return w.insert(t.Context(), tx, 12) })
 
-	require.ErrorIs(t, err, fencedb.ErrLeaseOver)
+	require.ErrorIs(t, err, fencedb.ErrInvalidGrant)
+	require.ErrorIs(t, err, lease.ErrReleased)
+	require.ErrorContains(t, err, `the lease on "table:12" was released`)
+	require.False(t, lease.IsLost(err))
+
+	closing, err := lease.New(w.redis, lease.Config{TTL: 10 * time.Second, Namespace: w.namespace})
+	require.NoError(t, err)
+	l, err = closing.Acquire(t.Context(), "table:12")
+	require.NoError(t, err)
+	require.NoError(t, closing.Close(t.Context()))
+	err = fencedb.Tx(t.Context(), w.pool, l, func(tx pgx.Tx) error { return w.insert(t.Context(), tx, 12) })
+	require.ErrorIs(t, err, fencedb.ErrLeaseOver, "a program that ends has made no mistake")
+	require.ErrorIs(t, err, lease.ErrClosed)
+	require.True(t, lease.IsLost(err))
 	require.Equal(t, 1, w.bookings())
+	require.False(t, new(lease.Lease).Released())
+}
+
+func TestOptionsAmongTheArgumentsAreRefusedByName(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, false)
+	for name, write := range oneShots {
+		for says, option := range map[string]any{"a lease.Option": lease.NoWait(), "a fencedb.Option": fencedb.Hold(time.Minute)} {
+			_, err := write(t.Context(), w.issuer, w.pool, "table:12", insertAnn, option)
+			require.ErrorContains(t, err, says, name)
+			require.ErrorContains(t, err, "issuer.With(...)", name)
+		}
+	}
+	require.Zero(t, w.bookings())
 }
 
 func TestOptionsOfTheAcquisition(t *testing.T) {
@@ -326,17 +354,17 @@ const insertAnn = `INSERT INTO bookings VALUES (12, 'ann') RETURNING guest`
 
 // oneShots are the forms for one statement; each returns the guest that the statement does.
 var oneShots = map[string]func(
-	ctx context.Context, issuer *lease.Issuer, pool *pgxpool.Pool, resource, sql string) (string, error){
-	"Exec": func(ctx context.Context, issuer *lease.Issuer, pool *pgxpool.Pool, resource, sql string) (string, error) {
-		tag, err := guard.Exec(ctx, issuer, pool, resource, sql)
+	ctx context.Context, issuer *lease.Issuer, pool *pgxpool.Pool, resource, sql string, args ...any) (string, error){
+	"Exec": func(ctx context.Context, issuer *lease.Issuer, pool *pgxpool.Pool, resource, sql string, args ...any) (string, error) {
+		tag, err := guard.Exec(ctx, issuer, pool, resource, sql, args...)
 		return map[string]string{"INSERT 0 1": "ann"}[tag.String()], err
 	},
-	"QueryRow": func(ctx context.Context, issuer *lease.Issuer, pool *pgxpool.Pool, resource, sql string) (guest string, err error) {
-		err = guard.QueryRow(ctx, issuer, pool, resource, sql).Scan(&guest)
+	"QueryRow": func(ctx context.Context, issuer *lease.Issuer, pool *pgxpool.Pool, resource, sql string, args ...any) (guest string, err error) {
+		err = guard.QueryRow(ctx, issuer, pool, resource, sql, args...).Scan(&guest)
 		return guest, err
 	},
-	"Query": func(ctx context.Context, issuer *lease.Issuer, pool *pgxpool.Pool, resource, sql string) (string, error) {
-		guests, err := guard.Query(ctx, issuer, pool, resource, pgx.RowTo[string], sql)
+	"Query": func(ctx context.Context, issuer *lease.Issuer, pool *pgxpool.Pool, resource, sql string, args ...any) (string, error) {
+		guests, err := guard.Query(ctx, issuer, pool, resource, pgx.RowTo[string], sql, args...)
 		return strings.Join(guests, " "), err
 	},
 }
@@ -375,6 +403,10 @@ func TestOneShotsThatCannotReadTheirResult(t *testing.T) {
 	err = guard.QueryRow(t.Context(), w.issuer, w.pool, "table:12", `UPDATE bookings SET guest = 'eve' WHERE false RETURNING guest`).Scan(new(string))
 	require.ErrorIs(t, err, pgx.ErrNoRows)
 	require.NotErrorIs(t, err, fencedb.ErrCommitted, "it has written nothing")
+	err = guard.QueryRow(t.Context(), w.issuer, w.pool, "table:12",
+		`WITH x AS (UPDATE bookings SET guest = 'eve' RETURNING guest) SELECT guest FROM x WHERE false`).Scan(new(string))
+	require.ErrorIs(t, err, pgx.ErrNoRows)
+	require.ErrorIs(t, err, fencedb.ErrCommitted, "nobody can know")
 	w.free("table:12")
 }
 
@@ -399,7 +431,7 @@ func TestAPermitIsNoGrant(t *testing.T) {
 	permit, err := permits.Acquire(t.Context(), "table:12")
 	require.NoError(t, err)
 	require.True(t, permit.IsPermit())
-	for _, grant := range []fencedb.Grant{permit, fencedb.All(permit), fencedb.Carry(permit)} {
+	for _, grant := range []fencedb.Grant{permit, fencedb.All(permit)} {
 		_, err = fencedb.Exec(t.Context(), w.pool, grant, insertAnn)
 		require.ErrorIs(t, err, fencedb.ErrInvalidGrant)
 		require.ErrorContains(t, err, "permit of a semaphore")

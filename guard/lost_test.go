@@ -70,7 +70,7 @@ var verdicts = map[string]struct {
 	"fencedb.ErrTooLong":        {fencedb.ErrTooLong, neither}, // its own lease still stands
 	"fencedb.ErrUnsealed":       {fencedb.ErrUnsealed, neither},
 	"fencedb.ErrAlreadyWritten": {fencedb.ErrAlreadyWritten, settled}, // by this very holder, most likely
-	"fencedb.ErrInvalidGrant":   {fencedb.ErrInvalidGrant, neither},
+	"fencedb.ErrInvalidGrant":   {fencedb.ErrInvalidGrant, settled},   // a mistake, which stays one
 	"fencedb.ErrKeyReused":      {fencedb.ErrKeyReused, neither},
 
 	"*lease.HeldError":            {&lease.HeldError{}, lost},

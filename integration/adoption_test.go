@@ -397,7 +397,6 @@ func TestTheGuideIsRehearsedUnderLoad(t *testing.T) {
 	r.deploy("legacy", nil, plain(r.pool("legacy", "billing"))) // its configuration, not its code
 	_, err = r.admin.Exec(t.Context(), `SELECT fencedb.forget_observations('bookings')`)
 	require.NoError(t, err)
-	direct.Reset() // for its deadlock_timeout
 	r.await()
 	require.Empty(t, r.one(`SELECT string_agg(DISTINCT application || ' ' || reason, ', ') FROM fencedb.unfenced_writes`))
 

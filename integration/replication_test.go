@@ -29,11 +29,11 @@ func TestASubscriberIsFilledPastItsFencesAndProtectedByThem(t *testing.T) {
 	publisher, subscriber := server.Pool(), testenv.OwnPostgres(t, "wal_retrieve_retry_interval=100ms").Pool()
 	for _, side := range []*pgxpool.Pool{publisher, subscriber} {
 		do(t, side, `CREATE TABLE bookings (id int PRIMARY KEY, table_id int NOT NULL, guest text NOT NULL)`)
-		do(t, side, `SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$)`)
+		do(t, side, `SELECT fencedb.protect('bookings', resource => 'table:{table_id}')`)
 	}
 	write := func(side *pgxpool.Pool, token int64, id int, guest string) error {
 		lease := uuid.NewSHA1(uuid.NameSpaceOID, []byte{byte(token)})
-		_, err := fencedb.Exec(t.Context(), side, fencedb.NewGrant("table:12", token, lease, time.Time{}), insert, id, guest)
+		_, err := fencedb.Exec(t.Context(), side, fencedb.NewGrant("table:12", token, lease, fencedb.NoEnd), insert, id, guest)
 		return err
 	}
 	require.NoError(t, write(publisher, 41, 1, "ann"))
@@ -61,7 +61,7 @@ func TestAGuardThatAlwaysFiresStopsReplication(t *testing.T) {
 	for _, side := range []*pgxpool.Pool{publisher, subscriber} {
 		do(t, side, `CREATE TABLE bookings (id int PRIMARY KEY, table_id int NOT NULL, guest text NOT NULL)`)
 	}
-	do(t, subscriber, `SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$)`)
+	do(t, subscriber, `SELECT fencedb.protect('bookings', resource => 'table:{table_id}')`)
 	do(t, publisher, `CREATE PUBLICATION bookings FOR TABLE bookings`)
 	subscribe(t, subscriber, server.URL())
 	do(t, publisher, `INSERT INTO bookings VALUES (1, 12, 'ann')`)

@@ -54,14 +54,14 @@ func TestFencedWritesOverTLS(t *testing.T) {
 	server := testenv.OwnPostgres(t)
 	server.RequireTLS(testenv.NewCertificates(t))
 	pool := server.Pool()
-	do(t, pool, `CREATE TABLE bookings (id int PRIMARY KEY, table_id int, guest text)`)
-	do(t, pool, `SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$)`)
+	do(t, pool, `CREATE TABLE bookings (id int PRIMARY KEY, table_id int NOT NULL, guest text)`)
+	do(t, pool, `SELECT fencedb.protect('bookings', resource => 'table:{table_id}')`)
 	do(t, pool, `CREATE FUNCTION stall() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN NULL; END'`)
 	do(t, pool, `CREATE CONSTRAINT TRIGGER stall AFTER INSERT ON bookings DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION stall()`)
 	var encrypted bool
 	require.NoError(t, pool.QueryRow(t.Context(), `SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()`).Scan(&encrypted))
 	require.True(t, encrypted)
-	current, stale := fencedb.NewGrant("table:12", 42, uuid.New(), time.Time{}), fencedb.NewGrant("table:12", 41, uuid.New(), time.Time{})
+	current, stale := fencedb.NewGrant("table:12", 42, uuid.New(), fencedb.NoEnd), fencedb.NewGrant("table:12", 41, uuid.New(), fencedb.NoEnd)
 	written := func(id int) (n int) {
 		require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM bookings WHERE id = $1`, id).Scan(&n))
 		return n
@@ -158,7 +158,7 @@ func TestAPostgresThatCannotBeTrustedOrDoesNotTrustUs(t *testing.T) {
 		pool, err := pgxpool.New(t.Context(), u.String())
 		require.NoError(t, err)
 		for way, write := range overTLS {
-			err := write(t.Context(), pool, fencedb.NewGrant("table:12", 41, uuid.New(), time.Time{}), 1)
+			err := write(t.Context(), pool, fencedb.NewGrant("table:12", 41, uuid.New(), fencedb.NoEnd), 1)
 			require.ErrorContains(t, err, change.says, "%s, %s", name, way)
 			require.NotErrorIs(t, err, fencedb.ErrCommitUnknown, "%s, %s", name, way)
 			connecting := (*pgconn.ConnectError)(nil)

@@ -79,6 +79,17 @@ func (l *Lease) LeaseID() uuid.UUID { return l.some().term.id }
 // each other. Package fencedb refuses it as a grant.
 func (l *Lease) IsPermit() bool { return l.granted() == nil && l.core.cfg.permits > 0 }
 
+// Released reports whether its own holder has given the lease back. Package fencedb asks: to write
+// under it is a mistake, and not a loss. It is false where [Issuer.Close] has released it.
+func (l *Lease) Released() bool {
+	if l.granted() != nil {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return errors.Is(l.ended, ErrReleased) && !errors.Is(l.ended, ErrClosed)
+}
+
 // ValidUntil is the time, on this process's clock, until which the lease may be trusted. Renewals
 // move it on. Once the lease is over, it is the time when that became known, so that package
 // fencedb begins nothing under it.

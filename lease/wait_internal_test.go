@@ -3,7 +3,6 @@ package lease
 import (
 	"context"
 	"errors"
-	"net"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -176,8 +175,6 @@ func TestATickThatComesTooEarlyWarnsNobody(t *testing.T) {
 	l.tick()
 	require.Empty(t, l.expiring)
 }
-
-func nobody(context.Context, string, string) (net.Conn, error) { return nil, net.ErrClosed }
 
 // Who is told to look later is not to sleep past a call that came as well, in whatever order.
 func TestACallCountsForMoreThanALook(t *testing.T) {

@@ -24,28 +24,25 @@ func TestProtectingRewritesNothing(t *testing.T) {
 	const file, row = `pg_relation_filenode('seats')`, `SELECT ctid::text || xmin FROM seats WHERE id = 1000`
 	before := []string{s.one(file), s.one(row)}
 
-	s.exec(`SELECT fencedb.protect('seats', $$ 'room:' || room $$)`)
+	s.exec(`SELECT fencedb.protect('seats', 'room:{room}')`)
 
 	require.Equal(t, before, []string{s.one(file), s.one(row)})
 	require.Equal(t, "1000", s.one(`SELECT count(*) FROM seats WHERE last_fencing_token = 0`))
-	s.exec(`SELECT fencedb.unprotect('seats')`)
-	s.exec(`SELECT fencedb.protect_row('seats', $$ 'seat:' || id $$)`)
-	require.Equal(t, before, []string{s.one(file), s.one(row)})
 }
 
 func TestProtectGivesUpAtTheLockTimeoutAndCanBeTriedAgain(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
-	s.exec(`CREATE TABLE seats (id int)`)
+	s.exec(`CREATE TABLE seats (id int NOT NULL)`)
 	reader := s.beside()
 	reader.exec(`BEGIN; SELECT FROM seats`)
 	const lockNotAvailable = "55P03"
 
 	s.exec(`SET lock_timeout = '10ms'`)
-	s.refused(lockNotAvailable, `SELECT fencedb.protect('seats', $$ 'seat:' || id $$)`)
+	s.refused(lockNotAvailable, `SELECT fencedb.protect('seats', 'seat:{id}')`)
 	s.exec(`INSERT INTO seats VALUES (1)`) // nothing was done
 	reader.exec(`COMMIT`)
-	s.exec(`SELECT fencedb.protect('seats', $$ 'seat:' || id $$)`)
+	s.exec(`SELECT fencedb.protect('seats', 'seat:{id}')`)
 
 	s.refused("FN002", `INSERT INTO seats VALUES (2)`)
 }
@@ -63,7 +60,7 @@ func TestAnOrdinaryRoleMigratesAndOwnsTheLedger(t *testing.T) {
 	require.NoError(t, migrations.Up(t.Context(), db))
 
 	s, sharer := connect(t, url+"&role="+role), connect(t, url+"&role="+role)
-	s.exec(`CREATE TABLE shop.seats (id int); SELECT fencedb.protect('shop.seats', $$ 'seat:' || id $$)`)
+	s.exec(`CREATE TABLE shop.seats (id int NOT NULL); SELECT fencedb.protect('shop.seats', 'seat:{id}')`)
 	s.exec(enter(41, "seat:1"))
 	sharer.exec("BEGIN; " + enter(41, "seat:1"))
 	s.exec(s.fenced(41, "seat:1", `INSERT INTO shop.seats VALUES (1)`))
@@ -81,7 +78,7 @@ func TestSessionsMayProtectAndAllowAtOnce(t *testing.T) {
 	s := newSession(t)
 	other, role := s.beside(), s.withRole("allow")
 	s.exec(`CREATE TABLE seats (id int PRIMARY KEY, room text NOT NULL)`)
-	for _, call := range []string{`protect('seats', $$ 'room:' || room $$)`, `allow('` + role + `')`, `allow_operator('` + role + `')`} {
+	for _, call := range []string{`protect('seats', 'room:{room}')`, `allow('` + role + `')`, `allow_operator('` + role + `')`} {
 		s.exec(`BEGIN; SELECT fencedb.` + call)
 		result := make(chan error, 1)
 		go func() {
@@ -93,7 +90,7 @@ func TestSessionsMayProtectAndAllowAtOnce(t *testing.T) {
 
 		require.NoError(t, <-result, call)
 	}
-	require.Equal(t, "1", s.one(`SELECT count(*) FROM pg_proc WHERE proname ~ '^fencedb_guard_'`))
+	require.Equal(t, "1", s.one(`SELECT count(*) FROM pg_proc WHERE proname ~ '^guard_' AND prorettype = 'trigger'::regtype`))
 }
 
 // Postgres only warns of a GRANT that does nothing, and then nobody but the migrator could enter.
@@ -202,7 +199,7 @@ func TestTheOwnerOfATableProtectsItWithoutRightsToTheLedger(t *testing.T) {
 	const insufficientPrivilege = "42501"
 
 	s.exec(`SET ROLE "` + owner + `"`)
-	s.exec(`CREATE TABLE shop.seats (id int); SELECT fencedb.protect('shop.seats', $$ 'seat:' || id $$)`)
+	s.exec(`CREATE TABLE shop.seats (id int NOT NULL); SELECT fencedb.protect('shop.seats', 'seat:{id}')`)
 	s.exec(`GRANT USAGE ON SCHEMA shop TO "` + app + `"; GRANT ALL ON shop.seats TO "` + app + `"`)
 	s.refused(insufficientPrivilege, enter(41, "seat:1"))
 	s.refused("FN002", `INSERT INTO shop.seats VALUES (1)`)
@@ -213,7 +210,7 @@ func TestTheOwnerOfATableProtectsItWithoutRightsToTheLedger(t *testing.T) {
 		`ALTER TABLE shop.seats DISABLE TRIGGER ALL`,
 		`SELECT fencedb.unprotect('shop.seats')`,
 		`SET session_replication_role = replica`,
-		`CREATE OR REPLACE FUNCTION shop.fencedb_guard_seats() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'`,
+		`CREATE OR REPLACE FUNCTION fencedb.guard_seats() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'`,
 	} {
 		s.refused(insufficientPrivilege, past)
 	}
@@ -237,26 +234,8 @@ func TestAChildThatComesLaterIsGuardedByProtectingAgain(t *testing.T) {
 	s := newSeats(t)
 	s.exec(`CREATE TABLE box_seats (sofa boolean) INHERITS (seats); INSERT INTO box_seats (id, room) VALUES (8, 'red')`)
 
-	s.exec(`SELECT fencedb.protect('seats', resource => $$ 'room:' || room $$)`)
+	s.exec(`SELECT fencedb.protect('seats', resource => 'room:{room}')`)
 
 	s.refused("FN002", `INSERT INTO box_seats (id, room) VALUES (9, 'red')`)
 	s.exec(s.fenced(41, "room:red", `INSERT INTO box_seats (id, room) VALUES (9, 'red')`))
-}
-
-// As after a dump that got into the wrong hands.
-func TestANewSigningKeyEndsWhatTheFormerOneSigned(t *testing.T) {
-	t.Parallel()
-	s := newJobs(t)
-	forger := s.beside()
-	const forge = `BEGIN; SELECT set_config('fencedb.entered', concat(pg_current_xact_id(), ' 60000 60000'), true), set_config('fencedb.carried', fencedb.sign(body) || body, true)
-		FROM (VALUES ('{"job:1": "99 6ba7b810-9dad-11d1-80b4-00c04fd430c8"}')) v(body)`
-	forger.exec(forge + `; UPDATE jobs SET state = 'EVE' WHERE id = 1; ROLLBACK`)
-	forger.exec(forge)
-	s.exec("BEGIN; " + enter(41, "job:1"))
-
-	s.beside().exec(`UPDATE fencedb.signing_key SET key = DEFAULT`)
-
-	forger.refused("FN003", `UPDATE jobs SET state = 'EVE' WHERE id = 1`)
-	s.exec(`UPDATE jobs SET state = 'RUNNING' WHERE id = 1; COMMIT`)
-	s.exec(s.carried(41, "job:1", `UPDATE jobs SET state = 'DONE' WHERE id = 1`))
 }

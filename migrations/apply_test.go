@@ -12,9 +12,9 @@ import (
 )
 
 var ofAnApplication = fstest.MapFS{
-	"00001_tables.sql": {Data: []byte("-- +goose Up\nCREATE TABLE tables (id int);\n-- +goose Down\nDROP TABLE " +
+	"00001_tables.sql": {Data: []byte("-- +goose Up\nCREATE TABLE tables (id int NOT NULL);\n-- +goose Down\nDROP TABLE " +
 		"tables;")},
-	"00002_protect.sql": {Data: []byte("-- +goose Up\nSELECT fencedb.protect('tables', $$ 'table:' || id $$);\n" +
+	"00002_protect.sql": {Data: []byte("-- +goose Up\nSELECT fencedb.protect('tables', resource => 'table:{id}');\n" +
 		"-- +goose Down\nSELECT fencedb.unprotect('tables');")},
 }
 

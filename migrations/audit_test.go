@@ -77,32 +77,32 @@ func TestAnApplicationDoesNotReachTheAudit(t *testing.T) {
 // user of the test.
 func (s *session) protections() string {
 	s.Helper()
-	return s.one(`SELECT string_agg(concat_ws(' ', event, details ->> 'table', details ->> 'mode', details ->> 'expression'), '; ' ORDER BY id)
+	return s.one(`SELECT string_agg(concat_ws(' ', event, details ->> 'table', details -> 'resource' ->> 0), '; ' ORDER BY id)
 		FROM fencedb.audit`)
 }
 
 func TestProtectingAndUnprotectingIsRecorded(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
-	const protect = `SELECT fencedb.protect('seats', $$ 'seat:' || id $$);`
-	s.exec(`CREATE TABLE seats (id int); ` + protect + protect)
-	require.Equal(t, "protect public.seats ledger 'seat:' || id", s.protections(), "the second call changed nothing")
+	const protect = `SELECT fencedb.protect('seats', resource => 'seat:{id}');`
+	s.exec(`CREATE TABLE seats (id int NOT NULL); ` + protect + protect)
+	require.Equal(t, "protect public.seats seat:{id}", s.protections(), "the second call changed nothing")
 
 	s.exec(`ALTER TABLE seats RENAME TO chairs`)
 	s.exec(`SELECT fencedb.unprotect('chairs'); SELECT fencedb.unprotect('chairs')`)
-	s.exec(`CREATE TABLE jobs (id int PRIMARY KEY); SELECT fencedb.protect_row('jobs', $$ 'job:' || id $$)`)
+	s.exec(`CREATE TABLE jobs (id int PRIMARY KEY); SELECT fencedb.protect('jobs', resource => 'job:{id}', mode => 'observe'), fencedb.enforce('jobs')`)
 	s.exec(`BEGIN; SELECT fencedb.unprotect('jobs'); ROLLBACK`)
 
-	require.Equal(t, "protect public.seats ledger 'seat:' || id; unprotect public.chairs ledger 'seat:' || id; "+
-		"protect public.jobs row 'job:' || id", s.protections())
+	require.Equal(t, "protect public.seats seat:{id}; unprotect public.chairs seat:{id}; "+
+		"observe public.jobs job:{id}; protect public.jobs job:{id}", s.protections())
 }
 
 // Who finds a guard missing or switched off, and puts it back, leaves a trace of both.
 func TestAGuardThatWasTakenAwayByHandIsRecordedWhenItIsSeen(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
-	const protect = `SELECT fencedb.protect('seats', $$ 'seat:' || id $$);`
-	s.exec(`CREATE TABLE seats (id int); ` + protect)
+	const protect = `SELECT fencedb.protect('seats', resource => 'seat:{id}');`
+	s.exec(`CREATE TABLE seats (id int NOT NULL); ` + protect)
 	for _, away := range []string{
 		`ALTER TABLE seats DISABLE TRIGGER "~fencedb_row"`,
 		`ALTER TABLE seats ENABLE REPLICA TRIGGER "~fencedb_row"`,
@@ -111,7 +111,7 @@ func TestAGuardThatWasTakenAwayByHandIsRecordedWhenItIsSeen(t *testing.T) {
 	} {
 		before := s.protections()
 		s.exec(away + `; ` + protect)
-		require.Equal(t, before+"; unprotect public.seats ledger 'seat:' || id; protect public.seats ledger 'seat:' || id", s.protections(), away)
+		require.Equal(t, before+"; unprotect public.seats seat:{id}; protect public.seats seat:{id}", s.protections(), away)
 	}
 }
 
@@ -119,12 +119,12 @@ func TestAGuardThatWasTakenAwayByHandIsRecordedWhenItIsSeen(t *testing.T) {
 func TestUnprotectingWhatTheAuditDoesNotKnowIsRecorded(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
-	s.exec(`CREATE TABLE seats (id int); SELECT fencedb.protect('seats', $$ 'seat:' || id $$)`)
+	s.exec(`CREATE TABLE seats (id int NOT NULL); SELECT fencedb.protect('seats', resource => 'seat:{id}')`)
 	s.exec(`SET session_replication_role = replica; DELETE FROM fencedb.audit; RESET session_replication_role`)
 
 	s.exec(`SELECT fencedb.unprotect('seats')`)
 
-	require.Equal(t, "protect public.seats ledger 'seat:' || id; unprotect public.seats ledger 'seat:' || id", s.protections())
+	require.Equal(t, "protect public.seats seat:{id}; unprotect public.seats seat:{id}", s.protections())
 }
 
 func TestTheOwnerOfATableIsRecordedUnderTheNameItLoggedInWith(t *testing.T) {
@@ -132,7 +132,7 @@ func TestTheOwnerOfATableIsRecordedUnderTheNameItLoggedInWith(t *testing.T) {
 	s := newSession(t)
 	owner, app := s.withRole("allow_operator"), s.withRole("allow")
 	s.exec(`GRANT CREATE ON SCHEMA public TO ` + owner + `; GRANT ` + owner + ` TO ` + app + `; SET SESSION AUTHORIZATION ` + owner)
-	s.exec(`CREATE TABLE seats (id int); SELECT fencedb.protect('seats', $$ 'seat:' || id $$)`)
+	s.exec(`CREATE TABLE seats (id int NOT NULL); SELECT fencedb.protect('seats', resource => 'seat:{id}')`)
 	require.Equal(t, s.one(`session_user`), s.one(`SELECT role FROM fencedb.audit`))
 
 	s.exec(`RESET SESSION AUTHORIZATION; SET SESSION AUTHORIZATION ` + app)
@@ -145,14 +145,14 @@ func TestTheOwnerOfATableIsRecordedUnderTheNameItLoggedInWith(t *testing.T) {
 func TestNobodyRecordsAProtectionThatIsNotTheirs(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
-	s.exec(`CREATE TABLE seats (id int); CREATE TABLE rooms (id int); SELECT fencedb.protect('seats', $$ 'seat:' || id $$)`)
+	s.exec(`CREATE TABLE seats (id int NOT NULL); CREATE TABLE rooms (id int NOT NULL); SELECT fencedb.protect('seats', resource => 'seat:{id}')`)
 	s.exec(`SELECT fencedb.record_protection('rooms'), fencedb.record_protection('seats')`) // no news
 
 	s.exec(`SET SESSION AUTHORIZATION ` + s.withRole("allow"))
 	s.refused(insufficientPrivilege, `SELECT fencedb.record_protection('seats')`)
 	s.refused(insufficientPrivilege, `SELECT fencedb.unprotect('seats')`)
 	s.exec(`RESET SESSION AUTHORIZATION`)
-	require.Equal(t, "protect public.seats ledger 'seat:' || id", s.protections())
+	require.Equal(t, "protect public.seats seat:{id}", s.protections())
 }
 
 // The audit cannot be emptied, so nobody may fill it: not with a table that only looks protected,
@@ -160,7 +160,7 @@ func TestNobodyRecordsAProtectionThatIsNotTheirs(t *testing.T) {
 func TestAStrangerCannotFloodTheAudit(t *testing.T) {
 	t.Parallel()
 	const plant = `CREATE FUNCTION %[1]s.f() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$;
-		DO $$ BEGIN EXECUTE format('COMMENT ON FUNCTION %[1]s.f() IS %%L', jsonb_build_object('mode', 'ledger', 'resource', repeat('x', 100000))); END $$;
+		DO $$ BEGIN EXECUTE format('COMMENT ON FUNCTION %[1]s.f() IS %%L', jsonb_build_object('resource', jsonb_build_array(repeat('x', 100000)))); END $$;
 		CREATE TABLE %[1]s.seats (id int);
 		CREATE TRIGGER "~fencedb_row" BEFORE INSERT ON %[1]s.seats FOR EACH ROW EXECUTE FUNCTION %[1]s.f();
 		CREATE TRIGGER "~fencedb_statement" BEFORE INSERT ON %[1]s.seats FOR EACH STATEMENT EXECUTE FUNCTION %[1]s.f();
@@ -171,14 +171,15 @@ func TestAStrangerCannotFloodTheAudit(t *testing.T) {
 		most             int // bytes
 	}{
 		"a temporary table that looks protected": {fmt.Sprintf(plant, "pg_temp"), `PERFORM fencedb.record_protection('pg_temp.seats')`, 0},
-		"a temporary table with real triggers": {strings.ReplaceAll(fmt.Sprintf(plant, "pg_temp"), "TRUNCATE ON pg_temp.seats FOR EACH STATEMENT EXECUTE FUNCTION pg_temp.f", "TRUNCATE ON pg_temp.seats FOR EACH STATEMENT EXECUTE FUNCTION fencedb.guard_statement"),
-			`PERFORM fencedb.record_protection('pg_temp.seats')`, 0},
+		"a temporary table with the triggers of another": {`CREATE TABLE own.seats (id int NOT NULL); SELECT fencedb.protect('own.seats', resource => 'seat:{id}');` +
+			strings.ReplaceAll(fmt.Sprintf(plant, "pg_temp"), "EXECUTE FUNCTION pg_temp.f", "EXECUTE FUNCTION fencedb.guard_seats"),
+			`PERFORM fencedb.record_protection('pg_temp.seats')`, 2000},
 		"a temporary table that is taken over": {fmt.Sprintf(plant, "pg_temp"), `PERFORM fencedb.take_over_as('pg_temp.seats', session_user::regrole, now() + i * interval '1 hour')`, 0},
-		"a temporary table of ours":            {`CREATE TEMPORARY TABLE seats (id int)`, `PERFORM fencedb.protect('pg_temp.seats', $r$ 'seat:' || id $r$)`, 0},
+		"a temporary table of ours":            {`CREATE TEMPORARY TABLE seats (id int NOT NULL)`, `PERFORM fencedb.protect('pg_temp.seats', resource => 'seat:{id}')`, 0},
 		"a table that looks protected":         {fmt.Sprintf(plant, "own"), `PERFORM fencedb.record_protection('own.seats')`, 0},
-		"a protected table": {`CREATE TABLE own.seats (id int); SELECT fencedb.protect('own.seats', $$ 'seat:' || id || repeat('', 1) || $$ || quote_literal(repeat('x', 100000)))`,
+		"a protected table": {`CREATE TABLE own.seats (id int NOT NULL); SELECT fencedb.protect('own.seats', resource => repeat('x', 400) || ':{id}')`,
 			`PERFORM fencedb.record_protection('own.seats')`, 2000},
-		"a table protected again": {`CREATE TABLE own.seats (id int)`, `PERFORM fencedb.protect('own.seats', $r$ 'seat:' || id $r$)`, 2000},
+		"a table protected again": {`CREATE TABLE own.seats (id int NOT NULL)`, `PERFORM fencedb.protect('own.seats', resource => 'seat:{id}')`, 2000},
 	} {
 		s := newSession(t)
 		role := s.withRole("allow")
@@ -244,8 +245,8 @@ func (s *session) aged(by string) {
 func TestOldRecordsAreForgottenThroughOneDoorThatRecordsIt(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
-	const protect = `SELECT fencedb.protect('%[1]s', $$ '%[1]s:' || id $$);`
-	s.exec(`CREATE TABLE seats (id int); CREATE TABLE rooms (id int);` + fmt.Sprintf(protect, "seats") + fmt.Sprintf(protect, "rooms") + `SELECT fencedb.unprotect('rooms')`)
+	const protect = `SELECT fencedb.protect('%[1]s', resource => '%[1]s:{id}');`
+	s.exec(`CREATE TABLE seats (id int NOT NULL); CREATE TABLE rooms (id int NOT NULL);` + fmt.Sprintf(protect, "seats") + fmt.Sprintf(protect, "rooms") + `SELECT fencedb.unprotect('rooms')`)
 	s.exec(`SELECT fencedb.record('revoke', 'seat:1', 'ann@host', 'it hangs') FROM generate_series(1, 3)`)
 	s.aged("91 days")
 	s.exec(`SELECT fencedb.record('revoke', 'seat:2', 'ann@host', 'it hangs')`)
@@ -260,8 +261,8 @@ func TestOldRecordsAreForgottenThroughOneDoorThatRecordsIt(t *testing.T) {
 		require.Equal(t, want, s.one(`SELECT fencedb.forget_audit('90 days', 'bob@host', 'yearly', 2)`))
 	}
 
-	require.Equal(t, "protect public.seats 'seats:' || id; revoke; prune_audit 2; prune_audit 2; prune_audit 1",
-		s.one(`SELECT string_agg(concat_ws(' ', event, details ->> 'table', details ->> 'expression', details ->> 'rows'), '; ' ORDER BY id) FROM fencedb.audit`))
+	require.Equal(t, "protect public.seats seats:{id}; revoke; prune_audit 2; prune_audit 2; prune_audit 1",
+		s.one(`SELECT string_agg(concat_ws(' ', event, details ->> 'table', details -> 'resource' ->> 0, details ->> 'rows'), '; ' ORDER BY id) FROM fencedb.audit`))
 	s.refused(insufficientPrivilege, `DELETE FROM fencedb.audit`)
 }
 

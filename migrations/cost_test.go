@@ -24,8 +24,7 @@ func TestWhatAFencedWriteCosts(t *testing.T) {
 	s.begin(enter(41, "room:red"))
 	require.Equal(t, "enter 1", s.one(calls), "entering what has entered before is one function")
 	s.exec(`INSERT INTO seats SELECT i, 'red' FROM generate_series(10, 109) i; UPDATE seats SET guest = 'zoe' WHERE id > 9`)
-	require.Equal(t, "enter 1, fencedb_guard_seats 200, guard_statement 2, require 2", s.one(calls),
-		"the first row is judged, the second also noted, and the others compared with the note")
+	require.Equal(t, "enter 1, guard_seats 202, judge 1", s.one(calls), "the first row is judged, and the others are compared with it")
 	s.exec(`COMMIT; SELECT pg_stat_force_next_flush()`) // the counts begin again
 	s.begin(enter(42, "room:red"))
 	require.Equal(t, "enter 1", s.one(calls), "and so is entering with a newer token")
@@ -34,41 +33,45 @@ func TestWhatAFencedWriteCosts(t *testing.T) {
 	s.begin(strings.Replace(enter(42, "room:red"), "fencedb.enter", "r FROM fencedb.reenter", 1) + ` r`)
 	require.Empty(t, s.one(calls), "entering behind BEGIN what has entered before is no function")
 	s.exec(`UPDATE seats SET guest = 'zoe' WHERE id = 10`)
-	require.Equal(t, "fencedb_guard_seats 1, guard_statement 1, require 1", s.one(calls))
+	require.Equal(t, "guard_seats 2, judge 1", s.one(calls))
 	s.exec(`COMMIT; SELECT pg_stat_force_next_flush()`)
-
-	s.exec(`BEGIN; SELECT fencedb.enter_all(array_agg('room:' || i), array_agg(i), array_agg(gen_random_uuid())) FROM generate_series(1, 50) i`)
-	s.exec(`INSERT INTO seats SELECT 1000 + i, i % 50 + 1 FROM generate_series(1, 100) i`)
-	require.Equal(t, "fencedb_guard_seats 100, grants 1, guard_statement 1, require 100", s.one(calls+
-		` WHERE funcname ~ '^(fencedb_guard_seats|grants|guard_statement|require|require_all|held)$'`),
-		"rows of many resources are judged by the locks of their fences; the list of grants is read when entering, and not again")
-	require.Empty(t, s.one(`current_setting('fencedb.noted')`), "none of them is noted, since the next is of another")
-	s.exec(`COMMIT; SELECT pg_stat_force_next_flush()`)
-
-	sharer := s.beside()
-	sharer.exec(`BEGIN; ` + enter(42, "room:red"))
-	s.exec(`BEGIN; ` + enter(42, "room:red") + `; UPDATE seats SET guest = 'zoe' WHERE room = 'red'`)
-	require.Equal(t, "require 2, require_all 2", s.one(calls+` WHERE funcname ~ '^require(_all)?$'`), "a shared fence is looked at as often")
-	s.exec(`COMMIT`)
-	sharer.exec(`COMMIT`)
-
-	s.exec(`CREATE TABLE lists (rooms text[] NOT NULL); SELECT fencedb.protect('lists', 'rooms')`)
-	s.exec(`BEGIN; ` + enter(42, "red") + `; INSERT INTO lists SELECT '{red}' FROM generate_series(1, 3)`)
-	require.Empty(t, s.one(`current_setting('fencedb.noted', true)`), "nobody reads a note of rows that may have several resources")
-	s.exec(`COMMIT`)
 }
 
-func TestWhatACarriedWriteCosts(t *testing.T) {
+// Rows of many resources are one look-up of a fence each, whoever shares the fences, and whatever
+// ids they have been given: nothing is counted twice, and nothing grows with the number of entries.
+func TestWhatRowsOfManyResourcesCost(t *testing.T) {
 	t.Parallel()
-	s := newJobs(t)
-	s.exec(s.carried(41, "job:1", `UPDATE jobs SET state = 'RUNNING' WHERE id = 1`)) // plans, caches and the epoch are there
-
-	require.Empty(t, s.leastWAL(carry(41, "job:1")), "it writes nothing and locks nothing")
-	s.exec(`SET track_functions = 'all'; BEGIN; ` + carry(41, "job:1"))
-	s.exec(`UPDATE jobs SET state = 'DONE' WHERE id = 1`)
-	require.Equal(t, "carry 1, fencedb_guard_jobs 1, guard_statement 1, require_row 1",
-		s.one(`SELECT string_agg(funcname || ' ' || calls, ', ' ORDER BY funcname) FROM pg_stat_xact_user_functions`))
-	s.exec(`COMMIT`)
+	s := newSeats(t)
+	const n = 50
+	const enterAll = `SELECT fencedb.enter_all(array_agg('room:' || i), array_agg(7), array_agg('6ba7b810-9dad-11d1-80b4-00c04fd430c8'::uuid)) FROM generate_series(1, 50) i`
+	s.exec(enterAll + `; SET enable_seqscan = off`)
+	scans := func() (index int) {
+		require.Equal(t, "0", s.one(`SELECT seq_scan FROM pg_stat_xact_user_tables WHERE relid = 'fencedb.fences'::regclass`))
+		require.NoError(t, s.conn.QueryRow(t.Context(), `SELECT idx_scan FROM pg_stat_xact_user_tables WHERE relid = 'fencedb.fences'::regclass`).Scan(&index))
+		return index
+	}
+	sharer := s.beside()
+	for _, shared := range []bool{false, true} {
+		if shared {
+			sharer.exec(`BEGIN; ` + enterAll)
+		}
+		for write, lookups := range map[string]int{
+			`INSERT INTO seats SELECT 1000 + i, (i % 50 + 1)::text FROM generate_series(1, 200) i`:            200, // no row has the resource of the one before
+			`INSERT INTO seats SELECT 2000 + i, ((i - 1) / 4 + 1)::text FROM generate_series(1, 200) i`:       n,
+			`UPDATE seats SET guest = 'zoe' WHERE id BETWEEN 2001 AND 2200`:                                   n,
+			`UPDATE seats SET room = CASE room WHEN '1' THEN '2' ELSE '1' END WHERE id BETWEEN 2001 AND 2008`: 16, // from and to
+			`DELETE FROM seats WHERE id > 2000`:                                                               n,
+		} {
+			s.exec(`BEGIN; ` + enterAll)
+			if !strings.HasPrefix(write, "INSERT") {
+				s.exec(`INSERT INTO seats SELECT 2000 + i, ((i - 1) / 4 + 1)::text FROM generate_series(1, 200) i`)
+			}
+			before := scans()
+			s.exec(write)
+			require.Equal(t, lookups, scans()-before, "shared: %v: %s", shared, write)
+			s.exec(`ROLLBACK; SELECT pg_stat_force_next_flush()`)
+		}
+	}
 }
 
 // leastWAL is the least that a statement has written in five transactions: whoever reads a page may

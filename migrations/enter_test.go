@@ -3,15 +3,13 @@ package migrations_test
 import (
 	"encoding/json"
 	"fmt"
-	"regexp"
-	"slices"
+
 	"strings"
 	"testing"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sync/errgroup"
 )
 
 func TestEnterRefusesAnOlderToken(t *testing.T) {
@@ -69,49 +67,6 @@ func TestEnterRefusesAStaleTokenWithoutWaiting(t *testing.T) {
 	holder.exec("COMMIT")
 }
 
-// The first transactions after a crash, all at once: were there two epochs, the outcome of those
-// with the one that was overwritten could not be asked for.
-func TestFirstTransactionsAtOnceDrawOneEpoch(t *testing.T) {
-	t.Parallel()
-	s := newSession(t)
-	others := make([]*session, 8)
-	for n := range others {
-		others[n] = s.beside()
-	}
-	for range 20 {
-		s.exec(`SELECT setval('fencedb.server_epoch', 1, false)`) // as a crash leaves it
-		epochs := make([]int64, len(others))
-		var entering errgroup.Group
-		for n, other := range others {
-			entering.Go(func() error {
-				return other.conn.QueryRow(t.Context(), `SELECT epoch FROM fencedb.enter($1, 1, gen_random_uuid())`, uuid.NewString()).Scan(&epochs[n])
-			})
-		}
-		require.NoError(t, entering.Wait())
-		require.Len(t, slices.Compact(epochs), 1)
-	}
-	require.Equal(t, "0", s.one(`(SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database WHERE d.datname = current_database() AND l.locktype = 'advisory')`))
-}
-
-// A dump takes the epoch along, and so does what is restored from it on another server, whose
-// transactions have the same ids.
-func TestAnotherServerKnowsNoOutcome(t *testing.T) {
-	t.Parallel()
-	s := newSession(t)
-	s.exec(enter(1, "a"))
-	xid, own := s.one(`SELECT pg_current_xact_id()`), s.one(`SELECT last_value FROM fencedb.server_epoch`)
-	ask := `SELECT fencedb.outcome('` + xid + `', (SELECT last_value FROM fencedb.server_epoch))`
-	require.Equal(t, "committed", s.one(ask))
-
-	s.exec(`SELECT setval('fencedb.server_epoch', last_value # 2, true) FROM fencedb.server_epoch`) // as psql does with a dump of another
-	s.exec(`SET default_transaction_read_only = on`)
-	require.Empty(t, s.one(ask), "and it can be asked on a connection that only reads")
-	s.exec(`RESET default_transaction_read_only`)
-	require.Empty(t, s.one(ask))
-	require.NotEqual(t, own, s.one(`SELECT epoch FROM fencedb.enter('a', 2, gen_random_uuid())`))
-	require.Equal(t, "committed", s.one(ask))
-}
-
 func TestARolledBackTransactionRaisesNoFence(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
@@ -119,53 +74,6 @@ func TestARolledBackTransactionRaisesNoFence(t *testing.T) {
 	s.exec("BEGIN; " + enter(42, "table:12") + "; ROLLBACK")
 
 	require.Empty(t, s.one(`fencedb.last_token('table:12')`))
-}
-
-// Every way to enter after a savepoint: a fence that is new, one that advances, one that is ours,
-// alone and shared.
-func TestEnterRefusesAfterASavepoint(t *testing.T) {
-	t.Parallel()
-	s := newSession(t)
-	const activeTransaction = "25001"
-
-	refused := s.refused(activeTransaction, "BEGIN; SAVEPOINT a; "+enter(41, "table:12"))
-	require.Contains(t, refused.Hint, "ON_ERROR_ROLLBACK", "whose user has set no savepoint")
-	s.exec(enter(41, "table:12"))
-	s.refused(activeTransaction, "BEGIN; SAVEPOINT a; "+enter(42, "table:12"))
-	s.refused(activeTransaction, "BEGIN; SAVEPOINT a; "+enter(41, "table:12"))
-
-	s.exec(enter(1, "table:13"))
-	lease := regexp.MustCompile(`'\S{36}'`).FindString(enter(41, "table:12"))
-	several := func(token12, token13 int) string {
-		return fmt.Sprintf("SELECT fencedb.enter_all('{table:12,table:13}', '{%d,%d}', ARRAY[%s, %[3]s]::uuid[])", token12, token13, lease)
-	}
-	s.refused(activeTransaction, "BEGIN; SAVEPOINT a; "+several(42, 42))
-	s.exec(several(41, 41))
-	s.refused(activeTransaction, "BEGIN; SAVEPOINT a; "+several(41, 41))
-	s.refused(activeTransaction, "BEGIN; "+enter(41, "table:12")+"; SAVEPOINT a; "+several(41, 41))
-
-	sharer := s.beside()
-	sharer.exec("BEGIN; " + enter(41, "table:12"))
-	s.refused(activeTransaction, "BEGIN; SAVEPOINT a; "+enter(41, "table:12"))
-	s.refused(activeTransaction, "BEGIN; SAVEPOINT a; "+several(41, 41))
-	s.exec("BEGIN; " + enter(41, "table:12") + "; SAVEPOINT a; ROLLBACK TO a; COMMIT")
-	sharer.exec("COMMIT")
-
-	s.refused(activeTransaction, `DO $$ BEGIN PERFORM fencedb.enter('table:12', 43, gen_random_uuid()); EXCEPTION WHEN division_by_zero THEN END $$`)
-}
-
-// A transaction that rolls back to a savepoint set after entering is as fenced as before.
-func TestTheFenceSurvivesRollbackToASavepoint(t *testing.T) {
-	t.Parallel()
-	s := newSession(t)
-	s.exec(`CREATE TABLE seats (id int); SELECT fencedb.protect('seats', $$ 'seat:' || id $$)`)
-
-	s.exec("BEGIN; " + enter(41, "seat:1") + "; SAVEPOINT a; INSERT INTO seats VALUES (1); ROLLBACK TO a; INSERT INTO seats VALUES (1)")
-	taker := s.beside()
-	taker.refused("55P03", "SET lock_timeout = '1ms'; "+enter(42, "seat:1"))
-	s.exec("COMMIT")
-
-	require.Equal(t, "1", s.one(`SELECT count(*) FROM seats`))
 }
 
 func TestEnterRefusesGrantsThatNobodyIssued(t *testing.T) {
@@ -227,7 +135,6 @@ func TestEnterRefusesTokensThatNoLeaseCanFollow(t *testing.T) {
 		for _, token := range []string{"9007199254740992", "9223372036854775807"} {
 			s.refused(invalid, `SELECT fencedb.enter('table:12', `+token+`, gen_random_uuid())`)
 			s.refused(invalid, `SELECT fencedb.enter_all('{zxid:1,table:12}', '{1,`+token+`}', ARRAY[gen_random_uuid(), gen_random_uuid()])`)
-			s.refused(invalid, `SELECT fencedb.carry('table:12', `+token+`, gen_random_uuid())`)
 		}
 		s.exec(enter(1, "table:12"))
 	}
@@ -257,8 +164,6 @@ func TestEnterTakesTheLongestTimes(t *testing.T) {
 		s.exec(`BEGIN; SELECT fencedb.` + way + `; UPDATE seats SET guest = 'ann' WHERE id = 1; COMMIT`)
 		require.Equal(t, fmt.Sprint(max(token, 1)), s.one(`fencedb.last_token('room:red')`))
 	}
-	jobs := newJobs(t)
-	jobs.exec(`BEGIN; SELECT fencedb.carry('job:1', 1, ` + longest + `); UPDATE jobs SET state = 'DONE' WHERE id = 1; COMMIT`)
 
 	holder := s.beside()
 	holder.exec("BEGIN; " + enter(3, "room:blue"))
@@ -300,7 +205,7 @@ func TestFunctionsOfTheContractHaveOneFormEach(t *testing.T) {
 	s := newSession(t)
 
 	require.Empty(t, s.one(`SELECT string_agg(proname, ', ') FROM (
-		SELECT proname FROM pg_proc WHERE pronamespace = 'fencedb'::regnamespace AND proname <> 'resources_of' GROUP BY proname HAVING count(*) > 1) several`))
+		SELECT proname FROM pg_proc WHERE pronamespace = 'fencedb'::regnamespace AND proname <> 'protect' GROUP BY proname HAVING count(*) > 1) several`))
 	s.exec(`PREPARE one AS SELECT fencedb.enter($1, $2, $3, $4); EXECUTE one('a', 1, '6ba7b810-9dad-11d1-80b4-00c04fd430c8', NULL)`)
 	s.exec(`PREPARE several AS SELECT fencedb.enter_all($1, $2, $3); EXECUTE several('{a}', '{1}', '{6ba7b810-9dad-11d1-80b4-00c04fd430c8}')`)
 }
@@ -400,7 +305,8 @@ func TestEnteringSeveralIsEnteringEach(t *testing.T) {
 			}
 		}
 		const left = `SELECT coalesce(string_agg(resource, ',' ORDER BY resource), '-') FROM (SELECT resource FROM fencedb.fences `
-		return s.one(`SELECT string_agg(concat_ws(' ', resource, last_fencing_token, lease_id, (SELECT h.token FROM fencedb.held(resource) h)), ', ' ORDER BY resource) FROM fencedb.fences`) +
+		return s.one(`SELECT string_agg(concat_ws(' ', resource, last_fencing_token, lease_id), ', ' ORDER BY resource) FROM fencedb.fences`) +
+			"; entered: " + s.one(`SELECT string_agg(resource, ',' ORDER BY resource) FROM fencedb.fences WHERE strpos(current_setting('fencedb.lease'), fencedb.entry(resource, last_fencing_token, lease_id)) > 0`) +
 			"; free to raise: " + judge.one(left+`FOR NO KEY UPDATE SKIP LOCKED) f`) + "; to share: " + judge.one(left+`FOR SHARE SKIP LOCKED) f`)
 	}
 	for _, level := range []string{"READ COMMITTED", "REPEATABLE READ"} {
@@ -424,7 +330,7 @@ func (s *session) begin(enters string) (answer string) {
 		results, err := s.conn.PgConn().Exec(s.Context(), `BEGIN; `+enters).ReadAll()
 		require.NoError(s, err, enters)
 		answer = string(results[1].Rows[0][0])
-		if s.one(`current_setting('fencedb.entered', true) <> '' AND NOT EXISTS (SELECT FROM pg_stat_xact_user_functions WHERE funcname = 'admit')`) == "true" {
+		if s.one(`current_setting('fencedb.lease', true) <> '' AND NOT EXISTS (SELECT FROM pg_stat_xact_user_functions WHERE funcname = 'enter_all')`) == "true" {
 			return answer
 		}
 		s.exec(`ROLLBACK; SELECT pg_stat_force_next_flush()`)
@@ -441,7 +347,7 @@ func reenter(token int, resource, remaining string) string {
 func TestReenterIsEnterWhereNobodyStandsInTheWay(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
-	const nothing, said = "nothing", `coalesce(current_setting('fencedb.entered', true), '')`
+	const nothing, said = "nothing", `coalesce(current_setting('fencedb.lease', true), '')`
 	s.exec(enter(41, "a") + "; " + enter(41, "z") + "; SELECT fencedb.reset_fence('z', 0, 'ann@host', 'by mistake')")
 	s.exec(`UPDATE fencedb.fences SET lease_id = '` + uuid.NewSHA1(leases, []byte{0, 0}).String() + `' WHERE resource = 'z'`)
 	s.refused("22023", enter(0, "z"))
@@ -474,8 +380,8 @@ func TestReenterIsEnterWhereNobodyStandsInTheWay(t *testing.T) {
 	s.exec("ROLLBACK")
 	newcomer.exec("ROLLBACK")
 
-	require.Regexp(t, `^\(\d+,\d+\)$`, s.begin(reenter(41, "a", "5000")))
-	require.Regexp(t, `^\d+ 5000 4981 41 [0-9a-f-]{36} a$`, s.one(said))
+	require.Regexp(t, `(?s)^\d+ .* \d+$`, s.begin(reenter(41, "a", "5000")), "the transaction id first, the epoch last")
+	require.Regexp(t, `^\d+ 19 5000 [0-9a-f-]{36}:-?\d+\na$`, s.one(said))
 	require.Regexp(t, left5s, s.one(`current_setting('statement_timeout')`))
 	require.Regexp(t, left5s, s.one(`current_setting('idle_in_transaction_session_timeout')`))
 	newcomer.refused("55P03", strings.Replace(enter(42, "a"), "')", "', 60000, 20)", 1)) // the fence is held
@@ -512,7 +418,7 @@ func TestEnterBoundsTheTransactionAndNothingElse(t *testing.T) {
 	}
 	for _, limit := range limits {
 		for _, way := range []string{
-			strings.TrimSuffix(enter(1, "b"), ")") + ", 5000)", strings.TrimSuffix(carry(1, "b"), ")") + ", 5000)", reenter(1, "b", "5000"),
+			strings.TrimSuffix(enter(1, "b"), ")") + ", 5000)", reenter(1, "b", "5000"),
 			"SELECT fencedb.enter_all('{c,d}', '{1,1}', ARRAY[gen_random_uuid(), gen_random_uuid()], 5000)",
 			strings.TrimSuffix(enter(1, "b"), ")") + ", 5000, NULL, false, NULL)",
 		} {
@@ -573,7 +479,7 @@ func TestTheTimeSpentWaitingIsPartOfTheBound(t *testing.T) {
 func TestOnlyWhoIsAllowedEnters(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
-	s.exec(`CREATE TABLE seats (id int); SELECT fencedb.protect('seats', $$ 'seat:' || id $$)`)
+	s.exec(`CREATE TABLE seats (id int NOT NULL); SELECT fencedb.protect('seats', resource => 'seat:{id}')`)
 	role := "app_" + s.one(`current_database()`)
 	s.exec(`CREATE ROLE "` + role + `"; GRANT ALL ON seats TO "` + role + `"`)
 	owner := s.beside()
@@ -591,8 +497,10 @@ func TestOnlyWhoIsAllowedEnters(t *testing.T) {
 		`SELECT * FROM fencedb.fences`,
 		`UPDATE fencedb.fences SET last_fencing_token = 1`,
 		`DELETE FROM fencedb.fences`,
-		`SELECT * FROM fencedb.signing_key`,
-		`SELECT fencedb.sign('{}')`,
+		`SELECT last_value FROM fencedb.session_key`,
+		`SELECT currval('fencedb.session_key')`,
+		`SELECT fencedb.draw_key()`,
+		`SELECT fencedb.sum('seat:1', '42')`,
 		`SELECT fencedb.take('seat:1', 42, gen_random_uuid(), NULL)`,
 	} {
 		s.refused(insufficientPrivilege, past)

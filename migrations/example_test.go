@@ -50,7 +50,7 @@ func ExampleApply() {
 	defer drop()
 	files := fstest.MapFS{"00001_bookings.sql": {Data: []byte(`-- +goose Up
 CREATE TABLE bookings (table_id int PRIMARY KEY, guest text NOT NULL);
-SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$);`)}}
+SELECT fencedb.protect('bookings', resource => 'table:{table_id}');`)}}
 
 	err := migrations.Apply(context.Background(), db, files, "goose_db_version")
 
@@ -73,7 +73,7 @@ func ExampleDown() {
 		}
 	}
 
-	exec(`CREATE TABLE bookings (table_id int); SELECT fencedb.protect('bookings', $$ 'table:' || table_id $$)`)
+	exec(`CREATE TABLE bookings (table_id int NOT NULL); SELECT fencedb.protect('bookings', resource => 'table:{table_id}')`)
 	fmt.Println("refused:", migrations.Down(ctx, db) != nil)
 	exec(`SELECT fencedb.unprotect('bookings')`)
 	fmt.Println("err:", migrations.Down(ctx, db))

@@ -1,7 +1,7 @@
 package migrations_test
 
 import (
-	"errors"
+	"encoding/json"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -11,40 +11,61 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Whatever text is passed as a resource expression: it is refused, or it protects the table. It
-// never does anything else.
-func FuzzResourceExpression(f *testing.F) {
+// Whatever text is passed as a template: it is refused, or it protects the table. It never does
+// anything else.
+func FuzzTemplate(f *testing.F) {
 	for _, seed := range []string{
-		`'seat:' || id`, `room`, `ARRAY[room, 'id:' || id]`, `room::varchar`, `coalesce(room, 'none')`, `lower(room) || E'\n'`, // good
-		``, `id`, `nothing`, `'open`, `room)`, `(room`, `room, room`, `$1`, `?`, `:x`, // bad
-		`room; DROP TABLE witness`, `room); DROP TABLE witness; SELECT (room`, `room) IS NOT NULL); DROP TABLE witness; --`,
-		`room)); DROP TABLE witness; --`, `(SELECT room FROM witness LIMIT 1)`, `(DELETE FROM witness RETURNING room)`,
-		`room /* open`, `room -- comment`, `room $$`, `$body$ room $body$`, `%1$s`, `%2$I`, `%L`, `OLD.room`, `NEW.room`, `TG_OP`, `"~before"`,
-		`pg_sleep(0)::text`, `current_setting('x')`, `nextval('q')::text`, `query_to_xml('DROP TABLE witness', true, true, '')::text`,
-		"room\x00", "r\xffoom", `U&"\0072oom"`, `seats.room`, `seats::text`, `seats.*::text`, `tableoid::text`, `max(room)`, `row(room)::text`,
+		`seat:{id}`, `{room}`, `{room}/{id}`, `config:global`, `{{{room}}}`, `{{room}}`, `{"odd name"}`, `{odd name}`, `{o'dd}`, `{%1$s}`, `%1$s{room}%L`, `$guard${room}`, // good
+		``, `{}`, `{`, `}`, `{room`, `room}`, `{{room}`, `{room}{id}`, `{nothing}`, `{{{{}`, `{{}}{room}{{}}{id}{id}`, // bad
+		`{maybe}`, `{at}`, `{last_fencing_token}`, `{ctid}`, `{tableoid}`, `{Room}`, `{"room"}`, `{room }`, `{r.room}`, `{room}; DROP TABLE witness`,
+		`'); DROP TABLE witness; --`, `{room}' || (SELECT room FROM witness) || '`, `{room) || (id}`, `\{room\}`, `E'\n{room}`, `{room} -- comment`, `{room} /*`,
+		"{room}\x00", "r\xff{room}", strings.Repeat("x", 512), strings.Repeat("é", 257) + "{room}", "ünï🎉{room}",
 	} {
 		f.Add(seed)
 	}
-	f.Fuzz(func(t *testing.T, expression string) {
+	f.Fuzz(func(t *testing.T, template string) {
 		s := newSession(t)
-		s.exec(`CREATE TABLE witness (room text); INSERT INTO witness VALUES ('x'); CREATE SEQUENCE q`)
-		s.exec(`CREATE TABLE seats (id int, room text)`)
+		s.exec(`CREATE TABLE witness (room text); INSERT INTO witness VALUES ('x')`)
+		s.exec(`CREATE TABLE seats (id int NOT NULL, room text NOT NULL, "odd name" text NOT NULL DEFAULT 'o', "o'dd" text NOT NULL DEFAULT 'o', "%1$s" text NOT NULL DEFAULT 'o', maybe text, at timestamptz NOT NULL DEFAULT now())`)
 		objects := s.one(`SELECT count(*) FROM pg_class`)
 
 		err := s.inTransaction(func(tx pgx.Tx) error {
-			_, err := tx.Exec(t.Context(), `SELECT fencedb.protect('seats', $1)`, expression)
+			_, err := tx.Exec(t.Context(), `SELECT fencedb.protect('seats', resource => $1::text)`, template)
 			return err
 		})
 
 		require.Equal(t, "1", s.one(`SELECT count(*) FROM witness`))
+		require.Equal(t, objects, s.one(`SELECT count(*) FROM pg_class`))
+		const insert = `INSERT INTO seats (id, room) VALUES (1, 'red')`
 		if err != nil {
-			require.Equal(t, objects, s.one(`SELECT count(*) FROM pg_class`))
-			s.exec(`INSERT INTO seats VALUES (1, 'red')`)
+			require.Contains(t, []string{"22023", "22021"}, sqlstate(err), "%v", err) // 22021: it is not UTF-8
+			s.exec(insert)
 			return
 		}
-		s.refused("FN002", `INSERT INTO seats VALUES (1, 'red')`)
-		s.judged(s.fenced(1, "nobody", `INSERT INTO seats (id, room) VALUES (1, 'red')`))
-		s.exec(`SELECT fencedb.unprotect('seats'); INSERT INTO seats VALUES (1, 'red')`)
+		s.refused("FN002", insert)
+		var pgErr *pgconn.PgError
+		_, err = s.conn.PgConn().Exec(t.Context(), s.fenced(1, "nobody", insert)).ReadAll()
+		if template == "nobody" {
+			require.NoError(t, err)
+			return
+		}
+		require.ErrorAs(t, err, &pgErr)
+		require.Equal(t, "FN003", pgErr.Code)
+		s.exec(`ROLLBACK`)
+		var refused struct{ Resource string }
+		require.NoError(t, json.Unmarshal([]byte(pgErr.Detail), &refused))
+		if want := strings.NewReplacer("{{", "{", "}}", "}", "{room}", "red", "{id}", "1", "{odd name}", "o", "{o'dd}", "o", "{%1$s}", "o").Replace(template); len(want) <= 512 {
+			require.Equal(t, want, refused.Resource)
+			require.NoError(t, s.inTransaction(func(tx pgx.Tx) error {
+				_, err := tx.Exec(t.Context(), `SELECT fencedb.enter($1, 1, gen_random_uuid())`, refused.Resource)
+				if err == nil {
+					_, err = tx.Exec(t.Context(), insert)
+				}
+				return err
+			}))
+			require.Equal(t, want, s.one(`SELECT (fencedb.resources_of(s))[1] FROM seats s`))
+		}
+		s.exec(`SELECT fencedb.unprotect('seats'); ` + insert)
 	})
 }
 
@@ -62,11 +83,15 @@ func FuzzIdentifiers(f *testing.F) {
 		}
 		s := newSession(t)
 		quoted, col := pgx.Identifier{table}.Sanitize(), pgx.Identifier{column}.Sanitize()
-		if _, err := s.conn.Exec(t.Context(), `CREATE TABLE public.`+quoted+` (`+col+` text)`); err != nil {
+		if _, err := s.conn.Exec(t.Context(), `CREATE TABLE public.`+quoted+` (`+col+` text NOT NULL)`); err != nil {
 			return // a system column, or a name of the test's own
 		}
 
-		_, err := s.conn.Exec(t.Context(), `SELECT fencedb.protect(to_regclass($1), $2)`, `public.`+quoted, col)
+		_, err := s.conn.Exec(t.Context(), `SELECT fencedb.protect(to_regclass($1), resource => $2::text)`, `public.`+quoted, "{"+column+"}")
+		if strings.ContainsAny(column, "{}") {
+			require.Equal(t, "22023", sqlstate(err), "a template cannot name it")
+			return
+		}
 		require.NoError(t, err)
 
 		s.refused("FN002", `INSERT INTO public.`+quoted+` VALUES ('red')`)
@@ -77,15 +102,4 @@ func FuzzIdentifiers(f *testing.F) {
 
 func (s *session) inTransaction(fn func(pgx.Tx) error) error {
 	return pgx.BeginFunc(s.Context(), s.conn, fn)
-}
-
-// judged runs sql and accepts that it passes, or that the server refuses it, by whatever error.
-func (s *session) judged(sql string) {
-	s.Helper()
-	_, err := s.conn.PgConn().Exec(s.Context(), sql).ReadAll()
-	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) {
-		_, err = s.conn.PgConn().Exec(s.Context(), "ROLLBACK").ReadAll()
-	}
-	require.NoError(s, err)
 }

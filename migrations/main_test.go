@@ -33,7 +33,14 @@ func newSession(t *testing.T) *session {
 
 func connect(t *testing.T, url string) *session {
 	t.Helper()
-	conn, err := pgx.Connect(t.Context(), url)
+	config, err := pgx.ParseConfig(url)
+	require.NoError(t, err)
+	return connectAs(t, config)
+}
+
+func connectAs(t *testing.T, config *pgx.ConnConfig) *session {
+	t.Helper()
+	conn, err := pgx.ConnectConfig(t.Context(), config)
 	require.NoError(t, err)
 	s := &session{t, conn}
 	t.Cleanup(func() { _ = s.conn.Close(context.Background()) })
@@ -64,6 +71,15 @@ func (s *session) refused(code, sql string) *pgconn.PgError {
 	return pgErr
 }
 
+// sqlstate is the code of a refusal by the server, empty for any other error and for none.
+func sqlstate(err error) string {
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) {
+		return pgErr.Code
+	}
+	return ""
+}
+
 // one is the single value that sql selects, as text.
 func (s *session) one(sql string, args ...any) string {
 	s.Helper()
@@ -84,13 +100,11 @@ func (s *session) fenced(token int, resource, sql string) string {
 // leases gives each token one lease, so that entering twice with a token is the same holder.
 var leases = uuid.MustParse("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
 
-func enter(token int, resource string) string { return present("enter", token, resource) }
-func carry(token int, resource string) string { return present("carry", token, resource) }
-
-func present(how string, token int, resource string) string {
-	lease := uuid.NewSHA1(leases, []byte{byte(token), byte(token >> 8)})
-	return fmt.Sprintf("SELECT fencedb.%s('%s', %d, '%s')", how, resource, token, lease)
+func enter(token int, resource string) string {
+	return fmt.Sprintf("SELECT fencedb.enter('%s', %d, '%s')", resource, token, leaseOf(token))
 }
+
+func leaseOf(token int) uuid.UUID { return uuid.NewSHA1(leases, []byte{byte(token), byte(token >> 8)}) }
 
 // awaitBlocked waits until the backend pid waits for a lock of another session.
 func (s *session) awaitBlocked(pid uint32) {

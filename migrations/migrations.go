@@ -44,7 +44,8 @@ import (
 const (
 	versionTable = "fencedb.goose_db_version"
 
-	// lockID is the advisory lock that migrators of one database take in turn: "fencedb" in ASCII.
+	// lockID is the advisory lock that migrators of one database take in turn: "fencedb" in ASCII. In
+	// Go it is taken before (see inTurn); the statements below are for psql as well.
 	lockID = "x'66656e63656462'::bigint"
 
 	// Under the lock: two CREATE SCHEMA IF NOT EXISTS at once can collide in the catalog. One
@@ -81,7 +82,9 @@ type Migration struct {
 
 // Up applies every migration that the database lacks, each in a transaction of its own, and does
 // nothing when there is none. Programs that migrate at the same moment wait for each other, with a
-// session advisory lock: connect directly, not through PgBouncer in transaction mode.
+// session advisory lock, whatever the time limits of their sessions. So connect directly: through a
+// pooler that gives each transaction another session, such as PgBouncer in transaction mode, Up
+// refuses with pgx, and with other drivers says so when it has migrated.
 //
 // On error the migrations before the failed one stay applied and the failed one has left nothing;
 // call Up again once the cause is gone. Cancelling ctx rolls back the migration under way.
@@ -108,7 +111,7 @@ func Down(ctx context.Context, db *sql.DB) error {
 		_, err = provider.DownTo(ctx, 0)
 	}
 	if err == nil {
-		_, err = db.ExecContext(ctx, dropSchema)
+		err = inTurn(ctx, db, dropSchema)
 	}
 	return failed("down", err)
 }
@@ -206,7 +209,7 @@ func open(ctx context.Context, db *sql.DB) (*goose.Provider, error) {
 	if db == nil {
 		return nil, errNilDB
 	}
-	if _, err := db.ExecContext(ctx, createSchema); err != nil {
+	if err := inTurn(ctx, db, createSchema); err != nil {
 		return nil, fmt.Errorf("create schema: %w", err)
 	}
 	return newProvider(db, Files(), versionTable)
@@ -220,20 +223,6 @@ func newProvider(db *sql.DB, files fs.FS, table string) (*goose.Provider, error)
 		goose.WithDisableGlobalRegistry(true),
 		goose.WithSessionLocker(advisoryLock{}),
 	)
-}
-
-// advisoryLock makes migrators of one database take turns. Unlike goose's own it waits in the
-// server, not by polling.
-type advisoryLock struct{}
-
-func (advisoryLock) SessionLock(ctx context.Context, conn *sql.Conn) error {
-	_, err := conn.ExecContext(ctx, "SELECT pg_catalog.pg_advisory_lock("+lockID+")")
-	return err
-}
-
-func (advisoryLock) SessionUnlock(ctx context.Context, conn *sql.Conn) error {
-	_, err := conn.ExecContext(ctx, "SELECT pg_catalog.pg_advisory_unlock("+lockID+")")
-	return err
 }
 
 //go:embed sql/*.sql

@@ -83,12 +83,12 @@ func TestAFailedUpLeavesNothingAndCanBeRepeated(t *testing.T) {
 	t.Parallel()
 	url := testenv.PostgresURL(t)
 	db, psql := open(t, url), connect(t, url)
-	psql.exec(`CREATE SCHEMA fencedb; CREATE TABLE fencedb.signing_key (in_the_way int)`)
+	psql.exec(`CREATE SCHEMA fencedb; CREATE TABLE fencedb.foreign_issuers (in_the_way int)`)
 
-	require.ErrorContains(t, migrations.Up(t.Context(), db), "signing_key")
+	require.ErrorContains(t, migrations.Up(t.Context(), db), "foreign_issuers")
 	require.Empty(t, psql.one("to_regclass('fencedb.fences')"), "the failed migration is rolled back as a whole")
 
-	psql.exec(`DROP TABLE fencedb.signing_key`)
+	psql.exec(`DROP TABLE fencedb.foreign_issuers`)
 	require.NoError(t, migrations.Up(t.Context(), db))
 }
 
@@ -97,7 +97,7 @@ func TestDownRefusesWhileATableIsProtected(t *testing.T) {
 	url := testenv.PostgresURL(t)
 	db, psql := open(t, url), connect(t, url)
 	require.NoError(t, migrations.Up(t.Context(), db))
-	psql.exec(`CREATE TABLE seats (id int); SELECT fencedb.protect('seats', $$ 'seat:' || id $$)`)
+	psql.exec(`CREATE TABLE seats (id int NOT NULL); SELECT fencedb.protect('seats', resource => 'seat:{id}')`)
 
 	require.ErrorContains(t, migrations.Down(t.Context(), db), "still protected: seats")
 	psql.refused("FN002", `INSERT INTO seats VALUES (1)`)
@@ -162,14 +162,14 @@ func TestEveryTableFunctionAndViewIsExplained(t *testing.T) {
 		  AND obj_description(c.oid, 'pg_class') IS NULL`))
 }
 
-// After a crash Postgres empties unlogged tables, and nothing else. The sequences begin anew on
-// purpose: so they tell that there was a crash.
+// After a crash Postgres empties unlogged tables, and nothing else. Unlogged sequences begin anew:
+// those of the epoch tell so that there was a crash, and a session's key ends with the session.
 func TestTheLedgerOutlivesACrash(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
 
 	require.Empty(t, s.one(`SELECT string_agg(c.oid::regclass::text, ', ') FROM pg_class c
 		WHERE c.relnamespace = 'fencedb'::regnamespace AND c.relkind IN ('r', 'i') AND c.relpersistence <> 'p'`))
-	require.Equal(t, "noted_check, noted_salt, noted_sum, noted_token, noted_until, server_epoch", s.one(`SELECT string_agg(c.relname, ', ' ORDER BY c.relname) FROM pg_class c
+	require.Equal(t, "former_end, former_epoch, server_epoch, session_key", s.one(`SELECT string_agg(c.relname, ', ' ORDER BY c.relname) FROM pg_class c
 		WHERE c.relnamespace = 'fencedb'::regnamespace AND c.relkind = 'S' AND c.relpersistence = 'u'`))
 }

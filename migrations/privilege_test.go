@@ -99,40 +99,39 @@ func TestNoImpostorIsCalledByOurFunctions(t *testing.T) {
 			s := &session{t, s.conn}
 			role := s.withRole("allow")
 			s.exec(`DROP TABLE IF EXISTS public.seats, public.jobs, public.plain, public.parts, public.part_1;
-				CREATE TABLE public.seats (id int PRIMARY KEY, room text NOT NULL); CREATE TABLE public.jobs (name text PRIMARY KEY, note text); CREATE TABLE public.plain (a text);
-				CREATE TABLE public.parts (a text, b text) PARTITION BY LIST (a); CREATE TABLE public.part_1 PARTITION OF public.parts FOR VALUES IN ('1');
+				CREATE TABLE public.seats (id int PRIMARY KEY, room text NOT NULL); DROP TYPE IF EXISTS public.kind; CREATE TYPE public.kind AS ENUM ('new', 'done');
+				CREATE TABLE public.jobs (name text PRIMARY KEY, day date NOT NULL, kind public.kind NOT NULL, note text); CREATE TABLE public.plain (a text NOT NULL);
+				CREATE TABLE public.parts (a text NOT NULL, b text) PARTITION BY LIST (a); CREATE TABLE public.part_1 PARTITION OF public.parts FOR VALUES IN ('1');
 				INSERT INTO public.parts VALUES ('1', NULL); TRUNCATE fencedb.fences`)
 			defer s.exec(`RESET search_path`)
 			everyCall := s.callsWithNULL()
 			s.exec(`SET search_path = ` + path)
 
 			for _, sql := range append([]string{
-				// It may fail, but not through an impostor. An expression of the user's own is read in this
-				// path, so it names nothing.
-				`SELECT fencedb.protect('public.seats', 'room'), fencedb.protect('public.seats', 'room')`,
-				`SELECT fencedb.protect('public.seats', 'id::text')`,
-				`SELECT fencedb.protect_row('public.jobs', 'name')`,
-				`SELECT fencedb.protect_row('public.jobs', 'note')`,
-				`SELECT fencedb.protect('public.parts', 'a'); ALTER TABLE public.parts DETACH PARTITION public.part_1; DELETE FROM public.part_1`,
-				`SELECT fencedb.protect('public.parts', 'b')`,
-				`SELECT fencedb.protect('public.plain', 'ctid::text')`,
-				`SELECT fencedb.protect('public.plain', 'pg_catalog.random()::text')`,
-				`SELECT fencedb.protect('public.plain', '')`,
-				`SELECT fencedb.protect('public.plain', 'b')`,
-				`SELECT fencedb.protect('fencedb.fences', 'resource')`,
+				// It may fail, but not through an impostor.
+				`SELECT fencedb.protect('public.seats', resource => '{room}'), fencedb.protect('public.seats', resource => '{room}')`,
+				`SELECT fencedb.protect('public.seats', resource => '{id}')`,
+				`SELECT fencedb.protect('public.jobs', resource => ARRAY['job:{name}', 'on:{day}', '{kind}'])`,
+				`SELECT fencedb.protect('public.jobs', resource => '{note}')`,
+				`SELECT fencedb.protect('public.parts', resource => '{a}'); ALTER TABLE public.parts DETACH PARTITION public.part_1; DELETE FROM public.part_1`,
+				`SELECT fencedb.protect('public.parts', resource => '{b}')`,
+				`SELECT fencedb.protect('public.plain', resource => '{ctid}')`,
+				`SELECT fencedb.protect('public.plain', resource => '{a')`,
+				`SELECT fencedb.protect('public.plain', resource => '')`,
+				`SELECT fencedb.protect('public.plain', resource => '{a}'), fencedb.protect('public.plain', resource => 'a')`,
+				`SELECT fencedb.protect('fencedb.fences', resource => '{resource}')`,
 				`INSERT INTO public.seats VALUES (1, 'red')`,
 				`BEGIN; ` + enter(41, "red") + `; INSERT INTO public.seats VALUES (1, 'red'), (2, 'red'); UPDATE public.seats SET id = DEFAULT; COMMIT`,
 				`BEGIN; ` + enter(41, "red") + `; INSERT INTO public.seats VALUES (1, 'red'); UPDATE public.seats SET room = 'red'; DELETE FROM public.seats; COMMIT`,
 				`BEGIN; ` + enter(41, "red") + `; INSERT INTO public.seats VALUES (1, 'blue')`,
 				`BEGIN; ` + enter(41, "red") + `; INSERT INTO public.seats VALUES (1, NULL)`,
 				enter(40, "red"),
-				`BEGIN; SAVEPOINT a; ` + enter(42, "red"),
+				`BEGIN; ` + enter(43, "red") + `; ` + enter(44, "red"),
 				`SELECT fencedb.enter('red', 0, NULL)`,
 				`BEGIN; SELECT fencedb.enter('red', 50, '6ba7b810-9dad-11d1-80b4-00c04fd430c8', 60000); INSERT INTO public.seats VALUES (3, 'red')`,
-				`BEGIN; ` + carry(41, "x") + `; INSERT INTO public.jobs VALUES ('x', ''); UPDATE public.jobs SET note = 'a'; COMMIT`,
-				`BEGIN; ` + carry(40, "x") + `; UPDATE public.jobs SET note = 'a'`,
-				`BEGIN; ` + carry(41, "x") + `; DELETE FROM public.jobs`,
-				`BEGIN; ` + carry(41, "y") + `; UPDATE public.jobs SET note = 'a'`,
+				`BEGIN; ` + enter(41, "job:x") + `; ` + enter(41, "on:2026-11-26") + `; ` + enter(41, "new") + `; INSERT INTO public.jobs VALUES ('x', '2026-11-26', 'new', ''); UPDATE public.jobs SET note = 'a'; DELETE FROM public.jobs; COMMIT`,
+				`BEGIN; ` + enter(41, "job:x") + `; INSERT INTO public.jobs VALUES ('x', '2026-11-26', 'new', '')`,
+				`SELECT fencedb.resources_of(j) FROM public.jobs j`,
 				`TRUNCATE public.seats`,
 				`SELECT fencedb.once_begin('k', NULL), fencedb.once_end('k', 'v'), fencedb.once_begin('k', NULL)`,
 				`SELECT fencedb.once_begin('', NULL)`,
@@ -143,7 +142,7 @@ func TestNoImpostorIsCalledByOurFunctions(t *testing.T) {
 				`SELECT fencedb.forget_fences('{red}', '2 days')`,
 				`SELECT fencedb.last_token('red')`,
 				`SELECT * FROM fencedb.enter_all('{red,blue}', '{60,60}', ARRAY['6ba7b810-9dad-11d1-80b4-00c04fd430c8', '6ba7b810-9dad-11d1-80b4-00c04fd430c8']::uuid[], 60000, 60000)`,
-				`SELECT * FROM fencedb.carry_all('{red,blue}', '{60,60}', ARRAY['6ba7b810-9dad-11d1-80b4-00c04fd430c8', '6ba7b810-9dad-11d1-80b4-00c04fd430c8']::uuid[], 60000)`,
+				`BEGIN; ` + reenter(60, "red", "5000"),
 				`SELECT fencedb.outcome('800', 1)`,
 				`SELECT fencedb.declare_foreign('zxid')`,
 				`SELECT fencedb.reset_fence('red', 45, 'ann@host', 'a mistake')`,
@@ -154,7 +153,7 @@ func TestNoImpostorIsCalledByOurFunctions(t *testing.T) {
 				`SELECT fencedb.observe('public.seats'); INSERT INTO public.seats VALUES (7, 'red'); UPDATE public.seats SET room = 'red'; UPDATE public.seats SET room = 'red'; SET application_name = 'other'; UPDATE public.seats SET room = 'red'; TABLE fencedb.unfenced_writes`,
 				`SELECT fencedb.enforce('public.seats'), fencedb.forget_observations('public.seats')`,
 				`SELECT fencedb.take_over_as('public.seats', session_user::regrole, 'tomorrow'), fencedb.take_over_as('public.jobs', session_user::regrole, 'tomorrow')`,
-				`INSERT INTO public.seats VALUES (8, 'red'), (9, 'new'); UPDATE public.seats SET room = 'blue'; INSERT INTO public.jobs VALUES ('z', ''); UPDATE public.jobs SET note = 'a'`,
+				`INSERT INTO public.seats VALUES (8, 'red'), (9, 'new'); UPDATE public.seats SET room = 'blue'; INSERT INTO public.jobs VALUES ('z', '2026-11-26', 'new', ''); UPDATE public.jobs SET note = 'a'`,
 				`SELECT fencedb.end_take_over('public.seats'), fencedb.end_take_over('public.jobs')`,
 				`SELECT fencedb.unprotect('public.part_1')`,
 				`SELECT fencedb.unprotect('public.seats'), fencedb.unprotect('public.jobs'), fencedb.unprotect('public.jobs')`,
@@ -192,7 +191,7 @@ func (s *session) callsWithNULL() (calls []string) {
 // for every row, and SET costs microseconds each time. They have the path of the doors that call
 // them, and are for their owner alone.
 const innerFunctions = `SELECT p.oid FROM pg_proc p WHERE p.pronamespace = 'fencedb'::regnamespace
-	AND p.proname IN ('sign', 'carried', 'grants', 'held', 'outermost', 'require_outermost', 'epoch', 'await', 'take', 'take_free', 'bound', 'check_grant', 'admit')`
+	AND p.proname IN ('epoch', 'await', 'take', 'take_free', 'check_grant')`
 
 func TestEveryFunctionHasAFixedSearchPath(t *testing.T) {
 	t.Parallel()
@@ -200,7 +199,7 @@ func TestEveryFunctionHasAFixedSearchPath(t *testing.T) {
 
 	require.Empty(t, s.one(`SELECT string_agg(p.oid::regprocedure::text, ', ') FROM pg_proc p
 		WHERE p.pronamespace = 'fencedb'::regnamespace AND p.oid NOT IN (`+innerFunctions+`)
-		AND p.proname NOT IN ('guard_statement', 'require', 'require_row') -- in every statement, so they name the schema of all they use, as guards of rows do
+		AND p.proname <> 'judge' -- under guards, which have none, so it names the schema of all that it uses, as they do
 		AND p.prosqlbody IS NULL AND NOT coalesce('search_path=pg_catalog, pg_temp' = ANY (p.proconfig), false)`),
 		"give it SET search_path = pg_catalog, pg_temp, or a body with RETURN")
 	require.Empty(t, s.one(`SELECT string_agg(p.oid::regprocedure::text, ', ') FROM pg_proc p
@@ -213,30 +212,36 @@ func TestEveryFunctionHasAFixedSearchPath(t *testing.T) {
 		"it calls an inner function in the search_path of its own caller")
 }
 
-// The guard itself is a function in the schema of the table. It fixes its search_path, or it is the
-// same in every one: a plain expression is written into it with all operators and functions
-// qualified.
+// A guard fixes no search_path, which would cost more than it does: all names in it have their
+// schema.
 func TestEveryGuardMeansTheSameInEverySearchPath(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
-	s.exec(`CREATE TABLE seats (id int PRIMARY KEY, room text, nr varchar(9), u uuid DEFAULT gen_random_uuid());
-		CREATE TABLE jobs (name text PRIMARY KEY); CREATE TABLE days (at timestamptz PRIMARY KEY);
-		SELECT fencedb.protect('seats', $$ 'room:' || room || '/' || nr || ':' || id $$),
-			fencedb.protect_row('jobs', $$ 'job:' || name $$), fencedb.protect_row('days', 'at::text')`)
-	const pinned = `SELECT string_agg(t.table_name::text, ' ') FROM fencedb.protected_tables t
-		JOIN pg_proc p ON p.oid = t.guard WHERE p.proconfig[1] = 'search_path=pg_catalog, pg_temp'`
-	require.Equal(t, "days", s.one(pinned), "the only one that reads a setting")
-	require.Equal(t, "2", s.one(`SELECT count(*) FROM fencedb.protected_tables t JOIN pg_proc p ON p.oid = t.guard WHERE p.proconfig IS NULL`))
+	s.exec(`CREATE TYPE kind AS ENUM ('new', 'done');
+		CREATE TABLE seats (id int PRIMARY KEY, room text NOT NULL, nr varchar(9) NOT NULL, u uuid DEFAULT gen_random_uuid());
+		CREATE TABLE jobs (name char(9) NOT NULL, kind kind NOT NULL, day date NOT NULL, big numeric(20) NOT NULL, u uuid NOT NULL DEFAULT '6ba7b810-9dad-11d1-80b4-00c04fd430c8', yes boolean NOT NULL DEFAULT true);
+		CREATE TABLE notes (room text NOT NULL); CREATE TABLE logs (room text NOT NULL);
+		SELECT fencedb.protect('seats', resource => 'room:{room}/{nr}:{id}'), fencedb.protect('jobs', resource => ARRAY['{name}', '{kind}-{day}-{big}', '{u}-{yes}']),
+			fencedb.protect('notes', resource => '{room}', mode => 'observe'), fencedb.protect('logs', resource => '{room}', stamp => false)`)
 	s.plantImpostors()
 	// A type of the same name in an earlier schema is found first.
-	s.exec(`CREATE DOMAIN evil.text AS pg_catalog.text CHECK (evil.strike()); CREATE DOMAIN evil.int8 AS pg_catalog.int8 CHECK (evil.strike())`)
+	s.exec(`CREATE DOMAIN evil.text AS pg_catalog.text CHECK (evil.strike()); CREATE DOMAIN evil.int8 AS pg_catalog.int8 CHECK (evil.strike()); CREATE DOMAIN evil.float8 AS pg_catalog.float8 CHECK (evil.strike())`)
+	names := []string{"room:red/7:1", "job", "new-2026-11-26-12", "6ba7b810-9dad-11d1-80b4-00c04fd430c8-true", "red"}
+	begin := "BEGIN"
+	for _, name := range names {
+		begin += "; " + enter(41, name)
+	}
 
-	for name, path := range hostilePaths {
+	for _, path := range hostilePaths {
 		s.exec(`SET search_path = ` + path)
-		s.exec("BEGIN; " + enter(41, "room:red/7:1") + `; INSERT INTO public.seats VALUES (1, 'red', '7'); UPDATE public.seats SET u = NULL;
-			UPDATE public.seats SET u = NULL; DELETE FROM public.seats; COMMIT`)
-		s.exec("BEGIN; " + carry(41, "job:"+name) + `; INSERT INTO public.jobs VALUES ('` + name + `'); COMMIT`)
-		s.refused("FN003", s.fenced(41, "room:red/7:1", `INSERT INTO public.seats VALUES (2, 'red', '7')`))
+		s.exec(begin + `; INSERT INTO public.seats VALUES (1, 'red', '7'); UPDATE public.seats SET u = NULL; UPDATE public.seats SET u = NULL; DELETE FROM public.seats;
+			INSERT INTO public.jobs VALUES ('job', 'new', '2026-11-26', 12); UPDATE public.jobs SET name = name; DELETE FROM public.jobs;
+			INSERT INTO public.notes VALUES ('red'), ('blue'); INSERT INTO public.logs VALUES ('red'); UPDATE public.logs SET room = room; COMMIT`)
+		s.exec(`INSERT INTO public.notes VALUES ('red'), ('blue'); UPDATE public.notes SET room = 'red'; DELETE FROM public.notes`)
+		for table, row := range map[string]string{"seats": `(2, 'red', '7')`, "jobs": `('job', 'done', '2026-11-26', 12)`, "logs": `('blue')`} {
+			s.refused("FN003", begin+`; INSERT INTO public.`+table+` VALUES `+row)
+			s.refused("FN002", `INSERT INTO public.`+table+` VALUES `+row)
+		}
 		s.exec(`RESET search_path`)
 	}
 }
@@ -253,7 +258,7 @@ func TestNothingOfOursIsReadInTheSearchPathOfWhoeverMigrates(t *testing.T) {
 
 		require.Empty(t, s.one(`SELECT string_agg(DISTINCT pg_describe_object(d.classid, d.objid, d.objsubid), ', ') FROM pg_depend d
 			WHERE pg_describe_object(d.refclassid, d.refobjid, 0) ~ '\mevil\.' AND pg_describe_object(d.classid, d.objid, 0) !~ '\mevil\.'`), name)
-		s.exec(`CREATE TABLE public.seats (room text); SELECT fencedb.protect('public.seats', 'room')`)
+		s.exec(`CREATE TABLE public.seats (room text NOT NULL); SELECT fencedb.protect('public.seats', resource => '{room}')`)
 		s.exec(s.fenced(41, "red", `INSERT INTO public.seats VALUES ('red')`))
 		s.exec(`DROP TABLE public.seats; DROP SCHEMA fencedb CASCADE`)
 	}

@@ -19,30 +19,30 @@ func reset(resource string, to int) string {
 
 // mistaken is a session with a table in which everything of room red was written under token 41,
 // and then under the mistake.
-func mistaken(t *testing.T, table, protect, how string) *session {
+func mistaken(t *testing.T, table, protect string) *session {
 	t.Helper()
 	s := newSession(t)
 	s.exec(table + `; INSERT INTO seats VALUES (1, 'red'), (2, 'red'), (3, 'blue')`)
 	s.exec(protect)
 	for _, token := range []int{41, mistake} {
-		s.exec("BEGIN; " + present(how, token, "room:red") + `; UPDATE seats SET id = id WHERE room = 'red'; COMMIT`)
+		s.exec(s.fenced(token, "room:red", `UPDATE seats SET id = id WHERE room = 'red'`))
 	}
-	s.refused("FN001", "BEGIN; "+present(how, 42, "room:red")+`; UPDATE seats SET id = id WHERE room = 'red'`)
+	s.refused("FN001", enter(42, "room:red"))
 	return s
 }
 
 func TestAFenceThatIsSetBackLetsTheNextHolderWrite(t *testing.T) {
 	t.Parallel()
-	const protect, plain = `SELECT fencedb.protect('seats', $$ 'room:' || room $$)`, `CREATE TABLE seats (id int, room text)`
+	const protect, plain = `SELECT fencedb.protect('seats', resource => 'room:{room}')`, `CREATE TABLE seats (id int, room text NOT NULL)`
 	for name, c := range map[string]struct{ table, protect string }{
 		"a table":           {plain, protect},
-		"several resources": {plain, `SELECT fencedb.protect('seats', $$ ARRAY['room:' || room, 'room:red'] $$)`},
-		"partitions": {`CREATE TABLE seats (id int, room text) PARTITION BY LIST (room); CREATE TABLE red PARTITION OF seats FOR VALUES IN ('red');
+		"several resources": {plain, `SELECT fencedb.protect('seats', resource => ARRAY['room:{room}', 'room:red'])`},
+		"partitions": {`CREATE TABLE seats (id int, room text NOT NULL) PARTITION BY LIST (room); CREATE TABLE red PARTITION OF seats FOR VALUES IN ('red');
 			CREATE TABLE rest PARTITION OF seats DEFAULT`, protect},
-		"without a stamp of its own": {`CREATE TABLE seats (id int, room text, last_fencing_token bigint NOT NULL DEFAULT 0)`, protect},
+		"without a stamp of its own": {`CREATE TABLE seats (id int, room text NOT NULL, last_fencing_token bigint NOT NULL DEFAULT 0)`, protect},
 	} {
 		for _, write := range []string{`UPDATE seats SET id = id + 10 WHERE room = 'red'`, `DELETE FROM seats WHERE room = 'red'`, `INSERT INTO seats VALUES (9, 'red')`} {
-			s := mistaken(t, c.table, c.protect, "enter")
+			s := mistaken(t, c.table, c.protect)
 			s.exec(reset("room:red", 41))
 
 			s.refused("FN001", enter(41, "room:red")) // had it before, but the token is nobody's now
@@ -57,68 +57,34 @@ func TestAFenceThatIsSetBackLetsTheNextHolderWrite(t *testing.T) {
 	}
 }
 
-func TestAResetAnnulsWhatItNamesAndNothingElse(t *testing.T) {
+// Stamps count from where a fence was set back first, and a row that is named adds to that.
+func TestAResetRemembersWhichStampsDoNotCount(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
-	s.exec(enter(50, "room:red"))
-	annulled := func() string {
-		return s.one(`SELECT string_agg(split_part(a, ' ', 1), ',' ORDER BY a) FROM fencedb.fences, unnest(annulled) a`)
+	s.exec(`CREATE TABLE seats (id int NOT NULL); INSERT INTO seats VALUES (1), (2); SELECT fencedb.protect('seats', resource => 'seat:{id}')`)
+	const from = `SELECT reset_from FROM fencedb.fences WHERE resource = 'seat:1'`
+	write := func(token int) string { return s.fenced(token, "seat:1", `UPDATE seats SET id = id WHERE id = 1`) }
+	stamp := func(token int) {
+		s.exec(fmt.Sprintf(`SET session_replication_role = replica; UPDATE seats SET last_fencing_token = %d WHERE id = 1; RESET session_replication_role`, token))
 	}
+	s.exec(write(50))
+	require.Empty(t, s.one(from))
+	stamp(51)
+	s.refused("FN001", write(50))
 
-	s.exec(reset("room:red", 41))
-	require.Equal(t, "50", annulled())
-	s.exec(`SELECT fencedb.reset_fence('room:red', 41, 'ann@host', 'its row', 60, gen_random_uuid())`)
-	require.Equal(t, "50,60", annulled(), "that of before stays, and the fence itself was not set back")
-}
+	s.exec(reset("seat:1", 41))
+	require.Equal(t, "50", s.one(from))
+	s.refused("FN001", write(45))
+	s.exec(`SELECT fencedb.reset_fence('seat:1', 41, 'ann@host', 'its row', 60)`)
+	require.Equal(t, "60", s.one(from))
+	s.exec(write(45))
+	stamp(60)
+	s.exec(write(45))
+	stamp(61)
+	s.refused("FN001", write(45))
 
-// The row is its own ledger: only the stamp that was annulled may be replaced by a lower one.
-func TestARowThatIsItsOwnFenceIsSetBack(t *testing.T) {
-	t.Parallel()
-	const table = `CREATE TABLE seats (id int, room text, PRIMARY KEY (id, room))`
-	const protect = `SELECT fencedb.protect_row('seats', $$ CASE id WHEN 1 THEN 'room:' || room ELSE room || id END $$)`
-	const write = `UPDATE seats SET id = id WHERE id = 1`
-	for how, named := range map[string]string{"enter": "", "carry": ", (SELECT last_fencing_token FROM seats WHERE id = 1), (SELECT last_lease_id FROM seats WHERE id = 1)"} {
-		s := newSession(t)
-		s.exec(table + `; INSERT INTO seats VALUES (1, 'red'), (2, 'red');` + protect)
-		pass := func(token int) string { return "BEGIN; " + present(how, token, "room:red") + "; " + write + "; COMMIT" }
-		s.exec(pass(mistake))
-		s.refused("FN001", pass(50))
-
-		s.exec(fmt.Sprintf(`SELECT fencedb.reset_fence('room:red', 41, 'ann@host', 'entered by mistake'%s)`, named))
-
-		s.refused("FN001", pass(41))
-		s.refused("FN001", "BEGIN; "+carry(40, "room:red")+"; "+write)
-		s.exec(pass(50))
-		s.exec(pass(50))
-		for _, token := range []int{45, 49} {
-			s.refused("FN001", "BEGIN; "+carry(token, "room:red")+"; "+write)
-			s.refused("FN001", pass(token))
-		}
-		s.exec(pass(51))
-		require.Equal(t, "51", s.one(`SELECT last_fencing_token FROM seats WHERE id = 1`), how)
-	}
-}
-
-// Another row's stamp, or the same token under another lease, was not annulled.
-func TestOnlyTheStampThatIsNamedIsAnnulled(t *testing.T) {
-	t.Parallel()
-	s := newSession(t)
-	s.exec(`CREATE TABLE jobs (id int PRIMARY KEY, state text); INSERT INTO jobs VALUES (1, 'new'); SELECT fencedb.protect_row('jobs', $$ 'job:' || id $$)`)
-	pass := func(token int) string {
-		return "BEGIN; " + carry(token, "job:1") + `; UPDATE jobs SET state = 'done'; COMMIT`
-	}
-	s.exec(pass(70))
-	const invalidParameter = "22023"
-
-	s.refused(invalidParameter, reset("job:1", 41)) // has no fence in the ledger
-	s.exec(`SELECT fencedb.reset_fence('job:1', 41, 'ann@host', 'wrong lease', 70, gen_random_uuid())`)
-	s.refused("FN001", pass(50))
-	s.exec(`SELECT fencedb.reset_fence('job:1', 41, 'ann@host', 'wrong token', 71, (SELECT last_lease_id FROM jobs))`)
-	s.refused("FN001", pass(50))
-	s.exec(`SELECT fencedb.reset_fence('job:1', 41, 'ann@host', 'right', 70, (SELECT last_lease_id FROM jobs))`)
-	s.exec(pass(50))
-	s.refused("FN001", pass(49))
-	require.Equal(t, "[null, 41, 41]", s.one(`SELECT jsonb_agg(details -> 'former_token' ORDER BY id) FROM fencedb.audit WHERE event = 'reset'`))
+	s.exec(reset("seat:1", 42))
+	require.Equal(t, "60", s.one(from), "it never goes down")
 }
 
 func TestAResetIsRecorded(t *testing.T) {
@@ -161,7 +127,7 @@ func TestAResetOnlySetsBack(t *testing.T) {
 	}
 	require.Equal(t, insufficientPrivilege, s.as(s.withRole("allow"), reset("seat:1", 41)))
 
-	require.Equal(t, "seat:1 70", s.one(`SELECT string_agg(resource || ' ' || last_fencing_token, ',') FROM fencedb.fences WHERE annulled IS NULL`))
+	require.Equal(t, "seat:1 70", s.one(`SELECT string_agg(resource || ' ' || last_fencing_token, ',') FROM fencedb.fences WHERE reset_from IS NULL`))
 	require.Equal(t, "0", s.one(`SELECT count(*) FROM fencedb.audit`))
 }
 
@@ -204,24 +170,11 @@ func TestAResetWaitsForOpenTransactionsAndNamesThem(t *testing.T) {
 	}
 }
 
-// The expression is its author's code. A reset finds no rows by it, so it runs with nobody's
-// rights.
-func TestAResetRunsNoResourceExpression(t *testing.T) {
-	t.Parallel()
-	s := newSession(t)
-	s.exec(`CREATE FUNCTION name(text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN RETURN 'room:' || $1; END $$`)
-	s.exec(`CREATE TABLE seats (id int, room text); INSERT INTO seats VALUES (1, 'red'); SELECT fencedb.protect('seats', $$ public.name(room) $$)`)
-	s.exec(s.fenced(70, "room:red", `UPDATE seats SET id = 2`))
-	s.exec(`CREATE OR REPLACE FUNCTION name(text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN RAISE EXCEPTION 'run by %', current_user; END $$`)
-
-	s.exec(reset("room:red", 41))
-}
-
 // Tokens of another issuer may be as high as a bigint.
 func TestTheHighestTokenOfAnotherIssuerIsSetBack(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
-	s.exec(`CREATE TABLE nodes (id int PRIMARY KEY); INSERT INTO nodes VALUES (1); SELECT fencedb.protect('nodes', $$ 'zxid:' || id $$); SELECT fencedb.declare_foreign('zxid')`)
+	s.exec(`CREATE TABLE nodes (id int PRIMARY KEY); INSERT INTO nodes VALUES (1); SELECT fencedb.protect('nodes', resource => 'zxid:{id}'); SELECT fencedb.declare_foreign('zxid')`)
 	write := func(token int) string { return s.fenced(token, "zxid:1", `UPDATE nodes SET id = id`) }
 	s.exec(write(math.MaxInt64))
 	s.refused("FN001", write(math.MaxInt64-1))
@@ -238,7 +191,7 @@ func TestTheHighestTokenOfAnotherIssuerIsSetBack(t *testing.T) {
 // to judge by.
 func TestAFenceThatWasSetBackIsNotForgotten(t *testing.T) {
 	t.Parallel()
-	s := mistaken(t, `CREATE TABLE seats (id int, room text)`, `SELECT fencedb.protect('seats', $$ 'room:' || room $$)`, "enter")
+	s := mistaken(t, `CREATE TABLE seats (id int, room text NOT NULL)`, `SELECT fencedb.protect('seats', resource => 'room:{room}')`)
 	s.exec(reset("room:red", 41))
 	s.exec(`UPDATE fencedb.fences SET advanced_at = advanced_at - interval '31 days'`)
 	require.Equal(t, "0", s.one(`SELECT fencedb.forget_fences('{room:red}', interval '30 days')`))

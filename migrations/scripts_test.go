@@ -15,7 +15,7 @@ import (
 // rows.
 var catalog = map[string]string{
 	"schema": `SELECT nspname, nspacl::text, obj_description(oid, 'pg_namespace') FROM pg_namespace WHERE nspname = 'fencedb'`,
-	"relations": `SELECT oid::regclass, relkind, relacl::text, reloptions, obj_description(oid, 'pg_class'), CASE relkind WHEN 'v' THEN pg_get_viewdef(oid) WHEN 'i' THEN pg_get_indexdef(oid) END
+	"relations": `SELECT oid::regclass, relkind, relpersistence, relrowsecurity, relacl::text, reloptions, obj_description(oid, 'pg_class'), CASE relkind WHEN 'v' THEN pg_get_viewdef(oid) WHEN 'i' THEN pg_get_indexdef(oid) END
 		FROM pg_class WHERE relnamespace = 'fencedb'::regnamespace`,
 	"columns": `SELECT attrelid::regclass, attname, format_type(atttypid, atttypmod), attnotnull, attidentity, attcollation::regcollation, pg_get_expr(adbin, adrelid), col_description(attrelid, attnum)
 		FROM pg_attribute JOIN pg_class c ON c.oid = attrelid LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
@@ -24,7 +24,7 @@ var catalog = map[string]string{
 	"triggers":    `SELECT pg_get_triggerdef(t.oid), tgenabled FROM pg_trigger t JOIN pg_class c ON c.oid = tgrelid WHERE c.relnamespace = 'fencedb'::regnamespace`,
 	"functions":   `SELECT pg_get_functiondef(oid), proacl::text, obj_description(oid, 'pg_proc') FROM pg_proc WHERE pronamespace = 'fencedb'::regnamespace`,
 	"versions":    `SELECT id, version_id, is_applied FROM fencedb.goose_db_version`,
-	"keys":        `SELECT count(*) FROM fencedb.signing_key`,
+	"policies":    `SELECT * FROM pg_policies WHERE schemaname = 'fencedb'`,
 }
 
 func TestScriptsLeaveWhatUpLeaves(t *testing.T) {

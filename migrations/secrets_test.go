@@ -23,33 +23,6 @@ func (s *session) as(role, sql string) string {
 	return refused.Code
 }
 
-// The built-in roles for all data reach every table. The key that signs grants must not be among
-// what they reach.
-func TestWhoReadsAndWritesAllDataCannotSignAGrant(t *testing.T) {
-	t.Parallel()
-	s := newSeats(t)
-	key := s.one(`SELECT encode(key, 'hex') FROM fencedb.signing_key`)
-	require.NotEmpty(t, key)
-	s.exec(`ANALYZE fencedb.signing_key`)
-	role := s.withRole("allow")
-	s.exec(`GRANT pg_read_all_data, pg_write_all_data TO ` + role + `; SET SESSION AUTHORIZATION ` + role)
-
-	require.NotEqual(t, "0", s.one(`SELECT count(*) FROM fencedb.goose_db_version`), "it does read what is not its own")
-	for _, table := range []string{`fencedb.signing_key`, `(SELECT s FROM pg_statistic s WHERE s.starelid = 'fencedb.signing_key'::regclass AND s.stavalues1 IS NOT NULL)`} {
-		require.Equal(t, "0", s.one(`SELECT count(*) FROM `+table+` s`), table)
-	}
-	s.exec(`UPDATE fencedb.signing_key SET key = repeat('x', 48)::bytea; DELETE FROM fencedb.signing_key`)
-	s.refused(insufficientPrivilege, `INSERT INTO fencedb.signing_key (key) VALUES (repeat('x', 48)::bytea) ON CONFLICT DO NOTHING`)
-	s.refused(insufficientPrivilege, `TRUNCATE fencedb.signing_key`)
-	s.refused(insufficientPrivilege, `SET row_security = off; SELECT key FROM fencedb.signing_key`)
-	s.exec(`RESET row_security`)
-	s.refused("FN002", `UPDATE seats SET guest = 'zoe' WHERE id = 1`)
-	s.exec(s.fenced(41, "room:red", `UPDATE seats SET guest = 'zoe' WHERE id = 1`))
-
-	s.exec(`RESET SESSION AUTHORIZATION`)
-	require.Equal(t, key, s.one(`SELECT encode(key, 'hex') FROM fencedb.signing_key`))
-}
-
 // A result is replayed to whoever knows the request, and where none was told, to the role that
 // stored it.
 func TestAResultIsNotReplayedToAStranger(t *testing.T) {

@@ -39,7 +39,7 @@ rarest job takes to come round, call fencedb.enforce for the table.
 type adoption struct {
 	Table         string     `json:"table"`
 	Mode          string     `json:"mode"`
-	Resource      string     `json:"resource_expression"`
+	Resource      []string   `json:"resource"`
 	ObservedSince *time.Time `json:"observed_since"` // nil: it is enforced
 	SwitchedOff   []string   `json:"switched_off"`   // the table or parts of it, whose guard sees nothing
 	QuietSince    *time.Time `json:"quiet_since"`    // nil: it is enforced, or a guard is switched off
@@ -73,7 +73,7 @@ func readAdoption(ctx context.Context, pool *pgxpool.Pool, table string) (*adopt
 		FROM fencedb.protected_tables p JOIN pg_class c ON c.oid = p.table_name
 			JOIN pg_namespace n ON n.oid = c.relnamespace, parse_ident($1) AS parts
 		WHERE (parts = ARRAY[n.nspname, c.relname]::text[]
-			OR parts = ARRAY[c.relname]::text[] AND pg_table_is_visible(c.oid)) AND p.mode IS NOT NULL`,
+			OR parts = ARRAY[c.relname]::text[] AND pg_table_is_visible(c.oid)) AND p.resource <> '{}'`,
 		table).Scan(&oid, &found.Table, &found.Resource, &found.ObservedSince, &sees, &unrecorded, &found.SwitchedOff)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
@@ -126,7 +126,7 @@ func notProtected(ctx context.Context, pool *pgxpool.Pool, table string) error {
 	var meant []string
 	err := pool.QueryRow(ctx, `
 		SELECT coalesce(bool_or(parts = ARRAY[n.nspname, c.relname]::text[] OR parts = ARRAY[c.relname]::text[] AND pg_table_is_visible(c.oid)), false),
-			coalesce(array_agg(c.oid::regclass::text ORDER BY c.oid) FILTER (WHERE p.mode IS NOT NULL), '{}')
+			coalesce(array_agg(c.oid::regclass::text ORDER BY c.oid) FILTER (WHERE p.resource <> '{}'), '{}')
 		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN fencedb.protected_tables p ON p.table_name = c.oid, parse_ident($1) parts
 		WHERE c.relkind IN ('r', 'p', 'f') AND lower(c.relname) = lower(parts[cardinality(parts)])`, table).Scan(&exists, &meant)
 	if err != nil {
@@ -150,8 +150,6 @@ var reasons = map[string]string{
 	"FN002": "no token",
 	"FN003": "another resource",
 	"FN006": "lease over",
-	"22004": "row without resource",
-	"0A000": "takes a row fence away",
 }
 
 func (r *adoption) print(p page) {
@@ -159,7 +157,7 @@ func (r *adoption) print(p page) {
 	if r.ObservedSince != nil {
 		state = "observed for " + p.since(*r.ObservedSince)
 	}
-	p.facts([2]string{"TABLE", visible(r.Table)}, [2]string{"RESOURCE", visible(r.Resource)}, [2]string{"GUARD", state})
+	p.facts([2]string{"TABLE", visible(r.Table)}, [2]string{"RESOURCE", visible(strings.Join(r.Resource, " and "))}, [2]string{"GUARD", state})
 	header := []string{"ROLE", "APPLICATION", "STATEMENT", "REFUSED FOR", "FIRST", "LAST", "TIMES", "RESOURCE"}
 	list(p, header, r.Writers, func(w writer) []string {
 		return []string{visible(w.Role), visible(w.Application), w.Statement, cmp.Or(reasons[w.Reason], "error "+w.Reason),
@@ -168,7 +166,7 @@ func (r *adoption) print(p page) {
 	fmt.Fprintln(p.out)
 	switch {
 	case len(r.SwitchedOff) > 0:
-		p.point("The guard of %s is switched off: it refuses nothing and sees nothing. Call fencedb.protect (or protect_row) once more for %s, which switches it on.",
+		p.point("The guard of %s is switched off: it refuses nothing and sees nothing. Call fencedb.protect once more for %s, which switches it on.",
 			visible(strings.Join(r.SwitchedOff, ", ")), visible(r.Table))
 	case r.ObservedSince == nil:
 		p.point("It refuses such writes now. What is shown was observed before; what is refused is not recorded.")

@@ -110,8 +110,8 @@ func TestAdoptNeedsNoRightsToTheSchemaOfTheTable(t *testing.T) {
 func TestAdoptSaysWhatIsWrongWithATable(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.exec(`CREATE TABLE rooms (id int); CREATE SCHEMA shop; CREATE TABLE shop.orders (id int); CREATE TABLE "Order Items" (id int);
-		SELECT fencedb.protect(t, $$ 'x:' || id $$) FROM unnest('{shop.orders,"\"Order Items\""}'::text[]::regclass[]) t`)
+	w.exec(`CREATE TABLE rooms (id int); CREATE SCHEMA shop; CREATE TABLE shop.orders (id int NOT NULL); CREATE TABLE "Order Items" (id int NOT NULL);
+		SELECT fencedb.protect(t, 'x:{id}') FROM unnest('{shop.orders,"\"Order Items\""}'::text[]::regclass[]) t`)
 	for call, c := range map[string]struct {
 		code int
 		says string

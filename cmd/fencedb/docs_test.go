@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -161,11 +160,11 @@ func (r *restaurant) prepare(command string) {
 	case "revoke":
 		require.NoError(r, r.open.Commit(r.Context()))
 	case "reset":
-		mistake := fencedb.NewGrant("table:11", protocol.MaxNumber, uuid.New(), time.Time{})
+		mistake := fencedb.NewGrant("table:11", protocol.MaxNumber, uuid.New(), fencedb.NoEnd)
 		_, err := fencedb.Exec(r.Context(), r.pool, mistake, `SELECT`)
 		require.NoError(r, err)
 	case "with":
-		r.exec(`CREATE TABLE orders (id int, state text); INSERT INTO orders VALUES (7, 'open'); SELECT fencedb.protect('orders', $$ 'order:' || id $$)`)
+		r.exec(`CREATE TABLE orders (id int NOT NULL, state text); INSERT INTO orders VALUES (7, 'open'); SELECT fencedb.protect('orders', 'order:{id}')`)
 	case "adopt":
 		r.observe()
 	case "ttl":
@@ -177,7 +176,7 @@ func (r *restaurant) prepare(command string) {
 // observe makes a table to which a cron job and a report write, not as they should.
 func (r *restaurant) observe() {
 	r.Helper()
-	r.exec(`CREATE TABLE bookings (table_id int NOT NULL); SELECT fencedb.protect('bookings', $$'table:' || table_id$$, mode => 'observe');
+	r.exec(`CREATE TABLE bookings (table_id int NOT NULL); SELECT fencedb.protect('bookings', 'table:{table_id}', mode => 'observe');
 		CREATE ROLE legacy; SELECT fencedb.allow('legacy'); GRANT ALL ON bookings TO legacy`)
 	r.Cleanup(func() {
 		_, err := r.pool.Exec(context.Background(), `DROP OWNED BY legacy; DROP ROLE legacy`, pgx.QueryExecModeSimpleProtocol)

@@ -69,11 +69,12 @@ func (w *world) diagnosed(code int) []string {
 func TestDoctorIsSilentOnASoundSetUp(t *testing.T) {
 	t.Parallel()
 	w := sound(t)
-	w.exec(rowFence + `; CREATE TABLE "Odd" ("Key" int PRIMARY KEY, "it's" text, "NEW.a" date);
-		SELECT fencedb.protect('"Odd"', $$ 'NEW.b:' || "Key" || "it's" $$);
-		CREATE TABLE days (id int, day date); SELECT fencedb.protect('days', $$ 'OLD.c:' || upper(day::text) $$, stamp => false);
-		ALTER TABLE days RENAME TO dates; ALTER TABLE jobs RENAME state TO is_in;
-		CREATE TABLE rooms (id int); SELECT fencedb.protect('rooms', $$ 'room:' || id $$), fencedb.unprotect('rooms')`)
+	w.exec(`CREATE TABLE "Odd" ("Key" int PRIMARY KEY, "it's" text NOT NULL, "NEW.a" date);
+		SELECT fencedb.protect('"Odd"', ARRAY['NEW.b:{Key}/{it''s}', 'OLD.{{a}}:{Key}']);
+		CREATE TABLE days (id int, day date NOT NULL); SELECT fencedb.protect('days', 'OLD.c:{day}', stamp => false);
+		ALTER TABLE days RENAME TO dates; ALTER TABLE dates RENAME id TO no;
+		CREATE TABLE config (name text); SELECT fencedb.protect('config', 'config:global');
+		CREATE TABLE rooms (id int NOT NULL); SELECT fencedb.protect('rooms', 'room:{id}'), fencedb.unprotect('rooms')`)
 	require.Empty(t, w.diagnosed(exitDone))
 	require.Empty(t, w.ok("doctor"))
 }
@@ -84,8 +85,26 @@ func TestDoctorNamesATableThatLostItsProtection(t *testing.T) {
 	w.exec(`DROP TRIGGER "~fencedb_row" ON seats; DROP TRIGGER "~fencedb_statement" ON seats; DROP TRIGGER "~fencedb_truncate" ON seats`)
 	require.Equal(t, []string{"error protection_lost", "warning guard_left", "warning unprotected_table"}, w.diagnosed(exitFailed))
 
-	w.exec(`SELECT fencedb.protect('seats', $$ 'seat:' || id $$)`)
-	require.Equal(t, []string{"warning guard_left"}, w.diagnosed(exitDone))
+	w.exec(`SELECT fencedb.protect('seats', 'seat:{id}')`)
+	require.Equal(t, []string{"warning guard_left"}, w.diagnosed(exitDone), "the table has a new one")
+	w.exec(`SELECT fencedb.drop_guard('fencedb.guard_seats()')`)
+	require.Empty(t, w.diagnosed(exitDone))
+}
+
+// Whoever has the privilege needs no other right to the table.
+func TestDoctorNamesAGuardThatAnotherRoleHasReplaced(t *testing.T) {
+	t.Parallel()
+	w := sound(t)
+	vandal, err := pgx.Connect(t.Context(), w.login("vandal", `GRANT TRIGGER ON seats TO %[2]s; GRANT CREATE ON SCHEMA public TO %[2]s`))
+	require.NoError(t, err)
+	_, err = vandal.Exec(t.Context(), `CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
+		CREATE OR REPLACE TRIGGER "~fencedb_row" BEFORE INSERT OR UPDATE OR DELETE ON seats FOR EACH ROW EXECUTE FUNCTION nothing()`, pgx.QueryExecModeSimpleProtocol)
+	require.NoError(t, err)
+	require.NoError(t, vandal.Close(t.Context()))
+
+	require.Equal(t, []string{"error guard_replaced"}, w.diagnosed(exitFailed))
+	w.exec(`DROP TRIGGER "~fencedb_row" ON seats; SELECT fencedb.protect('seats', 'seat:{id}')`)
+	require.Empty(t, w.diagnosed(exitDone))
 }
 
 // What it says to do ends it.
@@ -96,17 +115,17 @@ func TestDoctorNamesAGuardWhoseColumnWasRenamed(t *testing.T) {
 	require.Equal(t, []string{"error guard_broken"}, w.diagnosed(exitFailed))
 
 	w.exec(`ALTER TABLE seats RENAME no TO id; BEGIN; SELECT fencedb.unprotect('seats', keep_columns => true);
-		ALTER TABLE seats RENAME id TO no; SELECT fencedb.protect('seats', $$ 'seat:' || no $$); COMMIT`)
+		ALTER TABLE seats RENAME id TO no; SELECT fencedb.protect('seats', 'seat:{no}'); COMMIT`)
 	require.Empty(t, w.diagnosed(exitDone))
 }
 
 func TestDoctorNamesAGuardThatLostItsComment(t *testing.T) {
 	t.Parallel()
 	w := sound(t)
-	w.exec(`COMMENT ON FUNCTION fencedb_guard_seats IS NULL`)
+	w.exec(`COMMENT ON FUNCTION fencedb.guard_seats IS NULL`)
 	require.Equal(t, []string{"warning guard_unknown"}, w.diagnosed(exitDone))
 
-	w.exec(`BEGIN; SELECT fencedb.unprotect('seats'), fencedb.protect('seats', $$ 'seat:' || id $$); COMMIT`)
+	w.exec(`BEGIN; SELECT fencedb.unprotect('seats'), fencedb.protect('seats', 'seat:{id}'); COMMIT`)
 	require.Empty(t, w.diagnosed(exitDone))
 }
 
@@ -243,31 +262,32 @@ func TestDoctorNamesABadDatabaseAndNothingElse(t *testing.T) {
 		"truncate trigger dropped":  {`DROP TRIGGER "~fencedb_truncate" ON seats`, exitFailed, "error guard_incomplete"},
 		"statement trigger dropped": {`DROP TRIGGER "~fencedb_statement" ON seats`, exitFailed, "error guard_incomplete"},
 		"another trigger in its place": {`DROP TRIGGER "~fencedb_truncate" ON seats; CREATE FUNCTION kept() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
-			CREATE TRIGGER "~fencedb_truncate" BEFORE TRUNCATE ON seats FOR EACH STATEMENT EXECUTE FUNCTION kept()`, exitFailed, "error guard_incomplete"},
-		"read only database":       {`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_read_only = true', current_database()); END $$`, exitFailed, "error postgres_read_only"},
-		"later partition":          {latePartition, exitDone, "warning unguarded_partition"},
-		"detached late partition":  {lateAndDetached, exitDone, "warning unprotected_table"},
-		"detached partition":       {detached, exitFailed, "error guard_lost"},
-		"row trigger dropped":      {`DROP TRIGGER "~fencedb_row" ON seats; DROP FUNCTION fencedb_guard_seats`, exitFailed, "error guard_lost"},
-		"comment overwritten":      {`COMMENT ON FUNCTION fencedb_guard_seats IS 'guard of seats'`, exitDone, "warning guard_unknown"},
-		"row trigger renamed":      {`ALTER TRIGGER "~fencedb_row" ON seats RENAME TO aaa`, exitDone, "warning guard_renamed"},
-		"observed partition left":  {observedPartition + `; ALTER TABLE parts DETACH PARTITION parts_1; DROP TABLE parts`, exitFailed, "error guard_lost"},
-		"column of tokens dropped": {`ALTER TABLE seats DROP COLUMN last_fencing_token`, exitFailed, "error guard_broken"},
-		"row fence without a key":  {rowFence + `; ALTER TABLE jobs DROP CONSTRAINT jobs_pkey; CREATE UNIQUE INDEX ON jobs (state)`, exitFailed, "error row_fence_gap"},
-		"row fence unlogged":       {rowFence + `; ALTER TABLE jobs SET UNLOGGED`, exitFailed, "error row_fence_gap"},
-		"anybody may reset":        {`GRANT EXECUTE ON FUNCTION fencedb.reset_fence TO PUBLIC`, exitFailed, "error open_to_all"},
-		"schema closed":            {`REVOKE USAGE ON SCHEMA fencedb FROM PUBLIC`, exitFailed, "error schema_closed"},
-		"take-over":                {`SELECT fencedb.take_over_as('seats', current_user::regrole, now() + interval '1 hour')`, exitDone, "warning take_over"},
-		"take-over, ended":         {`SELECT fencedb.take_over_as('seats', current_user::regrole, now() + interval '1 hour'), fencedb.end_take_over('seats'); DROP TABLE seats`, exitDone, "warning guard_left"},
-		"replica for a database":   {`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET session_replication_role = replica', current_database()); END $$`, exitFailed, "error replica_role"},
-		"replica for a function":   {`CREATE FUNCTION f() RETURNS int LANGUAGE sql SET session_replication_role = replica AS 'SELECT 1'`, exitFailed, "error replica_role"},
-		"only observed":            {`SELECT fencedb.observe('seats')`, exitDone, "warning observed_table"},
-		"dropped table":            {`CREATE TABLE rooms (id int); SELECT fencedb.protect('rooms', $$ 'room:' || id $$); DROP TABLE rooms`, exitDone, "warning guard_left"},
-		"schema behind":            {`UPDATE fencedb.goose_db_version SET is_applied = false WHERE version_id = 7`, exitFailed, "error schema_pending"},
-		"ledger ahead":             {`INSERT INTO fencedb.fences VALUES ('seat:1', 9007199254740000, gen_random_uuid())`, exitFailed, "error redis_behind"},
-		"ledger by a minute":       {`INSERT INTO fencedb.fences VALUES ('seat:1', extract(epoch FROM now() + interval '1 minute') * 1000000, gen_random_uuid())`, exitFailed, "error redis_behind"},
-		"ledger at its end":        {`INSERT INTO fencedb.fences VALUES ('seat:1', 9007199254740991, gen_random_uuid())`, exitFailed, "error fence_too_high"},
-		"ledger beyond it":         {`INSERT INTO fencedb.fences VALUES ('seat:1', 9223372036854775807, gen_random_uuid())`, exitFailed, "error fence_too_high"},
+			CREATE TRIGGER "~fencedb_truncate" BEFORE TRUNCATE ON seats FOR EACH STATEMENT EXECUTE FUNCTION kept()`, exitFailed, "error guard_replaced"},
+		"the guard on a condition":  {`CREATE OR REPLACE TRIGGER "~fencedb_row" BEFORE INSERT OR UPDATE OR DELETE ON seats FOR EACH ROW WHEN (false) EXECUTE FUNCTION fencedb.guard_seats()`, exitFailed, "error guard_replaced"},
+		"the guard of fewer writes": {`CREATE OR REPLACE TRIGGER "~fencedb_statement" BEFORE INSERT OR DELETE ON seats FOR EACH STATEMENT EXECUTE FUNCTION fencedb.guard_seats()`, exitFailed, "error guard_replaced"},
+		"the guard of a column":     {`CREATE OR REPLACE TRIGGER "~fencedb_statement" BEFORE INSERT OR UPDATE OF guest OR DELETE ON seats FOR EACH STATEMENT EXECUTE FUNCTION fencedb.guard_seats()`, exitFailed, "error guard_replaced"},
+		"Aurora":                    {`CREATE FUNCTION aurora_version() RETURNS text LANGUAGE sql AS $$ SELECT '16.2' $$`, exitDone, "warning aurora"},
+		"read only database":        {`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_read_only = true', current_database()); END $$`, exitFailed, "error postgres_read_only"},
+		"later partition":           {latePartition, exitDone, "warning unguarded_partition"},
+		"detached late partition":   {lateAndDetached, exitDone, "warning unprotected_table"},
+		"detached partition":        {detached, exitFailed, "error guard_lost"},
+		"row trigger dropped":       {`DROP TRIGGER "~fencedb_row" ON seats`, exitFailed, "error guard_lost"},
+		"row trigger renamed":       {`ALTER TRIGGER "~fencedb_row" ON seats RENAME TO aaa`, exitDone, "warning guard_renamed"},
+		"observed partition left":   {observedPartition + `; ALTER TABLE parts DETACH PARTITION parts_1; DROP TABLE parts`, exitFailed, "error guard_lost"},
+		"column of tokens dropped":  {`ALTER TABLE seats DROP COLUMN last_fencing_token`, exitFailed, "error guard_broken"},
+		"anybody may reset":         {`GRANT EXECUTE ON FUNCTION fencedb.reset_fence TO PUBLIC`, exitFailed, "error open_to_all"},
+		"schema closed":             {`REVOKE USAGE ON SCHEMA fencedb FROM PUBLIC`, exitFailed, "error schema_closed"},
+		"take-over":                 {`SELECT fencedb.take_over_as('seats', current_user::regrole, now() + interval '1 hour')`, exitDone, "warning take_over"},
+		"take-over, ended":          {`SELECT fencedb.take_over_as('seats', current_user::regrole, now() + interval '1 hour'), fencedb.end_take_over('seats'); DROP TABLE seats`, exitDone, "warning guard_left"},
+		"replica for a database":    {`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET session_replication_role = replica', current_database()); END $$`, exitFailed, "error replica_role"},
+		"replica for a function":    {`CREATE FUNCTION f() RETURNS int LANGUAGE sql SET session_replication_role = replica AS 'SELECT 1'`, exitFailed, "error replica_role"},
+		"only observed":             {`SELECT fencedb.observe('seats')`, exitDone, "warning observed_table"},
+		"dropped table":             {`CREATE TABLE rooms (id int NOT NULL); SELECT fencedb.protect('rooms', 'room:{id}'); DROP TABLE rooms`, exitDone, "warning guard_left"},
+		"schema behind":             {`UPDATE fencedb.goose_db_version SET is_applied = false WHERE version_id = 6`, exitFailed, "error schema_pending"},
+		"ledger ahead":              {`INSERT INTO fencedb.fences VALUES ('seat:1', 9007199254740000, gen_random_uuid())`, exitFailed, "error redis_behind"},
+		"ledger by a minute":        {`INSERT INTO fencedb.fences VALUES ('seat:1', extract(epoch FROM now() + interval '1 minute') * 1000000, gen_random_uuid())`, exitFailed, "error redis_behind"},
+		"ledger at its end":         {`INSERT INTO fencedb.fences VALUES ('seat:1', 9007199254740991, gen_random_uuid())`, exitFailed, "error fence_too_high"},
+		"ledger beyond it":          {`INSERT INTO fencedb.fences VALUES ('seat:1', 9223372036854775807, gen_random_uuid())`, exitFailed, "error fence_too_high"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -288,21 +308,17 @@ func TestDoctorNamesConnectionsThatOutliveTheirClients(t *testing.T) {
 const observedPartition = `
 	CREATE TABLE parts (id int NOT NULL) PARTITION BY LIST (id);
 	CREATE TABLE parts_1 PARTITION OF parts FOR VALUES IN (1);
-	SELECT fencedb.protect('parts', $$ 'part:' || id $$, mode => 'observe')`
-
-const rowFence = `
-	CREATE TABLE jobs (id int PRIMARY KEY, state text);
-	SELECT fencedb.protect_row('jobs', $$ 'job:' || ID $$)`
+	SELECT fencedb.protect('parts', 'part:{id}', mode => 'observe')`
 
 const latePartition = `
-	CREATE TABLE rooms (id int) PARTITION BY LIST (id);
-	SELECT fencedb.protect('rooms', $$ 'room:' || id $$);
+	CREATE TABLE rooms (id int NOT NULL) PARTITION BY LIST (id);
+	SELECT fencedb.protect('rooms', 'room:{id}');
 	CREATE TABLE rooms_1 PARTITION OF rooms FOR VALUES IN (1)`
 
 // It loses all that it had.
 const lateAndDetached = latePartition + `; ALTER TABLE rooms DETACH PARTITION rooms_1`
 
-const detached = latePartition + `; SELECT fencedb.protect('rooms', $$ 'room:' || id $$); ALTER TABLE rooms DETACH PARTITION rooms_1`
+const detached = latePartition + `; SELECT fencedb.protect('rooms', 'room:{id}'); ALTER TABLE rooms DETACH PARTITION rooms_1`
 
 func TestDoctorNamesAClockThatIsOff(t *testing.T) {
 	t.Parallel()
@@ -404,7 +420,7 @@ func TestDoctorNamesSuperusersAndLongTransactions(t *testing.T) {
 	w := sound(t)
 	tx, err := w.pool.Begin(t.Context())
 	require.NoError(t, err)
-	_, err = fencedb.Enter(t.Context(), tx, fencedb.NewGrant("seat:1", 41, uuid.New(), time.Time{}))
+	_, err = fencedb.Enter(t.Context(), tx, fencedb.NewGrant("seat:1", 41, uuid.New(), fencedb.NoEnd))
 	require.NoError(t, err)
 
 	out := w.ok("doctor")
@@ -503,6 +519,10 @@ func TestDoctorTellsARoleWhatItLacks(t *testing.T) {
 
 	w.as("--postgres", w.login("monitor", `SELECT fencedb.allow_operator(%[1]s); GRANT pg_read_all_stats TO %[2]s`))
 	require.Empty(t, w.diagnosed(exitDone))
+
+	w.login("owner", `ALTER SCHEMA fencedb OWNER TO %[2]s; GRANT USAGE ON SCHEMA fencedb TO PUBLIC`)
+	require.Equal(t, []string{"warning blockers_hidden"}, w.diagnosed(exitDone))
+	w.exec(`ALTER SCHEMA fencedb OWNER TO CURRENT_USER`)
 }
 
 // The answer to TIME: seconds and microseconds.

@@ -311,7 +311,7 @@ var incidents = map[string]incident{
 		},
 		names: `trigger_disabled\s+a guard of protected table seats`,
 		repair: func(n *night) string {
-			n.exec(`SELECT fencedb.protect('seats', $$ 'seat:' || id $$)`)
+			n.exec(`SELECT fencedb.protect('seats', 'seat:{id}')`)
 			require.NotContains(n, n.typed(n.first()), "trigger_disabled")
 			return n.one(`SELECT string_agg(b.guest, ',') FROM seats b LEFT JOIN fencedb.fences f ON f.resource = 'seat:' || b.id
 				WHERE b.last_fencing_token IS DISTINCT FROM f.last_fencing_token AND (f.resource IS NULL OR age(b.xmin) < age(f.xmin))`)
@@ -336,7 +336,7 @@ var incidents = map[string]incident{
 		stage:   func(n *night) { n.exec(latePartition) },
 		names:   `unguarded_partition\s+partition rooms_1`,
 		repair: func(n *night) string {
-			n.exec(`SELECT fencedb.protect('rooms', $$ 'room:' || id $$)`)
+			n.exec(`SELECT fencedb.protect('rooms', 'room:{id}')`)
 			require.NotContains(n, n.typed(n.first()), "unguarded_partition")
 			return "protect"
 		},
@@ -379,7 +379,7 @@ var incidents = map[string]incident{
 			}
 			n.well = func() { require.NoError(n, insert(n.grant("seat:7", int64(n.minute)))) }
 		},
-		names:  `seats.*'seat:' \|\| id`,
+		names:  `seats.*seat:\{id\}`,
 		repair: func(*night) string { return "the right grant" },
 	},
 }
@@ -491,7 +491,7 @@ func (n *night) lose(short *lease.Issuer, resource string) *lease.Lease {
 }
 
 func (n *night) grant(resource string, token int64) fencedb.Grant {
-	return fencedb.NewGrant(resource, token, uuid.NewSHA1(uuid.Nil, []byte(resource)), time.Time{})
+	return fencedb.NewGrant(resource, token, uuid.NewSHA1(uuid.Nil, []byte(resource)), fencedb.NoEnd)
 }
 
 // ahead is a token that Redis issues after that time.

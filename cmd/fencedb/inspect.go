@@ -81,8 +81,8 @@ func (s *servers) look(ctx context.Context, resource string) (*inspection, error
 		health, _ := s.issuer.Check(ctx) // a server that is unfit has a clock too
 		found.floor = floor(health.Servers)
 	}
-	rows, _ := s.pool.Query(ctx, `SELECT pid, coalesce(application, '') AS application, coalesce(state, '') AS state, coalesce(open_ms, 0) AS open_ms
-		FROM fencedb.blockers(ARRAY[$1::text]) ORDER BY open_ms DESC`, resource)
+	rows, _ := s.pool.Query(ctx, `SELECT pid, application, state, open_ms
+		FROM fencedb.blockers(ARRAY[$1::text]) ORDER BY open_ms DESC NULLS LAST`, resource)
 	if found.Transactions, err = pgx.AppendRows([]transaction{}, rows, pgx.RowToStructByPos[transaction]); err != nil {
 		return nil, explained(err)
 	}
@@ -141,7 +141,7 @@ func (r *inspection) print(p page) {
 		[2]string{"LEDGER", r.Fence.text(p)},
 	)
 	list(p, []string{"PID", "APPLICATION", "STATE", "OPEN FOR"}, r.Transactions, func(t transaction) []string {
-		return []string{fmt.Sprint(t.PID), visible(t.Application), t.State, millis(t.OpenMS)}
+		return []string{fmt.Sprint(t.PID), visible(t.Application), visible(t.State), t.openFor()}
 	})
 	list(p, []string{"REFUSED", "WORKER", "CARRIED", "STORED"}, r.Refusals, func(w refused) []string {
 		return []string{p.since(w.At) + " ago", visible(w.Worker), fmt.Sprint(w.Token), fmt.Sprint(w.Stored)}
@@ -288,7 +288,14 @@ type transaction struct {
 	PID         int    `json:"pid"`
 	Application string `json:"application"`
 	State       string `json:"state"`
-	OpenMS      int64  `json:"open_ms"`
+	OpenMS      *int64 `json:"open_ms"` // nil: not visible; then State says to whom, and what to grant
+}
+
+func (t transaction) openFor() string {
+	if t.OpenMS == nil {
+		return "not visible"
+	}
+	return millis(*t.OpenMS)
 }
 
 // lookAround adds the refusals, which do not matter for who can write. It refuses a resource that

@@ -88,15 +88,15 @@ func TestInspectNamesStaleHoldersAndARedisThatForgot(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	l := w.acquire("seat:1")
-	require.NoError(t, w.book(fencedb.NewGrant("seat:1", l.Token(), uuid.New(), time.Time{})))
+	require.NoError(t, w.book(fencedb.NewGrant("seat:1", l.Token(), uuid.New(), fencedb.NoEnd)))
 
 	require.Equal(t, []string{"stale_holder"}, codes(w.inspected("seat:1").Notes), "another lease with its token")
 
-	require.NoError(t, w.book(fencedb.NewGrant("seat:1", l.Token()+1, uuid.New(), time.Time{})))
+	require.NoError(t, w.book(fencedb.NewGrant("seat:1", l.Token()+1, uuid.New(), fencedb.NoEnd)))
 	require.Equal(t, []string{"stale_holder"}, codes(w.inspected("seat:1").Notes), "the next token is higher: Redis's clock is")
 
 	ahead := time.Now().Add(time.Hour).UnixMicro()
-	require.NoError(t, w.book(fencedb.NewGrant("seat:1", ahead, uuid.New(), time.Time{})))
+	require.NoError(t, w.book(fencedb.NewGrant("seat:1", ahead, uuid.New(), fencedb.NoEnd)))
 	require.Equal(t, []string{"stale_holder", "redis_behind"}, codes(w.inspected("seat:1").Notes))
 	w.exec(fmt.Sprintf(`SELECT fencedb.enter('seat:2', %[1]d, gen_random_uuid()), fencedb.declare_foreign('zxid'), fencedb.enter('zxid:1', %[1]d, gen_random_uuid())`, ahead))
 	require.Equal(t, []string{"old_holder_may_write", "redis_behind"}, codes(w.inspected("seat:2").Notes), "it knows no token")
@@ -142,6 +142,28 @@ func TestInspectNamesTheTransactionsThatHoldTheFence(t *testing.T) {
 	require.Contains(t, shown, l.LeaseID().String())
 	require.Contains(t, shown, "worker-7")
 	require.Contains(t, shown, "* The holder is current")
+}
+
+// fencedb.blockers looks as the owner of the schema.
+func TestInspectSaysWhatTheOwnerOfTheSchemaDoesNotSee(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	l := w.acquire("seat:1")
+	require.NoError(t, w.book(l))
+	tx, err := w.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer tx.Rollback(t.Context())
+	_, err = fencedb.Enter(t.Context(), tx, l)
+	require.NoError(t, err)
+	w.login("owner", `SELECT fencedb.allow_operator(%[1]s); ALTER FUNCTION fencedb.blockers OWNER TO %[2]s`)
+
+	found := w.inspected("seat:1").Transactions
+	require.Len(t, found, 1)
+	require.Nil(t, found[0].OpenMS)
+	require.Regexp(t, `not visible: grant pg_read_all_stats to owner_\w+ +not visible\n`, w.ok("inspect", "seat:1"))
+	require.Regexp(t, `in the way: pid \d+ \(.*, not visible: grant pg_read_all_stats to owner_\w+, open for not visible\)`,
+		w.run("--timeout", "5s", "reset", "seat:1", "--to", "41", "--reason", "x", "--yes", "--force").errOut)
+	w.exec(`ALTER FUNCTION fencedb.blockers OWNER TO CURRENT_USER`)
 }
 
 func TestInspectWithoutTheSchemaSaysWhatToDo(t *testing.T) {

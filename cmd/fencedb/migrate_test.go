@@ -56,6 +56,6 @@ func TestWhatMigratePrintsMakesTheSchema(t *testing.T) {
 	_, err = conn.PgConn().Exec(t.Context(), newConsole(t).ok("migrate", "print")).ReadAll()
 	require.NoError(t, err)
 
-	_, err = conn.Exec(t.Context(), `CREATE TABLE seats (id int); SELECT fencedb.protect('seats', $$ 'seat:' || id $$)`)
+	_, err = conn.Exec(t.Context(), `CREATE TABLE seats (id int NOT NULL); SELECT fencedb.protect('seats', 'seat:{id}')`)
 	require.NoError(t, err)
 }

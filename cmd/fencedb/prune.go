@@ -155,7 +155,7 @@ func (p *pruner) next(ctx context.Context, after string, r *pruning, forget bool
 	ctx, cancel := p.bounded(ctx)
 	defer cancel()
 	rows, _ := p.pool.Query(ctx, `SELECT f.resource FROM fencedb.fences f
-		WHERE f.resource > $1 AND f.advanced_at < clock_timestamp() - make_interval(secs => $2) AND f.annulled IS NULL AND NOT `+foreign+`
+		WHERE f.resource > $1 AND f.advanced_at < clock_timestamp() - make_interval(secs => $2) AND f.reset_from IS NULL AND NOT `+foreign+`
 		ORDER BY f.resource LIMIT $3`,
 		after, p.older.Seconds(), batchSize)
 	old, err := pgx.CollectRows(rows, pgx.RowTo[string])

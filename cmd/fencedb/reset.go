@@ -35,18 +35,17 @@ While the resource is held, reset needs --force.
 Reset waits for open transactions on the resource, for as long as --timeout.
 If that is too short, it names them.
 
-A row under fencedb.protect_row has a fence of its own. It can refuse tokens
-that the ledger accepts. --row-token and --row-lease are its columns
-last_fencing_token and last_lease_id.
+A row that carries a newer token than its fence, as after the ledger was
+lost, refuses tokens that the ledger accepts. --row-token is its column
+last_fencing_token.
 
    fencedb reset table:12 --to 1795178573132056 --reason 'ticket 4713'
-   fencedb reset job:7 --to 1795178573132056 --row-token 9007199254740991 \
-      --row-lease 43a7e30e-... --reason 'ticket 4713'`,
+   fencedb reset table:12 --to 1795178573132056 --reason 'ticket 4713' \
+      --row-token 9007199254740991`,
 		Flags: asked.flags(a.yesFlag(),
 			&cli.Int64Flag{Name: "to", Destination: &asked.to, Usage: "the new `TOKEN` of the fence; required"},
 			&cli.BoolFlag{Name: "force", Destination: &asked.force, Usage: "reset even while the resource is held"},
 			&cli.Int64Flag{Name: "row-token", Destination: &asked.rowToken, Usage: "the `TOKEN` in a row that refuses others"},
-			&cli.StringFlag{Name: "row-lease", Usage: "the lease `ID` in that row"},
 		),
 		Action: a.on(onBoth|onPrimary, asked.complete, func(ctx context.Context, s *servers) (report, error) {
 			found, err := s.prepareReset(ctx, asked)
@@ -89,12 +88,9 @@ type resetting struct {
 	event
 	to, rowToken int64 // rowToken 0: no row
 	force        bool
-	rowLease     *uuid.UUID
 }
 
 func (r *resetting) complete(cmd *cli.Command) error {
-	id, err := uuid.Parse(cmd.String("row-lease"))
-	r.rowLease = optional(id, cmd.IsSet("row-lease"))
 	switch {
 	case !cmd.IsSet("to"):
 		return usage("--to is required: say which token the fence is set back to; see %s --help", cmd.FullName())
@@ -102,10 +98,6 @@ func (r *resetting) complete(cmd *cli.Command) error {
 		return usage("--to must be 0 to %d (2^53 - 1), got %d", int64(protocol.MaxNumber), r.to)
 	case cmd.IsSet("row-token") && r.rowToken <= r.to:
 		return usage("--row-token (%d) must be above --to (%d), or it refuses nothing", r.rowToken, r.to)
-	case r.rowLease != nil && r.rowToken == 0:
-		return usage("--row-lease needs --row-token")
-	case r.rowLease != nil && err != nil:
-		return usage("--row-lease: %w", err)
 	}
 	return r.of(cmd)
 }
@@ -114,7 +106,7 @@ var errUnchanged = errors.New("nothing was changed")
 
 // prepareReset makes all checks and changes nothing.
 func (s *servers) prepareReset(ctx context.Context, asked resetting) (*inspection, error) {
-	found, err := s.prepare(ctx, *asked.resource, asked.force, "fencedb.reset_fence(text,bigint,text,text,bigint,uuid,bigint)")
+	found, err := s.prepare(ctx, *asked.resource, asked.force, "fencedb.reset_fence(text,bigint,text,text,bigint,bigint)")
 	if err != nil {
 		return nil, err
 	}
@@ -158,9 +150,9 @@ func (s *servers) resetFence(ctx context.Context, asked resetting, found *inspec
 	wait := time.Until(deadline) * (reserve - 1) / reserve
 	var token *int64
 	var lease *uuid.UUID
-	err := s.pool.QueryRow(ctx, `SELECT former_token, former_lease_id, lease_id, audit_id FROM fencedb.reset_fence($1, $2, $3, $4, $5, $6, $7)`,
+	err := s.pool.QueryRow(ctx, `SELECT former_token, former_lease_id, lease_id, audit_id FROM fencedb.reset_fence($1, $2, $3, $4, $5, $6)`,
 		asked.resource, asked.to, asked.operator, asked.reason,
-		optional(asked.rowToken, asked.rowToken != 0), asked.rowLease, wait.Milliseconds()).
+		optional(asked.rowToken, asked.rowToken != 0), wait.Milliseconds()).
 		Scan(&token, &lease, &done.LeaseID, &done.AuditID)
 	if token != nil && lease != nil {
 		done.Former = &former{LeaseID: *lease, Token: *token}
@@ -182,7 +174,7 @@ func busy(err error) error {
 	_ = json.Unmarshal([]byte(refused.Detail), &detail)
 	var names []string
 	for _, t := range detail.Blockers {
-		names = append(names, fmt.Sprintf("pid %d (%s, %s, open for %s)", t.PID, visible(t.Application), t.State, millis(t.OpenMS)))
+		names = append(names, fmt.Sprintf("pid %d (%s, %s, open for %s)", t.PID, visible(t.Application), visible(t.State), t.openFor()))
 	}
 	return fmt.Errorf("the fence was not changed: open transactions are in the way: %s: %w", strings.Join(names, ", "), err)
 }

@@ -37,8 +37,7 @@ is revoked.
 
 Sealing waits for an open transaction of the holder, for as long as
 --timeout. If that is too short, the exit code is 4: the lease has ended, but
-the open transaction can still commit. It does not wait for one that only
-carries its grant, as it may in tables under fencedb.protect_row.
+the open transaction can still commit.
 
    fencedb revoke table:12 --reason 'worker 7 hangs'
    fencedb revoke table:12 --reason 'host is gone' --yes --json`,
@@ -57,8 +56,7 @@ type revocation struct {
 	LeaseID  uuid.UUID `json:"lease_id"`
 	AuditID  int64     `json:"audit_id"` // 0: nothing was changed, because all former holders were shut out already
 
-	Unknown   bool `json:"unknown"`    // Redis knew nothing of it: its name or namespace may be wrong, and a holder elsewhere goes on
-	RowFences bool `json:"row_fences"` // there are tables under fencedb.protect_row, whose open transactions were not waited for
+	Unknown bool `json:"unknown"` // Redis knew nothing of it: its name or namespace may be wrong, and a holder elsewhere goes on
 }
 
 // former is the holder that was revoked.
@@ -88,9 +86,6 @@ func (r *revocation) print(p page) {
 		p.point("In protected tables: write, if there is one under another name or in another namespace.")
 	} else {
 		p.point("In protected tables: nothing. Whatever it had committed before stands.")
-	}
-	if r.RowFences {
-		p.point("In tables under fencedb.protect_row: finish a transaction that has written its row already, or that is open at REPEATABLE READ or SERIALIZABLE, if its grant was carried. Nobody waits for that.")
 	}
 	p.point("Elsewhere: go on until it learns of this at its next renewal, or when its lease would have ended. Tables that are not protected, mails, files and other services are not fenced.")
 	fmt.Fprintf(p.out, "\nRecorded as %d in fencedb.audit.\n", r.AuditID)
@@ -187,10 +182,6 @@ func (s *servers) notAmong(keys []lease.Key, resource string) error {
 func (s *servers) revokeLease(ctx context.Context, e event, found *inspection) (*revocation, error) {
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
-	var rowFences bool
-	if err := s.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM fencedb.protected_tables WHERE mode = 'row')`).Scan(&rowFences); err != nil {
-		return nil, explained(err)
-	}
 	announced, err := s.announce(ctx, e.operator)
 	if err != nil {
 		return nil, err
@@ -203,8 +194,7 @@ func (s *servers) revokeLease(ctx context.Context, e event, found *inspection) (
 	if err != nil {
 		return nil, err
 	}
-	done := &revocation{Resource: found.Resource, Token: ended.Token(), LeaseID: ended.LeaseID(),
-		Unknown: !found.known(), RowFences: rowFences}
+	done := &revocation{Resource: found.Resource, Token: ended.Token(), LeaseID: ended.LeaseID(), Unknown: !found.known()}
 	if id, token, held := ended.Holder(); held {
 		done.Former = &former{LeaseID: id, Token: token}
 		if shown := value(found.Holder); shown.LeaseID == id {

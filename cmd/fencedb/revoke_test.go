@@ -86,26 +86,7 @@ func TestAnsweringNoChangesNothing(t *testing.T) {
 	w.answer = "y\n"
 	says := w.run("revoke", "seat:1", "--reason", "it hangs").out
 	require.Contains(t, says, "In protected tables: nothing.")
-	require.NotContains(t, says, "protect_row")
 	require.ErrorIs(t, w.book(l), fencedb.ErrStale)
-}
-
-// Rows that are their own fence are shut, too, and what is not is said.
-func TestARevocationShutsRowsThatAreTheirOwnFence(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	w.exec(`CREATE TABLE jobs (id int PRIMARY KEY, state text); INSERT INTO jobs VALUES (7, 'NEW'); SELECT fencedb.protect_row('jobs', $$ 'job:' || id $$)`)
-	l := w.acquire("job:7")
-	write := func() error {
-		_, err := fencedb.Exec(t.Context(), w.pool, fencedb.Carry(l), `UPDATE jobs SET state = 'RUNNING' WHERE id = 7`)
-		return err
-	}
-	require.NoError(t, write())
-
-	w.answer = "y\n"
-	require.Contains(t, w.run("revoke", "job:7", "--reason", "it hangs").out, "In tables under fencedb.protect_row: finish a transaction")
-
-	require.ErrorIs(t, write(), fencedb.ErrStale)
 }
 
 // By the holder's process, when it learns of it.

@@ -4,7 +4,6 @@ import (
 	"net/url"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
@@ -24,10 +23,10 @@ func TestTheCommandOverTLS(t *testing.T) {
 	c := newConsole(t, "--redis", "rediss://"+cache.Addr()+"?"+certs.Query().Encode(), "--postgres", database.URL(), "--namespace", "tls")
 	c.ok("migrate", "up")
 	w := &world{console: c, redis: cache.Client(), pool: database.Pool(), namespace: "tls"}
-	w.exec(`CREATE TABLE seats (id int, guest text); SELECT fencedb.protect('seats', $$ 'seat:' || id $$)`)
+	w.exec(`CREATE TABLE seats (id int NOT NULL, guest text); SELECT fencedb.protect('seats', 'seat:{id}')`)
 	w.issuer = newIssuer(t, w.redis, lease.Config{Namespace: w.namespace})
 	l := w.acquire("seat:1")
-	holder := fencedb.NewGrant(l.Resource(), l.Token(), l.LeaseID(), time.Time{})
+	holder := fencedb.NewGrant(l.Resource(), l.Token(), l.LeaseID(), fencedb.NoEnd)
 	require.NoError(t, w.book(holder))
 
 	var d diagnosis

@@ -79,7 +79,7 @@ func (w *world) publishing() (i *lease.Issuer, write func(fencedb.Grant) error, 
 	i = newIssuer(w.T, w.redis, lease.Config{Namespace: w.namespace, Tracers: []lease.Tracer{events}})
 	db := fencedb.With(w.pool, fencedb.Trace(events))
 	write = func(g fencedb.Grant) error {
-		asked := fencedb.NewGrant(g.Resource(), g.Token(), g.LeaseID(), time.Time{})
+		asked := fencedb.NewGrant(g.Resource(), g.Token(), g.LeaseID(), fencedb.NoEnd)
 		_, err := fencedb.Exec(w.Context(), db, asked, `INSERT INTO seats VALUES (1, 'Ann')`)
 		return err
 	}
@@ -158,7 +158,7 @@ func TestWatchFromNowOnSurvivesARestartOfRedis(t *testing.T) {
 	server := testenv.OwnRedis(t, "--appendonly", "yes")
 	tell := func(resource string) {
 		f := feed.New(server.Client())
-		grants := []fencedb.Grant{fencedb.NewGrant(resource, 41, [16]byte{1}, time.Time{})}
+		grants := []fencedb.Grant{fencedb.NewGrant(resource, 41, [16]byte{1}, fencedb.NoEnd)}
 		f.TraceWriteEnd(t.Context(), fencedb.TraceEnd{
 			TraceStart: fencedb.TraceStart{Op: fencedb.OpWrite, Grants: grants},
 		})

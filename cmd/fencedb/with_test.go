@@ -256,7 +256,7 @@ func TestWithOvertakesALedgerThatRedisIsBehind(t *testing.T) {
 	w := newWorld(t)
 	l := w.acquire("seat:1")
 	require.NoError(t, l.Release(t.Context()))
-	ahead := fencedb.NewGrant("seat:1", l.Token()+1_000_000_000_000, l.LeaseID(), time.Time{})
+	ahead := fencedb.NewGrant("seat:1", l.Token()+1_000_000_000_000, l.LeaseID(), fencedb.NoEnd)
 	require.NoError(t, w.book(ahead))
 
 	require.Zero(t, w.run(under([]string{"seat:1"}, "true")...).code)
@@ -440,7 +440,7 @@ func TestTheRunbookRepairsRows(t *testing.T) {
 	// Without Redis: a holder that has acquired and not entered yet is shut out by the clock.
 	l := w.acquire("table:12")
 	w.exec(sql(2))
-	_, err = fencedb.Exec(t.Context(), w.pool, fencedb.NewGrant("table:12", l.Token(), l.LeaseID(), time.Time{}), `UPDATE bookings SET guest = 'Eve' WHERE table_id = 12`)
+	_, err = fencedb.Exec(t.Context(), w.pool, fencedb.NewGrant("table:12", l.Token(), l.LeaseID(), fencedb.NoEnd), `UPDATE bookings SET guest = 'Eve' WHERE table_id = 12`)
 	require.ErrorIs(t, err, fencedb.ErrStale)
 }
 
@@ -449,7 +449,7 @@ func (w *world) releasedGrants(resources ...string) (all []fencedb.Grant) {
 	w.Helper()
 	for _, resource := range resources {
 		l := w.acquire(resource)
-		all = append(all, fencedb.NewGrant(resource, l.Token(), l.LeaseID(), time.Time{}))
+		all = append(all, fencedb.NewGrant(resource, l.Token(), l.LeaseID(), fencedb.NoEnd))
 		require.NoError(w, l.Release(w.Context()))
 	}
 	return all

@@ -39,7 +39,7 @@ func newWorld(t *testing.T) *world {
 	w := &world{redis: testenv.Redis(t), pool: testenv.Postgres(t), namespace: testenv.Namespace(t)}
 	w.console = newConsole(t, "--redis", redisURL(w.redis), "--postgres", w.pool.Config().ConnString(), "--namespace", w.namespace)
 	w.issuer = newIssuer(t, w.redis, lease.Config{Namespace: w.namespace})
-	w.exec(`CREATE TABLE seats (id int, guest text); SELECT fencedb.protect('seats', $$ 'seat:' || id $$)`)
+	w.exec(`CREATE TABLE seats (id int NOT NULL, guest text); SELECT fencedb.protect('seats', 'seat:{id}')`)
 	return w
 }
 
@@ -99,7 +99,7 @@ func (w *world) semaphore(limit int) *lease.Semaphore {
 
 // book writes to seat 1 as the holder that l names, sure of itself even if its lease is long over.
 func (w *world) book(l fencedb.Grant) error {
-	asked := fencedb.NewGrant(l.Resource(), l.Token(), l.LeaseID(), time.Time{})
+	asked := fencedb.NewGrant(l.Resource(), l.Token(), l.LeaseID(), fencedb.NoEnd)
 	_, err := fencedb.Exec(w.Context(), w.pool, asked, `INSERT INTO seats VALUES (1, 'Ann')`)
 	return err
 }

@@ -66,6 +66,54 @@ var mutants = []struct {
 	})},
 }
 
+// guarding is the guard of a table with some rules changed.
+func guarding(change func(*Guard)) Guard {
+	g := RightGuard()
+	change(&g)
+	return g
+}
+
+// guards are what it is tried in.
+var guards = []struct {
+	name  string
+	rules Guard
+}{
+	{"AcquireAll gives one lease to two resources, a setting is written by hand", RightGuard()},
+	{"one after the other, a setting is written by hand", guarding(func(g *Guard) { g.Turns = [sessions]uint8{1, 2, 0} })},
+	{"two leases of one token, a setting is written by hand", guarding(twoOfOneToken)},
+}
+
+// twoOfOneToken is an issuer that has lost its data, and has issued a number twice.
+func twoOfOneToken(g *Guard) {
+	g.Leases, g.Tokens, g.Before = [sessions]uint8{1, 2, 3}, [sessions][resources]uint8{{0, 2}, {2, 2}, {0, 2}}, false
+}
+
+// brokenGuards are the guard without one rule, and the promise that this breaks.
+var brokenGuards = []struct {
+	name, broken string
+	rules        Guard
+}{
+	{"what an earlier transaction has entered is believed", "S4", guarding(func(g *Guard) { g.Turns, g.Transaction = [sessions]uint8{1, 2, 0}, false })},
+	{"the resource is not compared", "S4", guarding(func(g *Guard) { g.Hash = false })},
+	{"the lease id is not compared", "S1", guarding(func(g *Guard) { twoOfOneToken(g); g.LeaseID = false })},
+	{"the fence is not locked", "S2", guarding(func(g *Guard) { g.Locks = false })},
+	{"what was judged last is believed without the key", "S4", guarding(func(g *Guard) { g.Key = false })},
+	{"limit: who goes back to a savepoint puts back what was judged before", "S2", guarding(func(g *Guard) { g.PutsBack = true })},
+}
+
+func TestTheGuardKeepsItsPromisesInEveryState(t *testing.T) {
+	t.Parallel()
+	for _, s := range guards {
+		found := s.rules.Search()
+		if found.Broken != "" {
+			t.Errorf("%s: %s\n%s", s.name, found.Broken, Text(found.Trace))
+		} else if found.Steps < 0 {
+			t.Errorf("%s: work never ends\n%s", s.name, Text(found.Stuck))
+		}
+		t.Logf("%8d states, done within %d steps: %s", found.States, found.Steps, s.name)
+	}
+}
+
 // waiting is the queue with some rules changed.
 func waiting(change func(*Queue)) Queue {
 	q := RightQueue()
@@ -174,6 +222,9 @@ func TestEveryMutantIsRefutedAsThePageShows(t *testing.T) {
 	for _, m := range mutants {
 		traces.WriteString(refutation(t, m.name, m.broken, m.rules.Search(m.broken)))
 	}
+	for _, m := range brokenGuards {
+		traces.WriteString(refutation(t, "guards: "+m.name, m.broken, m.rules.Search(m.broken)))
+	}
 	for _, m := range brokenQueues {
 		traces.WriteString(refutation(t, "waiters: "+m.name, m.broken, m.rules.Search(m.broken)))
 	}
@@ -215,6 +266,7 @@ func TestEveryMoveNamesTheCodeItStandsFor(t *testing.T) {
 	} {
 		names(r, happened)
 	}
+	names(guarding(func(g *Guard) { g.Turns = [sessions]uint8{1, 2, 0} }), happened)
 	names(waiting(func(q *Queue) { q.Clients = 3 }), happened)
 	names(waiting(func(q *Queue) { q.GivesUp, q.Cuts = 1, 1 }), happened)
 	names(waiting(func(q *Queue) { q.Stops, q.News, q.Losses = 1, 1, 1 }), happened)

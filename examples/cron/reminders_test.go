@@ -143,7 +143,7 @@ func TestATermThatFailsIsGoneOnWith(t *testing.T) {
 func TestTheNextTermGoesOnWhenRedisHasGoneBackwards(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 2)
-	future := fencedb.NewGrant(role, time.Now().Add(time.Hour).UnixMicro(), uuid.New(), time.Time{})
+	future := fencedb.NewGrant(role, time.Now().Add(time.Hour).UnixMicro(), uuid.New(), fencedb.NoEnd)
 	require.NoError(t, fencedb.Seal(t.Context(), w.db, future))
 	_, terms, _ := w.run(w.scheduler("a"))
 	require.ErrorIs(t, <-terms, fencedb.ErrStale)

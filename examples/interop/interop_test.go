@@ -157,7 +157,7 @@ func newWorld(t *testing.T, ttl time.Duration, each int) *world {
 		CREATE TABLE counters (resource text PRIMARY KEY, value bigint NOT NULL);
 		CREATE TABLE writes (resource text NOT NULL, value bigint NOT NULL, token bigint NOT NULL, worker text NOT NULL);
 		INSERT INTO counters VALUES ('path/to/{counter}', 0);
-		SELECT fencedb.protect('counters', resource => 'resource'), fencedb.protect('writes', resource => 'resource')`)
+		SELECT fencedb.protect('counters', resource => '{resource}'), fencedb.protect('writes', resource => '{resource}')`)
 	require.NoError(t, err)
 	w.issuer, err = lease.New(client, lease.Config{TTL: 30 * time.Second, Namespace: w.Namespace})
 	require.NoError(t, err)

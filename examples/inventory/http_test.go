@@ -147,7 +147,7 @@ func newWorld(t *testing.T, client redis.UniversalClient) *world {
 	require.NoError(t, err)
 	s, err := shop.New(shop.Config{DB: db, Leases: leases, Bank: honest{}, Keep: time.Hour, Wait: 5 * time.Second})
 	require.NoError(t, err)
-	stocked := fencedb.NewGrant("sku:a", 1, uuid.New(), time.Time{})
+	stocked := fencedb.NewGrant("sku:a", 1, uuid.New(), fencedb.NoEnd)
 	_, err = fencedb.Exec(t.Context(), db, stocked, `INSERT INTO stock (sku, start, remaining, cents) VALUES ('a', 3, 3, 100)`)
 	require.NoError(t, err)
 

@@ -17,9 +17,9 @@ COMMENT ON COLUMN report_jobs.attempts  IS 'How many owners have begun it.';
 COMMENT ON COLUMN report_jobs.progress  IS 'Percent, as its owner last said.';
 COMMENT ON COLUMN report_jobs.queued_at IS 'When it was added or last begun. The oldest is next, so one that keeps failing lets the others through.';
 
--- Each job is a resource, and its row the ledger of it: an owner writes RUNNING and then DONE with
--- one token, and an owner that was replaced writes nothing any more.
-SELECT fencedb.protect_row('report_jobs', resource => $$ 'job:' || id $$);
+-- Each job is a resource: an owner writes RUNNING and then DONE with one token, and an owner that
+-- was replaced writes nothing any more.
+SELECT fencedb.protect('report_jobs', resource => 'job:{id}');
 
 -- +goose Down
 SELECT fencedb.unprotect('report_jobs');

@@ -5,7 +5,6 @@ import (
 	"embed"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -27,9 +26,9 @@ var files embed.FS
 //	              │  ▲
 //	              └──┘  the owner died or was stopped: another one takes over, with a higher token
 //
-// The lease decides who works; its renewals are the heartbeat. The row decides whose writes count:
-// it keeps the highest token that has written it and refuses every lower one, so an owner that
-// comes back late cannot complete the job a second time.
+// The lease decides who works; its renewals are the heartbeat. The fence of the job decides whose
+// writes count: it keeps the highest token that has entered and refuses every lower one, so an
+// owner that comes back late cannot complete the job a second time.
 type Queue struct {
 	db     *pgxpool.Pool
 	leases *lease.Issuer
@@ -49,7 +48,7 @@ func resource(id uuid.UUID) string { return "job:" + id.String() }
 func (q *Queue) Enqueue(ctx context.Context, report string) (uuid.UUID, error) {
 	id := uuid.New()
 	err := q.leases.Do(ctx, resource(id), func(ctx context.Context, l *lease.Lease) error {
-		_, err := fencedb.Exec(ctx, q.db, fencedb.Carry(l),
+		_, err := fencedb.Exec(ctx, q.db, l,
 			`INSERT INTO report_jobs (id, report) VALUES ($1, $2)`, id, report)
 		return err
 	})
@@ -109,17 +108,17 @@ func (q *Queue) RunOne(ctx context.Context, work Work) (ran bool, err error) {
 }
 
 func (q *Queue) run(ctx context.Context, l *lease.Lease, id uuid.UUID, work Work) (ran bool, err error) {
-	// An owner that was replaced has no lease to release. The row has decided whether its work
+	// An owner that was replaced has no lease to release. The fence has decided whether its work
 	// counts.
 	defer func() { _ = l.Release(ctx) }()
 	// Not bounded by the lease's time: a late result is as good as one in time while no other owner
-	// has begun, and the row knows whether one has.
-	grant := fencedb.Carry(fencedb.NewGrant(l.Resource(), l.Token(), l.LeaseID(), time.Time{}))
+	// has begun, and the fence knows whether one has.
+	grant := fencedb.NewGrant(l.Resource(), l.Token(), l.LeaseID(), fencedb.NoEnd)
 	run := &Run{ID: id, Token: l.Token(), queue: q, grant: grant}
 	err = fencedb.QueryRow(ctx, q.db, grant, `
 		UPDATE report_jobs SET state = 'RUNNING', attempts = attempts + 1, progress = 0, queued_at = clock_timestamp()
 		WHERE id = $1 AND state <> 'DONE'
-		RETURNING report, attempts`, id).Scan(&run.Report, &run.Attempt) // from here on the row refuses every earlier owner
+		RETURNING report, attempts`, id).Scan(&run.Report, &run.Attempt) // from here on the fence refuses every earlier owner
 	if errors.Is(err, pgx.ErrNoRows) {
 		return false, nil // done since it was listed
 	}

@@ -143,8 +143,8 @@ func TestARedisThatWentBackwardsHoldsAJobUpOnce(t *testing.T) {
 	w := newWorld(t)
 	q := w.queue(time.Minute)
 	id := w.enqueue(q, "sales")
-	ahead := fencedb.NewGrant(resource(id), time.Now().Add(time.Hour).UnixMicro(), uuid.New(), time.Time{})
-	_, err := fencedb.Exec(t.Context(), w.db, fencedb.Carry(ahead), `UPDATE report_jobs SET progress = 10 WHERE id = $1`, id)
+	ahead := fencedb.NewGrant(resource(id), time.Now().Add(time.Hour).UnixMicro(), uuid.New(), fencedb.NoEnd)
+	_, err := fencedb.Exec(t.Context(), w.db, ahead, `UPDATE report_jobs SET progress = 10 WHERE id = $1`, id)
 	require.NoError(t, err)
 
 	_, err = q.RunOne(t.Context(), result("42"))

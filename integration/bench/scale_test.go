@@ -242,7 +242,7 @@ func TestScaleOfTheLog(t *testing.T) {
 	for _, e := range []entrant{
 		s.update("autocommit", "plain", unfenced(s.pool), 0), s.update("FOR UPDATE", "plain", begun(s.pool, forUpdate), 0),
 		s.update("Exec", "plain", fenced(s.pool, row), 0), s.update("Exec, protected", "guarded", fenced(s.pool, row), 0),
-		s.update("Tx, protected", "guarded", fencedTx(s.pool), 0), s.update("Exec, row fence", "rowed", fenced(s.pool, carried), 0),
+		s.update("Tx, protected", "guarded", fencedTx(s.pool), 0),
 		s.update("Exec, a newer token", "plain", fenced(s.pool, overtaking), 0), s.update("Exec, a new fence", "plain", fenced(s.pool, fresh), 0),
 	} {
 		again := func() {

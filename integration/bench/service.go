@@ -211,7 +211,7 @@ func openShop(ctx context.Context, b *bench, ttl time.Duration, rarely int) (*sh
 		CREATE TABLE fenced (LIKE stock INCLUDING ALL) WITH (fillfactor = 50);
 		INSERT INTO stock SELECT i, %[1]d FROM generate_series(0, %[2]d) i;
 		INSERT INTO fenced TABLE stock;
-		SELECT fencedb.protect('fenced', $$ 'article:' || article $$)`, pieces, articles-1))
+		SELECT fencedb.protect('fenced', 'article:{article}')`, pieces, articles-1))
 	return &shop{pool, issuer, sealed, ttl, rarely, banks[0]}, errors.Join(issuerErr, sealedErr, err)
 }
 

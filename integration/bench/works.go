@@ -131,9 +131,8 @@ func id(worker int) int { return worker + 1 }
 // A holder is whose grant a worker writes with.
 type holder func(worker int) fencedb.Grant
 
-func row(worker int) fencedb.Grant     { return grant("row:" + strconv.Itoa(id(worker))) }
-func carried(worker int) fencedb.Grant { return fencedb.Carry(row(worker)) }
-func room(int) fencedb.Grant           { return grant("room:1") }
+func row(worker int) fencedb.Grant { return grant("row:" + strconv.Itoa(id(worker))) }
+func room(int) fencedb.Grant       { return grant("room:1") }
 
 // newer is the grant of a new lease for each write. The others have entered before.
 func newer(worker int) fencedb.Grant {
@@ -246,12 +245,11 @@ func (s *stores) works() []work {
 	exec := func(pool *pgxpool.Pool, bar float64, of holder) entrant {
 		return s.update("Exec", "plain", fenced(pool, of), bar)
 	}
-	statement := func(name string, pool *pgxpool.Pool, workers int, bar, protected, rowed float64) work {
+	statement := func(name string, pool *pgxpool.Pool, workers int, bar, protected float64) work {
 		return work{name: name, workers: workers, entrants: []entrant{autocommit(pool), inTx(pool)[0],
 			s.update("batch, FOR SHARE", "plain", batched(pool), 0), exec(pool, bar, row),
 			s.update("Exec, newer token", "plain", fenced(pool, newer), 0),
-			s.update("Exec, protected", "guarded", fenced(pool, row), protected),
-			s.update("Exec, row fence", "rowed", fenced(pool, carried), rowed)}}
+			s.update("Exec, protected", "guarded", fenced(pool, row), protected)}}
 	}
 	transaction := func(name string, pool *pgxpool.Pool, workers int, bar, protected float64) work {
 		return work{name: name, workers: workers, entrants: append(inTx(pool),
@@ -268,16 +266,16 @@ func (s *stores) works() []work {
 			exec(pool, 1.5, func(int) fencedb.Grant { return row(0) })}}
 	}
 	all := []work{
-		statement("one statement, on disk", s.durable, 1, 1.2, 1.35, 1.25),
-		statement("one statement, on disk, 8 goroutines", s.durable, 8, 1.5, 1.8, 1.6),
+		statement("one statement, on disk", s.durable, 1, 1.2, 1.3),
+		statement("one statement, on disk, 8 goroutines", s.durable, 8, 1.35, 1.6),
 		writers("16 writers under one lease, on disk", s.durable),
-		transaction("transaction, on disk", s.durable, 1, 1, 1.15),
+		transaction("transaction, on disk", s.durable, 1, 1.05, 1.2),
 		transaction("transaction, on disk, 8 goroutines", s.durable, 8, 1.2, 1.5),
 		{name: "without a token, on disk", workers: 1, entrants: withoutToken(s.durable)},
-		statement("one statement", s.pool, 1, 1.2, 1.35, 1.25),
-		statement("one statement, 8 goroutines", s.pool, 8, 1.5, 1.8, 1.6),
+		statement("one statement", s.pool, 1, 1.25, 1.6),
+		statement("one statement, 8 goroutines", s.pool, 8, 1.6, 1.9),
 		writers("16 writers under one lease", s.pool),
-		transaction("transaction", s.pool, 1, 1, 1.15),
+		transaction("transaction", s.pool, 1, 1.05, 1.2),
 		transaction("transaction, 8 goroutines", s.pool, 8, 1.2, 1.5),
 		{name: "without a token", workers: 1, entrants: withoutToken(s.pool)},
 		{name: "one statement, of many fences", workers: 1, entrants: []entrant{s.ofMany(rows, 0), s.ofMany(s.many, 1.2)}},
@@ -324,7 +322,7 @@ func (s *stores) updateMany() work {
 		rest: func(ctx context.Context) error { return unfenced(s.pool)(ctx, 0, `VACUUM large, large_guarded`) },
 		entrants: []entrant{
 			update("autocommit", "large", unfenced(s.durable), 0),
-			update("Exec, protected", "large_guarded", fenced(s.durable, room), 1.8),
+			update("Exec, protected", "large_guarded", fenced(s.durable, room), 2.1),
 		}}
 }
 
@@ -367,7 +365,7 @@ func (s *stores) copyMany() work {
 		})
 	}
 	return work{name: fmt.Sprintf("COPY of %d rows", n), workers: 1, entrants: []entrant{
-		into("BeginFunc", "large", 0, nil), into("Tx, protected", "large_guarded", 3.5, room(0))}}
+		into("BeginFunc", "large", 0, nil), into("Tx, protected", "large_guarded", 2.6, room(0))}}
 }
 
 func (s *stores) manyResources() work {
@@ -383,7 +381,7 @@ func (s *stores) manyResources() work {
 		})
 	}
 	return work{name: "2000 rows in one transaction", workers: 1, entrants: []entrant{
-		insert("of one resource", 1, 0), insert("of 1000 resources", rows, 5)}}
+		insert("of one resource", 1, 0), insert("of 1000 resources", rows, 4)}}
 }
 
 // locks acquire and release a lock that is free. Each worker has its own. The bar is that of ours.

@@ -7,7 +7,6 @@ CREATE TABLE guarded (LIKE plain INCLUDING ALL); INSERT INTO guarded TABLE plain
 CREATE TABLE versioned (LIKE plain INCLUDING ALL, version bigint NOT NULL DEFAULT 1); INSERT INTO versioned TABLE plain;
 CREATE TABLE idle (LIKE plain INCLUDING ALL); INSERT INTO idle TABLE plain;
 CREATE TABLE observed (LIKE plain INCLUDING ALL); INSERT INTO observed TABLE plain;
-CREATE TABLE rowed (id int PRIMARY KEY, note bigint NOT NULL DEFAULT 0); INSERT INTO rowed SELECT id FROM plain;
 CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
 CREATE TRIGGER a BEFORE UPDATE ON idle FOR EACH STATEMENT EXECUTE FUNCTION nothing();
 CREATE TRIGGER b BEFORE UPDATE ON idle FOR EACH ROW EXECUTE FUNCTION nothing();
@@ -17,9 +16,9 @@ INSERT INTO large SELECT i FROM generate_series(1, %[2]d) i;
 CREATE TABLE large_guarded (LIKE large INCLUDING ALL) WITH (autovacuum_enabled = off);
 INSERT INTO large_guarded TABLE large;
 CREATE TABLE rooms (LIKE large INCLUDING ALL);
-SELECT fencedb.protect('observed', $$ 'row:' || id $$, mode => 'observe');
-SELECT fencedb.protect('guarded', $$ 'row:' || id $$), fencedb.protect('large_guarded', $$ 'room:' || room $$),
-       fencedb.protect('rooms', $$ 'room:' || room $$), fencedb.protect_row('rowed', $$ 'row:' || id $$);
+SELECT fencedb.protect('observed', 'row:{id}', mode => 'observe');
+SELECT fencedb.protect('guarded', 'row:{id}'), fencedb.protect('large_guarded', 'room:{room}'),
+       fencedb.protect('rooms', 'room:{room}');
 INSERT INTO fencedb.fences (resource, last_fencing_token, lease_id)
 	SELECT kind || i, 41, '%[3]s'::uuid FROM generate_series(1, %[1]d) i, unnest('{row:,room:}'::text[]) kind
 	UNION ALL SELECT 'many:' || i, 41, '%[3]s'::uuid FROM generate_series(1, %[4]d) i;

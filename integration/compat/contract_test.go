@@ -117,7 +117,7 @@ func migrated(t *testing.T) *pgxpool.Pool {
 func url(pool *pgxpool.Pool) string { return pool.Config().ConnString() }
 
 func grant(resource string, token int64) fencedb.Grant {
-	return fencedb.NewGrant(resource, token, uuid.New(), time.Time{})
+	return fencedb.NewGrant(resource, token, uuid.New(), fencedb.NoEnd)
 }
 
 func guests(t *testing.T, pool *pgxpool.Pool) []string {

@@ -71,8 +71,8 @@ func TestTheErrorOfAMigrationHasTheHintOfPostgres(t *testing.T) {
 
 		err := migrations.Apply(t.Context(), db, files, "versions")
 
-		require.ErrorContains(t, err, "needs a table and a resource expression", driver)
-		require.ErrorContains(t, err, "hint: For example: SELECT fencedb.protect(", driver)
+		require.ErrorContains(t, err, "is not a table that can be protected", driver)
+		require.ErrorContains(t, err, "hint: Protect ordinary and partitioned tables", driver)
 	}
 }
 

@@ -228,7 +228,7 @@ func (w *street) left(sku string) (amount int) {
 // The states of the table, in the order of the guide, and what leads to each.
 var states = []struct{ name, sql string }{
 	{"unprotected", `SELECT 1`},
-	{"observed", `SELECT fencedb.protect('stock', $$ 'sku:' || sku $$, mode => 'observe')`},
+	{"observed", `SELECT fencedb.protect('stock', 'sku:{sku}', mode => 'observe')`},
 	{"enforced", `SELECT fencedb.enforce('stock')`},
 }
 

@@ -3,6 +3,7 @@ package compat
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -70,18 +71,25 @@ func withGORM(db *gorm.DB) library {
 	}
 }
 
-// A transaction inside another is a savepoint to GORM, where the fence could be given back.
+// A transaction inside another is a savepoint to GORM. What entered behind it goes back with it.
 func TestGORMEntersInTheOuterTransaction(t *testing.T) {
 	t.Parallel()
 	pool := migrated(t)
 	db := openGORM(t, pool, &gorm.Config{Logger: logger.Discard})
+	own := grant("table:12", 41)
 	enter := func(tx *gorm.DB) error {
-		_, err := fencedb.EnterSQL(t.Context(), tx.Statement.ConnPool, grant("table:12", 41))
+		_, err := fencedb.EnterSQL(t.Context(), tx.Statement.ConnPool, own)
 		return err
 	}
 
 	err := db.Transaction(func(tx *gorm.DB) error { return tx.Transaction(enter) })
-	require.ErrorContains(t, err, "fencedb.enter must come before any savepoint")
+	require.NoError(t, err)
+	err = db.Transaction(func(tx *gorm.DB) error {
+		gaveUp := errors.New("gave up")
+		require.ErrorIs(t, tx.Transaction(func(nested *gorm.DB) error { return errors.Join(enter(nested), gaveUp) }), gaveUp)
+		return tx.Create(&Booking{TableID: 12, Guest: "late"}).Error
+	})
+	require.ErrorIs(t, fencedb.Explain(err), fencedb.ErrNoToken)
 
 	err = db.Transaction(func(tx *gorm.DB) error {
 		require.NoError(t, enter(tx))

@@ -329,7 +329,7 @@ func TestReadersOfAllColumnsMeetTheStamp(t *testing.T) {
 		named := func() error { return db.Select(new([]row), all) }
 		require.NoError(t, named())
 
-		exec(`SELECT fencedb.protect('tables', $$ 'table:' || id $$, mode => 'observe', stamp => $1)`, stamp)
+		exec(`SELECT fencedb.protect('tables', 'table:{id}', mode => 'observe', stamp => $1)`, stamp)
 
 		if !stamp {
 			require.NoError(t, read(byName))

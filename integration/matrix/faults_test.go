@@ -263,7 +263,7 @@ func (f *fault) mayBeUnknown(s setup, p point, all, rehearsal []sent) bool {
 	ended, answered := 0, false
 	for _, m := range of(false, all) {
 		switch {
-		case !p.client && m.nth >= p.nth: // it did not arrive
+		case !p.client && (m.nth >= p.nth || p.within > 0 && m.at+m.len > p.at+p.within): // it did not arrive
 		case m.name == "ReadyForQuery":
 			ended, answered = ended+1, false
 		case m.name == "DataRow", m.name == "ErrorResponse":

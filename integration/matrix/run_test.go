@@ -140,6 +140,7 @@ func (w *world) run(ctx context.Context, s setup, f *fault, p point) (o outcome,
 func (w *world) arm(ctx context.Context, f *fault, p point, c *call) (disarm func() []sent) {
 	var (
 		all  []sent // under the proxy's lock
+		over bool   // the fault has happened to the connection
 		nth  = map[bool]int{}
 		at   = map[bool]int{}
 		do   = func() {}
@@ -147,6 +148,9 @@ func (w *world) arm(ctx context.Context, f *fault, p point, c *call) (disarm fun
 			raw, err := msg.Encode(nil)
 			if err != nil {
 				panic(err)
+			}
+			if over {
+				return faulty.Pass
 			}
 			s := sent{client, nth[client], at[client], len(raw), name(msg)}
 			all = append(all, s)
@@ -158,8 +162,10 @@ func (w *world) arm(ctx context.Context, f *fault, p point, c *call) (disarm fun
 			do()
 			switch {
 			case p.within == 0:
+				over = f.verdict != faulty.Pass // what comes now is on another connection
 				return f.verdict
 			case client:
+				over = true
 				return faulty.CutHalf
 			}
 			return faulty.Pass // up to the byte

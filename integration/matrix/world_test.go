@@ -85,7 +85,7 @@ type world struct {
 
 const schema = `
 	CREATE TABLE effects (resource text, n int, PRIMARY KEY (resource, n));
-	SELECT fencedb.protect('effects', resource => $$ resource $$);
+	SELECT fencedb.protect('effects', resource => '{resource}');
 	CREATE ROLE matrix LOGIN;
 	SELECT fencedb.allow('matrix');
 	GRANT INSERT, SELECT ON effects TO matrix;

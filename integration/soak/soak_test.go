@@ -88,7 +88,7 @@ func newLoad(t *testing.T) *load {
 	_, err := l.pool.Exec(t.Context(), `
 		CREATE TABLE stock (resource text PRIMARY KEY, n bigint NOT NULL);
 		INSERT INTO stock SELECT 'item:' || i, 0 FROM generate_series(0, 23) i;
-		SELECT fencedb.protect('stock', $$ resource $$)`, pgx.QueryExecModeSimpleProtocol)
+		SELECT fencedb.protect('stock', '{resource}')`, pgx.QueryExecModeSimpleProtocol)
 	require.NoError(t, err)
 	config := lease.Config{TTL: 2 * time.Second, Seal: fencedb.Sealer(l.pool)}
 	l.issuer, err = lease.New(l.client, config)

@@ -3,11 +3,11 @@
 // they may kill.
 //
 // Worker processes take leases and write behind the fence: they count, set a register, move money
-// between accounts, insert and delete a row, take a job from step to step, hold permits and carry
-// out an order once; some sleep past the end of their lease on purpose and write all the same.
-// Meanwhile they are stopped and killed, their connections are delayed, held and cut by proxies of
-// this program, and what Redis knows of them is taken away or set back. A schedule that follows
-// from a seed says what happens in which order.
+// between accounts, insert and delete a row, hold permits and carry out an order once; some sleep
+// past the end of their lease on purpose and write all the same. Meanwhile they are stopped and
+// killed, their connections are delayed, held and cut by proxies of this program, and what Redis
+// knows of them is taken away or set back. A schedule that follows from a seed says what happens in
+// which order.
 //
 // Every attempt is told before it begins and when it has returned, and leaves a row in the
 // transaction that it makes, so that the judge knows for each one what it was told and what is

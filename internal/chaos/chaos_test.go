@@ -129,7 +129,6 @@ func TestEveryControlIsConvicted(t *testing.T) {
 		UncheckedSnapshot: {"pause", noLost, 0},
 		SafeToRetry:       {"commit replies lost", nilIsTrue, 0},
 		NoTrigger:         {"jitter", noWayRound, 1},
-		NoRowFence:        {"pause", tokensRise, 0},
 		EndlessPermit:     {"pause", atMost, 0},
 		OwnKey:            {"pause", runOnce, 1},
 	} {
@@ -149,7 +148,7 @@ func TestEveryControlIsConvicted(t *testing.T) {
 			require.NotEmpty(t, v.First())
 		})
 	}
-	require.Len(t, Controls(), 9)
+	require.Len(t, Controls(), 8)
 }
 
 func TestASeedReplaysItsSchedule(t *testing.T) {

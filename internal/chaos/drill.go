@@ -134,7 +134,7 @@ func (d *drill) acquire(ctx context.Context) (saw string, err error) {
 	if d.leaseA, err = d.a.Acquire(ctx, d.resource); err != nil {
 		return "", err
 	}
-	d.sure = fencedb.NewGrant(d.resource, d.leaseA.Token(), d.leaseA.LeaseID(), time.Time{})
+	d.sure = fencedb.NewGrant(d.resource, d.leaseA.Token(), d.leaseA.LeaseID(), fencedb.NoEnd)
 	return fmt.Sprintf("A has token %d, and has written", d.leaseA.Token()), d.set(ctx, d.sure, 1)
 }
 

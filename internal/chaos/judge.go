@@ -58,7 +58,7 @@ const balanceOf = "balance of "
 // gather reads the tables. Nobody may be at work any more.
 func (e *evidence) gather(ctx context.Context, pool *pgxpool.Pool) error {
 	rows, err := pool.Query(ctx, `
-		SELECT attempt, resource, read, wrote, amount, token, lease_id FROM effects UNION ALL TABLE job_effects`)
+		SELECT attempt, resource, read, wrote, amount, token, lease_id FROM effects`)
 	if err == nil {
 		e.effects, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Effect])
 	}
@@ -68,7 +68,6 @@ func (e *evidence) gather(ctx context.Context, pool *pgxpool.Pool) error {
 	return pool.QueryRow(ctx, `
 		SELECT jsonb_object_agg(name, value) FROM (
 			SELECT resource, value FROM registers UNION ALL
-			SELECT resource, version FROM jobs UNION ALL
 			SELECT resource, version FROM accounts UNION ALL
 			SELECT $1 || resource, balance FROM accounts UNION ALL
 			SELECT resource, max(value) FROM entries GROUP BY resource UNION ALL

@@ -29,15 +29,14 @@ type object struct {
 	resources []string
 }
 
-// objects are two counters, a register, accounts between which money moves, a row that is inserted,
-// deleted and inserted again, and a row that is its own fence.
+// objects are two counters, a register, accounts between which money moves, and a row that is
+// inserted, deleted and inserted again.
 var objects = []object{
 	{0, "counter 1", "count", []string{"counter:1"}},
 	{1, "counter 2", "count", []string{"counter:2"}},
 	{register, "register", "set", []string{"register:1"}},
 	{accounts, "accounts", "transfer", []string{"account:1", "account:2", "account:3"}},
 	{slot, "slot", "put or erase", []string{"slot:1"}},
-	{job, "job", "step", []string{"job:1"}},
 }
 
 // The kinds of objects.
@@ -46,7 +45,6 @@ const (
 	register = 2
 	accounts = 3
 	slot     = 4 // its versions count up; the row is there at odd ones
-	job      = 5 // the row fence
 
 	balance = 1000 // of each account, at first
 )
@@ -200,13 +198,9 @@ func (s *stage) setUp(ctx context.Context) error {
 	b := new(pgx.Batch)
 	b.Queue(`INSERT INTO registers SELECT r, 0 FROM unnest($1::text[]) r WHERE r LIKE '%-register:%'`, s.resources())
 	b.Queue(`INSERT INTO accounts SELECT r, $2, 0 FROM unnest($1::text[]) r WHERE r LIKE '%-account:%'`, s.resources(), balance)
-	b.Queue(`INSERT INTO jobs SELECT r, 0 FROM unnest($1::text[]) r WHERE r LIKE '%-job:%'`, s.resources())
 	if !ways[s.Control].open {
-		b.Queue(`SELECT fencedb.protect(t::regclass, resource => $$ resource $$)
+		b.Queue(`SELECT fencedb.protect(t::regclass, resource => '{resource}')
 			FROM unnest('{entries,registers,accounts,slots,effects}'::text[]) t`)
-		if s.Control != NoRowFence {
-			b.Queue(`SELECT fencedb.protect_row('jobs', resource => $$ resource $$)`)
-		}
 	}
 	return s.pool.SendBatch(ctx, b).Close()
 }

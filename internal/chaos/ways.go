@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -31,15 +30,13 @@ const (
 	UncheckedSnapshot Control = "unchecked-snapshot" // REPEATABLE READ, entered without asking how old the snapshot is
 	SafeToRetry       Control = "safe-to-retry"      // after a lost COMMIT, pgconn.SafeToRetry is believed
 	NoTrigger         Control = "no-trigger"         // the tables are not protected, and somebody writes without a token
-	NoRowFence        Control = "no-row-fence"       // grants are carried to a table that is not protected
 	EndlessPermit     Control = "endless-permit"     // holders of a semaphore work on when their permit has expired
 	OwnKey            Control = "own-key"            // processes ask for one order with keys of their own
 )
 
 // Controls lists the controls.
 func Controls() []Control {
-	return []Control{NoFence, LockOnly, PlainCounter, UncheckedSnapshot, SafeToRetry, NoTrigger, NoRowFence,
-		EndlessPermit, OwnKey}
+	return []Control{NoFence, LockOnly, PlainCounter, UncheckedSnapshot, SafeToRetry, NoTrigger, EndlessPermit, OwnKey}
 }
 
 // way is what a control does otherwise than the right way.
@@ -64,7 +61,7 @@ var ways = map[Control]way{
 
 // intruded says whether somebody writes without a token. It is refused where the tables are
 // protected.
-func (c Control) intruded() bool { return !ways[c].open && c != NoRowFence || c == NoTrigger }
+func (c Control) intruded() bool { return !ways[c].open || c == NoTrigger }
 
 func noFence(context.Context, pgx.Tx, fencedb.Grant) error { return nil }
 
@@ -131,7 +128,7 @@ func (d *desk) hold(ctx context.Context, resource string, renewed bool) (g fence
 	}
 	g = l
 	if !renewed {
-		g = fencedb.NewGrant(resource, l.Token(), l.LeaseID(), time.Time{})
+		g = fencedb.NewGrant(resource, l.Token(), l.LeaseID(), fencedb.NoEnd)
 	}
 	return g, func() { _ = l.Release(ctx) }, nil
 }
@@ -163,7 +160,7 @@ func (d *desk) lock(ctx context.Context, resource string) (fencedb.Grant, func()
 			return nil, nil, fmt.Errorf("%w: %w", errNotHeld, err)
 		}
 	}
-	return fencedb.NewGrant(resource, token, id, time.Time{}), release, nil
+	return fencedb.NewGrant(resource, token, id, fencedb.NoEnd), release, nil
 }
 
 // write runs fn in a transaction under grants.

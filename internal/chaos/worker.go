@@ -141,7 +141,7 @@ type desk struct {
 	permits map[bool]*lease.Semaphore // the same
 	orders  *once.Once
 	count   atomic.Int64 // of attempts
-	turns   [job + 1]atomic.Int64
+	turns   [slot + 1]atomic.Int64
 
 	// When somebody did last: write without a token, ask for a permit, ask for the result of the
 	// order, oversleep.
@@ -179,7 +179,7 @@ func (d *desk) serve(ctx context.Context, random *rand.Rand) {
 	for ctx.Err() == nil {
 		switch n := random.IntN(100); {
 		case due(&d.intruded, 2*d.TTL):
-			d.intrude(ctx, pick(random, 0, 1, register, slot, job))
+			d.intrude(ctx, pick(random, 0, 1, register, slot))
 		case due(&d.admitted, d.TTL/4):
 			d.permit(ctx, random)
 		case due(&d.ordered, d.TTL/2):
@@ -188,10 +188,8 @@ func (d *desk) serve(ctx context.Context, random *rand.Rand) {
 			d.oversleep(ctx, random)
 		case n < 30:
 			d.once(ctx, random, random.IntN(counters))
-		case n < 40:
+		case n < 45:
 			d.once(ctx, random, slot)
-		case n < 50:
-			d.step(ctx, random)
 		case n < 65:
 			d.once(ctx, random, register)
 		case n < 75:
@@ -268,25 +266,6 @@ func (d *desk) once(ctx context.Context, random *rand.Rand, kind int) {
 	})
 }
 
-// step takes a job, whose row is its own fence, one step further.
-func (d *desk) step(ctx context.Context, random *rand.Rand) {
-	o := d.one(job)
-	d.attempt(ctx, o.work, o.name, func(ctx context.Context, a *Attempt) error {
-		g, release, err := d.hold(ctx, o.resources[0], true)
-		if err != nil {
-			return err
-		}
-		defer release()
-		a.granted(g)
-		err = d.update(ctx, random, a, o, g, d.think(random))
-		// Redis may have gone back; elsewhere package guard heals.
-		if stale, is := errors.AsType[*fencedb.StaleError](err); is && d.Control == NoControl {
-			_, _ = d.issuers[true].Raise(ctx, stale.Resource, stale.Stored)
-		}
-		return err
-	})
-}
-
 // look reads a register without a lease.
 func (d *desk) look(ctx context.Context) {
 	o := d.one(register)
@@ -303,7 +282,7 @@ func (d *desk) intrude(ctx context.Context, kind int) {
 	o := d.one(kind)
 	d.attempt(ctx, "intrude", o.name, func(ctx context.Context, a *Attempt) error {
 		a.plain = true
-		nobody := fencedb.NewGrant(o.resources[0], 0, uuid.Nil, time.Time{})
+		nobody := fencedb.NewGrant(o.resources[0], 0, uuid.Nil, fencedb.NoEnd)
 		return pgx.BeginFunc(ctx, d.pool, func(tx pgx.Tx) error { return rewrite(ctx, tx, a, o, nobody, 0) })
 	})
 }
@@ -329,7 +308,7 @@ func (d *desk) transfer(ctx context.Context, random *rand.Rand) {
 			for i, change := range []int64{-amount, amount} {
 				g := grants[i]
 				writes.Queue(`UPDATE accounts SET balance = $2, version = $3 WHERE resource = $1`, g.Resource(), balances[i]+change, versions[i]+1)
-				note(writes, "effects", Effect{a.ID, g.Resource(), versions[i], versions[i] + 1, change, g.Token(), g.LeaseID()})
+				note(writes, Effect{a.ID, g.Resource(), versions[i], versions[i] + 1, change, g.Token(), g.LeaseID()})
 			}
 			return tx.SendBatch(ctx, writes).Close()
 		})
@@ -339,12 +318,9 @@ func (d *desk) transfer(ctx context.Context, random *rand.Rand) {
 // oversleep takes a lease that is not renewed, writes, sleeps past its end and writes again: in a
 // transaction that is already open, or in one that begins only then. Both are two attempts.
 func (d *desk) oversleep(ctx context.Context, random *rand.Rand) {
-	kind, open := pick(random, 0, 1, slot, job), pick(random, true, false)
-	switch d.Control { // some mistakes show only here
-	case UncheckedSnapshot:
+	kind, open := pick(random, 0, 1, slot), pick(random, true, false)
+	if d.Control == UncheckedSnapshot { // its mistake shows only here
 		kind, open = random.IntN(counters), true
-	case NoRowFence:
-		kind, open = job, false // the lock on the row holds others back
 	}
 	o := d.one(kind)
 	var g fencedb.Grant
@@ -375,12 +351,9 @@ func (d *desk) pastTheEnd(random *rand.Rand) time.Duration {
 	return d.TTL + d.TTL/5 + upTo(random, d.TTL)
 }
 
-// update changes an object under a grant, which for a job is carried.
+// update changes an object under a grant.
 func (d *desk) update(ctx context.Context, random *rand.Rand, a *Attempt, o object, g fencedb.Grant,
 	pause time.Duration) error {
-	if o.kind == job {
-		g = fencedb.Carry(g)
-	}
 	return d.write(ctx, []fencedb.Grant{g}, pick(random, levels...), func(tx pgx.Tx) error {
 		return rewrite(ctx, tx, a, o, g, pause)
 	})
@@ -391,17 +364,14 @@ var errSlot = errors.New("the row of the slot is there and should not be, or the
 
 // rewrite reads the one resource of an object and writes it. A counter is a table that only grows,
 // so that no lock on a row stands in for the fence. The versions of the slot are those of its
-// effects, because its row cannot count while it is not there. A job is locked before it is read,
-// as a grant that is carried demands.
+// effects, because its row cannot count while it is not there.
 func rewrite(ctx context.Context, tx pgx.Tx, a *Attempt, o object, g fencedb.Grant, pause time.Duration) error {
-	read, write, notes := `SELECT coalesce(max(value), 0) FROM entries WHERE resource = $1`, `INSERT INTO entries VALUES ($1, $2)`, "effects"
+	read, write := `SELECT coalesce(max(value), 0) FROM entries WHERE resource = $1`, `INSERT INTO entries VALUES ($1, $2)`
 	switch o.kind {
 	case register:
 		read, write = `SELECT value FROM registers WHERE resource = $1`, `UPDATE registers SET value = $2 WHERE resource = $1`
 	case slot:
 		read, write = `SELECT coalesce(max(wrote), 0) FROM effects WHERE resource = $1`, `INSERT INTO slots SELECT $1 WHERE $2::bigint % 2 = 1 ON CONFLICT DO NOTHING`
-	case job:
-		read, write, notes = `SELECT version FROM jobs WHERE resource = $1 FOR UPDATE`, `UPDATE jobs SET version = $2 WHERE resource = $1`, "job_effects"
 	}
 	e := Effect{Attempt: a.ID, Resource: g.Resource(), Token: g.Token(), Lease: g.LeaseID()}
 	if err := tx.QueryRow(ctx, read, e.Resource).Scan(&e.Read); err != nil {
@@ -420,7 +390,7 @@ func rewrite(ctx context.Context, tx pgx.Tx, a *Attempt, o object, g fencedb.Gra
 		there = done.RowsAffected() == 1
 		return nil
 	})
-	note(b, notes, e)
+	note(b, e)
 	if err := tx.SendBatch(ctx, b).Close(); err != nil || there {
 		return err
 	}
@@ -431,8 +401,8 @@ func rewrite(ctx context.Context, tx pgx.Tx, a *Attempt, o object, g fencedb.Gra
 }
 
 // note writes an effect down, in the transaction that has it.
-func note(b *pgx.Batch, table string, e Effect) {
-	b.Queue(`INSERT INTO `+table+` VALUES ($1, $2, $3, $4, $5, $6, $7)`, e.Attempt, e.Resource, e.Read, e.Wrote, e.Amount, e.Token, e.Lease)
+func note(b *pgx.Batch, e Effect) {
+	b.Queue(`INSERT INTO effects VALUES ($1, $2, $3, $4, $5, $6, $7)`, e.Attempt, e.Resource, e.Read, e.Wrote, e.Amount, e.Token, e.Lease)
 }
 
 // wait takes time, unless ctx ends first.

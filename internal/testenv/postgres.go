@@ -229,17 +229,25 @@ func (s *PostgresServer) Pool() *pgxpool.Pool {
 // itself is restarted on the way.
 func (s *PostgresServer) Standby() *PostgresServer {
 	s.t.Helper()
+	standby := s.Copy()
+	s.must("mark the copy of", standby.cluster.put("standby.signal", nil))
+	return standby
+}
+
+// Copy returns a copy of the server's data as a clean stop leaves them, a server that is not
+// running: Restart starts it. The server itself is restarted on the way.
+func (s *PostgresServer) Copy() *PostgresServer {
+	s.t.Helper()
 	ctx := starting(s.t)
 	base := must(newNode(s.cluster.account))(s.t)
 	cluster := &postgresCluster{node: base, bin: s.cluster.bin, config: s.cluster.config}
-	standby := &PostgresServer{own{t: s.t, server: cluster}, cluster}
-	s.t.Cleanup(standby.Stop)
+	twin := &PostgresServer{own{t: s.t, server: cluster}, cluster}
+	s.t.Cleanup(twin.Stop)
 	s.must("shut down", s.cluster.end(fastShutdown))
-	_, err := output(ctx, "cp", "-a", s.cluster.data(), standby.cluster.data()) // with its owner
+	_, err := output(ctx, "cp", "-a", s.cluster.data(), twin.cluster.data()) // with its owner
 	s.must("copy", err)
 	s.must("restart", s.cluster.restart(ctx))
-	s.must("mark the copy of", standby.cluster.put("standby.signal", nil))
-	return standby
+	return twin
 }
 
 // createDatabase makes a database and returns its URL. With a template it starts as a copy of it.

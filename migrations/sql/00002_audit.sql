@@ -16,6 +16,11 @@ CREATE TABLE fencedb.audit (
     details  jsonb       NOT NULL DEFAULT '{}'
 );
 
+-- It has lease ids, as the ledger does.
+ALTER TABLE fencedb.audit ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE fencedb.audit ALTER COLUMN details SET STATISTICS 0; -- which would show lease ids to who reads all data
+
 CREATE INDEX audit_resource ON fencedb.audit (resource, at);
 CREATE INDEX audit_at ON fencedb.audit (at);
 CREATE INDEX audit_protection ON fencedb.audit (id) WHERE event IN ('protect', 'observe', 'unprotect');
@@ -27,7 +32,7 @@ COMMENT ON COLUMN fencedb.audit.operator IS 'Who it was, as the program that rec
 COMMENT ON COLUMN fencedb.audit.event    IS 'protect, observe, unprotect, take_over_as, end_take_over, revoke, reset, declare_foreign, prune, prune_audit, or what operators record besides.';
 COMMENT ON COLUMN fencedb.audit.resource IS 'NULL where it concerns many.';
 COMMENT ON COLUMN fencedb.audit.reason   IS 'In the operator''s words.';
-COMMENT ON COLUMN fencedb.audit.details  IS 'revoke: token and lease_id of the revocation, former_token, former_lease_id and former_holder of the holder (or null; former_holder is its label, or empty), sealed: whether its fence was entered. reset: former_token and former_lease_id of the fence (or null), token and lease_id that it has instead, row_token and row_lease_id of a row that was named (or null). declare_foreign: resource_type. take_over_as and end_take_over: table, its oid, role, and until. prune: fences, the number that were forgotten, and older_than. prune_audit: rows, likewise, and older_than. protect, observe (guarded, and nothing is refused) and unprotect: table, its oid, mode, and the first 1000 characters of the expression; recorded when a call of fencedb.protect, observe, enforce or unprotect sees that something has changed.';
+COMMENT ON COLUMN fencedb.audit.details  IS 'revoke: token and lease_id of the revocation, former_token, former_lease_id and former_holder of the holder (or null; former_holder is its label, or empty), sealed: whether its fence was entered. reset: former_token and former_lease_id of the fence (or null), token and lease_id that it has instead, row_token of a row that was named (or null). declare_foreign: resource_type. take_over_as and end_take_over: table, its oid, role, and until. prune: fences, the number that were forgotten, and older_than. prune_audit: rows, likewise, and older_than. protect, observe (guarded, and nothing is refused) and unprotect: table, its oid, and the templates of its resources; recorded when a call of fencedb.protect, observe, enforce or unprotect sees that something has changed.';
 
 -- The owner could drop the trigger; nobody gets past it by mistake. fencedb.forget_audit runs as
 -- the owner and says what it does.

@@ -4,263 +4,215 @@
 
 SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting('search_path'), true), pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
--- Whoever writes to a protected table runs our functions, also where those who migrate have taken
--- that right from everybody.
+-- Whoever protects a table runs our functions, also where those who migrate have taken that right
+-- from everybody.
 ALTER DEFAULT PRIVILEGES IN SCHEMA fencedb GRANT EXECUTE ON FUNCTIONS TO PUBLIC;
 
-CREATE FUNCTION fencedb.resources_of(resource text) RETURNS text[]
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN ARRAY[resource];
+-- The functions that guards call for each statement or row run under the guard, as the owner of
+-- this schema. They have no SET, because that costs more than what they do, and so every name in
+-- them has its schema: operators too, also the one that NULLIF or IN would look for. Where the body
+-- is an expression with RETURN, names were read when the migration ran.
 
-CREATE FUNCTION fencedb.resources_of(resources text[]) RETURNS text[]
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN CASE WHEN cardinality(resources) > 0 THEN ARRAY(SELECT unnest(resources)) ELSE ARRAY[NULL]::text[] END;
+-- What a guard has judged last: a setting says the token, another this sum of the resource, the
+-- token and the transaction, with the key of the session. For a role that overtakes (00006) the
+-- table stands behind the token: what it has entered is good for that table alone. A sum of 64 bits
+-- stops forging by hand, not cryptanalysis. A member of pg_write_all_data (6182) could set the key,
+-- so there is no sum in its sessions, and their rows are judged one by one.
+CREATE FUNCTION fencedb.sum(resource text, token text) RETURNS text
+    LANGUAGE sql
+    RETURN CASE WHEN NOT pg_has_role(session_user, 6182::oid, 'MEMBER') OR current_setting('is_superuser') = 'on'
+                THEN hashtextextended(resource COLLATE "C", hashtextextended(token COLLATE "C", hashint8extended(txid_current(), currval('fencedb.session_key'))))::text END;
 
-COMMENT ON FUNCTION fencedb.resources_of(text)   IS 'Gives resource expressions of either type one type.';
-COMMENT ON FUNCTION fencedb.resources_of(text[]) IS 'Gives resource expressions of either type one type, and lists one shape: a single dimension that begins at 1.';
+COMMENT ON FUNCTION fencedb.sum(text, text) IS 'Inner function. Signs that rows of resource may be written with token in this transaction. Fails in a session that has no key; NULL in one that could set it.';
 
+-- A member of pg_read_all_data can read every sequence, so its sessions get no key either.
+-- fencedb.keyed remembers the sequence, or no: who forges that is refused, or judged row by row.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.text_of(value anyelement) RETURNS text
-    LANGUAGE plpgsql STABLE
+CREATE FUNCTION fencedb.draw_key() RETURNS boolean
+    LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
-    SET datestyle = 'ISO, YMD' SET intervalstyle = 'postgres' SET timezone = 'UTC'
-    SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C'
 AS $$
+DECLARE
+    may_read boolean := (SELECT NOT r.rolsuper AND (pg_has_role(session_user, 'pg_read_all_data', 'MEMBER') OR pg_has_role(session_user, 'pg_write_all_data', 'MEMBER')) FROM pg_roles r WHERE r.rolname = session_user);
 BEGIN
-    RETURN value::text;
+    IF NOT may_read THEN
+        PERFORM setval('fencedb.session_key', hashtextextended(gen_random_uuid()::text, 0));
+    END IF;
+    PERFORM set_config('fencedb.keyed', CASE WHEN may_read THEN 'no' ELSE 'fencedb.session_key'::regclass::oid::text END, false);
+    RETURN NOT may_read;
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.text_of(anyelement) IS 'The text of a value, whatever the session has set. For columns that have got another type since their table was protected.';
+CREATE FUNCTION fencedb.keyed() RETURNS boolean
+    LANGUAGE sql
+    RETURN current_setting('fencedb.keyed', true) = 'fencedb.session_key'::regclass::oid::text;
+
+COMMENT ON FUNCTION fencedb.draw_key() IS 'Inner function. Draws the key of this session, unless the session could read it; returns whether it has one.';
+COMMENT ON FUNCTION fencedb.keyed() IS 'Inner function. Whether this session says that it has drawn its key.';
 
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.raise_no_token(target text, operation text, resource text, expression text) RETURNS void
+CREATE FUNCTION fencedb.refuse(code text, target oid, operation text, resource text) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    templates text[] := (SELECT p.resource FROM fencedb.protected_tables p WHERE p.table_name = fencedb.guarded_root(target));
 BEGIN
     RAISE EXCEPTION USING
-        ERRCODE = 'FN002',
-        MESSAGE = format('%s on protected table %s ', operation, target)
-            || CASE operation WHEN 'TRUNCATE' THEN 'is refused, since it names no rows; use DELETE' ELSE 'without a fencing token' END,
-        DETAIL  = jsonb_strip_nulls(jsonb_build_object('resource', resource))::text,
-        HINT    = CASE operation
-            WHEN 'TRUNCATE' THEN 'TRUNCATE names no rows, so it can carry no token for them; use DELETE.'
-            ELSE format('Call fencedb.enter for %s first in the transaction (in Go: fencedb.Tx). Nothing was written.',
-                coalesce(quote_literal(resource), 'the resource of the row' || coalesce(', which is ' || expression, '')))
+        ERRCODE = code,
+        MESSAGE = CASE
+            WHEN code = 'FN006' THEN 'the transaction has outlasted the validity that it entered with'
+            WHEN operation = 'TRUNCATE' THEN format('TRUNCATE on protected table %s is refused, since it names no rows; use DELETE', target::regclass)
+            WHEN code = 'FN002' THEN format('%s on protected table %s without a fencing token', operation, target::regclass)
+            WHEN resource IS NULL THEN format('%s on protected table %s: the row has no resource, since a column of the template is NULL or a date is not between the years 1 and 9999', operation, target::regclass)
+            ELSE format('%s on protected table %s: the row belongs to resource "%s", whose fence this transaction did not enter', operation, target::regclass, resource)
+        END,
+        DETAIL = jsonb_strip_nulls(CASE code
+            WHEN 'FN003' THEN jsonb_build_object('table', target::regclass, 'resource', resource, 'entered', (string_to_array(current_setting('fencedb.lease', true), E'\n'))[2:])
+            WHEN 'FN002' THEN jsonb_build_object('resource', resource)
+            ELSE '{}' END)::text,
+        HINT = CASE
+            WHEN code = 'FN006' THEN 'Nothing was written. Use a shorter transaction, or enter with more time: under a longer lease, or, if the lease is renewed meanwhile, with what it will be renewed to.'
+            WHEN operation = 'TRUNCATE' THEN 'TRUNCATE names no rows, so it can carry no token for them; use DELETE.'
+            WHEN code = 'FN002' THEN format('Call fencedb.enter for %s first in the transaction (in Go: fencedb.Tx; for psql: fencedb with %s -- psql). Nothing was written.',
+                coalesce(quote_literal(resource), concat('the resource of the row', ', which is ' || array_to_string(templates, ' and ') || ',')), coalesce(quote_literal(resource), 'RESOURCE'))
+            WHEN resource IS NULL THEN format('Nothing was written. Every row needs a resource, by %s: make these columns NOT NULL.', array_to_string(templates, ' and '))
+            ELSE 'Enter with the grants of all resources the transaction writes to. Nothing was written.'
         END;
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.raise_no_token(text, text, text, text) IS 'Inner function. Raises FN002.';
+COMMENT ON FUNCTION fencedb.refuse(text, oid, text, text) IS 'Inner function. Raises FN002, FN003 or FN006 for a statement or a row.';
 
+-- The judge of a row of one resource: the token to stamp on it, if the fence is one that this
+-- transaction says it has entered, by lease id and by the hash of resource and token, and the row
+-- is not newer. It locks the fence, which it has locked already if that is true; if it is not, the
+-- lock stands for the one that is missing. It remembers what it has judged. Otherwise NULL, and
+-- judge_any finds out why.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.raise_overdue() RETURNS void
+CREATE FUNCTION fencedb.judge(resource text, stamp bigint) RETURNS bigint
     LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    RAISE EXCEPTION USING
-        ERRCODE = 'FN006',
-        MESSAGE = 'the transaction has outlasted the validity that it entered with',
-        HINT    = 'Nothing was written. Use a shorter transaction, or enter with more time: under a longer lease, or, if the lease is renewed meanwhile, with what it will be renewed to.';
-END
-$$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.raise_overdue() IS 'Inner function. Raises FN006.';
-
--- The judge of one row. before and after are the resources of the old and the new row, as far as
--- operation has them; stored is the token in the old row.
--- +goose StatementBegin
-CREATE FUNCTION fencedb.require_all(target regclass, operation text, before text[], after text[], stored bigint) RETURNS bigint
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    wanted   text[] := CASE operation WHEN 'INSERT' THEN after WHEN 'DELETE' THEN before ELSE before || after END;
-    own      text   := CASE operation WHEN 'DELETE' THEN before[1] ELSE after[1] END; -- that gives its token to the row
-    until    float8 := fencedb.until();
-    resource text;
-    held     bigint;
-    token    bigint;
-BEGIN
-    IF until IS NULL THEN
-        token := fencedb.overtake(target, operation, before, after, stored);
-        IF token IS NOT NULL THEN
-            RETURN token;
-        END IF;
-        PERFORM fencedb.raise_no_token(target::text, operation, coalesce(after[1], before[1]), NULL);
-    ELSIF fencedb.left_ms() < 0 THEN
-        PERFORM fencedb.raise_overdue();
-    END IF;
-
-    FOREACH resource IN ARRAY wanted LOOP
-        IF resource IS NULL THEN
-            RAISE EXCEPTION 'the resource of a row of protected table % is NULL', target
-                USING ERRCODE = 'null_value_not_allowed', HINT = 'Every row needs a resource: make the columns of the resource expression NOT NULL.';
-        END IF;
-        CONTINUE WHEN resource = own AND token IS NOT NULL;
-        held := (SELECT h.token FROM fencedb.held(resource) h);
-        IF held IS NULL THEN
-            RAISE EXCEPTION USING
-                ERRCODE = 'FN003',
-                MESSAGE = format('%s on protected table %s: the row belongs to resource "%s", whose fence this transaction did not enter', operation, target, resource),
-                DETAIL  = jsonb_build_object('table', target, 'resource', resource, 'entered', (SELECT coalesce(jsonb_agg(k ORDER BY k), '[]') FROM jsonb_object_keys(fencedb.grants()) k))::text,
-                HINT    = 'Enter with the grants of all resources the transaction writes to. Nothing was written.';
-        -- The ledger has already refused stale tokens. This catches a ledger that was emptied under
-        -- its rows. Where the fence was set back on purpose, rows still have the stamps from
-        -- before.
-        ELSIF resource = before[1] AND held < stored THEN
-            PERFORM fencedb.raise_stale(resource, held, stored)
-            WHERE NOT EXISTS (SELECT FROM fencedb.fences f WHERE f.resource = before[1] AND f.annulled IS NOT NULL);
-        END IF;
-        IF resource = own THEN
-            token := held;
-        END IF;
-    END LOOP;
-
-    RETURN token;
-END
-$$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.require_all(regclass, text, text[], text[], bigint) IS 'Raises FN001 to FN003 or FN006 unless this transaction entered the fences of all resources of a row; returns the token to stamp on it.';
-
--- The common case: a row that has one resource and keeps it, and whose fence this transaction has
--- locked alone (see fencedb.held). A note pays only if rows of one resource follow each other. So
--- the first is only marked, and the second noted. As in guard_statement, there is no search_path,
--- and so every name has its schema. A PERFORM costs more than an assignment, and what is behind the
--- query is prepared once in a transaction, not for each row.
--- +goose StatementBegin
-CREATE FUNCTION fencedb.require(target regclass, operation text, before text, after text, stored bigint) RETURNS bigint
-    LANGUAGE plpgsql SECURITY DEFINER
-AS $$
-DECLARE
-    me    pg_catalog.xid := pg_catalog.pg_current_xact_id()::pg_catalog.xid;
-    own   pg_catalog.text := CASE WHEN operation OPERATOR(pg_catalog.=) 'DELETE' THEN before ELSE after END; -- as in require_all
     token pg_catalog.int8;
     noted pg_catalog.text;
 BEGIN
-    SELECT f.last_fencing_token INTO token
-    FROM fencedb.fences f
-    WHERE f.resource OPERATOR(pg_catalog.=) own AND f.annulled IS NULL
-      AND (f.xmax OPERATOR(pg_catalog.=) me AND pg_catalog.mxid_age(me) OPERATOR(pg_catalog.<=) 0
-           OR f.xmin OPERATOR(pg_catalog.=) me AND f.advanced_at OPERATOR(pg_catalog.>=) pg_catalog.transaction_timestamp())
-      AND f.lease_id OPERATOR(pg_catalog.<>) fencedb.overtaking_lease();
-    IF token IS NULL OR token OPERATOR(pg_catalog.<) stored OR fencedb.left_ms() OPERATOR(pg_catalog.<) 0
-       OR operation OPERATOR(pg_catalog.=) 'UPDATE' AND coalesce(before OPERATOR(pg_catalog.<>) after, true) THEN
-        token := fencedb.require_all(target, operation, ARRAY[before], ARRAY[after], stored);
-        IF fencedb.until() IS NULL THEN -- its role overtakes, for this row alone
-            RETURN token;
-        END IF;
+    SELECT f.token, pg_catalog.concat(pg_catalog.set_config('fencedb.token', f.token::pg_catalog.text, true), pg_catalog.set_config('fencedb.judged', fencedb.sum(judge.resource, f.token::pg_catalog.text), true))
+    INTO token, noted
+    FROM (SELECT f.last_fencing_token AS token FROM fencedb.fences f
+          WHERE f.resource OPERATOR(pg_catalog.=) judge.resource COLLATE pg_catalog."C" AND fencedb.says_entered(f.resource, f.last_fencing_token, f.lease_id)
+            AND f.last_fencing_token OPERATOR(pg_catalog.>=) stamp AND fencedb.keyed()
+            AND pg_catalog.split_part(pg_catalog.current_setting('fencedb.lease', true), ' ', 1) OPERATOR(pg_catalog.=) pg_catalog.txid_current()::pg_catalog.text
+          FOR SHARE SKIP LOCKED) f;
+    RETURN token;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.judge(text, bigint) IS 'Inner function. The token to stamp on a row of resource that has the stamp; NULL if this transaction has not entered its fence, and in some rarer cases.';
+
+-- Judges any row, and refuses. before and after are the resources of the old and the new row, as
+-- far as operation has them; about is what to remember of it (see write_guard). A fence that was
+-- not entered is not locked, so a guard that observes meets no conflict with a newer holder, above
+-- READ COMMITTED either.
+--
+-- The ledger has refused stale tokens already. That a row has a newer token than its fence means
+-- that the ledger was emptied under it, unless it was set back on purpose.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.judge_any(target oid, operation text, before text[], after text[], stamp bigint, about text, observing boolean) RETURNS bigint
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    left_ms float8 := fencedb.left_ms();
+    keyed   boolean := CASE WHEN current_setting('fencedb.keyed', true) = 'no' THEN false WHEN fencedb.keyed() THEN true ELSE fencedb.draw_key() END;
+    own     text[] := CASE operation WHEN 'DELETE' THEN before ELSE after END; -- whose first gives its token to the row
+    wanted  text;
+    fence   bigint;
+    ignored bigint; -- stamps up to it
+    token   bigint;
+    code    text;
+BEGIN
+    IF left_ms IS NULL AND fencedb.overtakes(target) THEN
+        RETURN CASE WHEN NOT observing THEN fencedb.overtake(target, operation, before, after, stamp, about) END;
     END IF;
-    IF pg_catalog.current_setting('fencedb.last_judged', true) OPERATOR(pg_catalog.=) own THEN
-        noted := fencedb.note(own, token, fencedb.until());
-    ELSE
-        noted := pg_catalog.set_config('fencedb.last_judged', own, true);
+    FOREACH wanted IN ARRAY own || CASE WHEN operation = 'UPDATE' AND (before = after) IS NOT TRUE THEN before END LOOP
+        fence := NULL;
+        IF left_ms >= 0 THEN
+            SELECT f.last_fencing_token, f.reset_from INTO fence, ignored FROM fencedb.fences f
+            WHERE f.resource = wanted COLLATE "C" AND fencedb.says_entered(f.resource, f.last_fencing_token, f.lease_id)
+            FOR SHARE SKIP LOCKED;
+        END IF;
+        code := CASE WHEN left_ms IS NULL THEN 'FN002'
+                     WHEN left_ms < 0 THEN 'FN006'
+                     WHEN fence IS NULL THEN 'FN003'
+                     WHEN wanted = before[1] COLLATE "C" AND stamp > fence AND stamp > coalesce(ignored, 0) THEN 'FN001' END;
+        IF code IS NOT NULL AND observing THEN
+            PERFORM fencedb.let_pass(target, operation, code, true, wanted);
+            RETURN NULL;
+        ELSIF code = 'FN001' THEN
+            PERFORM fencedb.raise_stale(wanted, fence, stamp);
+        ELSIF code IS NOT NULL THEN
+            PERFORM fencedb.refuse(code, target, operation, wanted);
+        END IF;
+        token := coalesce(token, fence);
+    END LOOP;
+    IF keyed THEN
+        PERFORM set_config('fencedb.token', token::text, true), set_config('fencedb.judged', fencedb.sum(about, token::text), true);
     END IF;
     RETURN token;
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.require(regclass, text, text, text, bigint) IS 'require_all for a row of one resource.';
+COMMENT ON FUNCTION fencedb.judge_any(oid, text, text[], text[], bigint, text, boolean) IS 'Inner function. Raises FN001 to FN003 or FN006 unless this transaction entered the fences of all resources of a row; returns the token to stamp on it. A guard that observes gets NULL instead.';
 
--- Refuses before the first row is touched, also where no row matches. A cascade from another table
--- is left to the row trigger: it may match nothing, and then it writes nothing. Later statements of
--- a long transaction get only what is left of the lease. A partition has its row trigger from its
--- parent, and DETACH PARTITION takes that away. So the triggers of a partition have an argument:
--- look whether it is still there.
+-- Refuses before the first row is touched, also where no row matches. A statement of another
+-- trigger, as a cascade is, is left to the guard of rows: it may match nothing, and then it writes
+-- nothing. Later statements of a long transaction get only what is left of the lease.
+--
+-- A partition has its guard of rows from its parent, and DETACH PARTITION takes that away. So the
+-- statement guard of a partition is told which table was protected, by oid, and by name for a copy
+-- of the database, and looks whether that is still above it: not with a query, which would read in
+-- the snapshot of the transaction.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.judge_statement(target oid, operation text, guard text, inherited boolean) RETURNS void
-    LANGUAGE plpgsql SECURITY DEFINER
+CREATE FUNCTION fencedb.judge_statement(target oid, operation text, root text[], observing boolean) RETURNS void
+    LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    said     text   := current_setting('fencedb.entered', true);
-    until    float8 := fencedb.until();
     left_ms  float8 := ceil(fencedb.left_ms());
-    limit_ms bigint := fencedb.limit_ms(greatest(1, left_ms)::bigint);
+    limit_ms bigint := (left_ms - floor(left_ms / 256))::bigint;
 BEGIN
-    IF inherited THEN
-        IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = target AND t.tgname = '~fencedb_row' AND t.tgparentid <> 0) THEN
-            IF fencedb.observes(to_regprocedure(guard || '()')) THEN
-                RETURN;
-            END IF;
-            RAISE EXCEPTION '% on table %, which was detached from a protected table and has lost its guard of rows', operation, target::regclass
-                USING ERRCODE = 'object_not_in_prerequisite_state',
-                      HINT = 'Nothing was written. As owner of the table call fencedb.protect to guard it again, or fencedb.unprotect to let any client write to it.';
-        ELSIF pg_trigger_depth() > 1 AND operation <> 'TRUNCATE' THEN
+    IF cardinality(root) > 1 AND NOT EXISTS (SELECT FROM pg_partition_ancestors(target) a
+            WHERE a.relid = CASE WHEN root[1] = 'fencedb.fences'::regclass::oid::text THEN root[2]::oid ELSE to_regclass(root[3]) END) THEN
+        IF observing THEN
             RETURN;
         END IF;
-    END IF;
-    IF until IS NULL OR operation = 'TRUNCATE' THEN
-        IF NOT fencedb.let_pass(target, operation, 'FN002', false, guard) THEN
-            PERFORM fencedb.raise_no_token(target::regclass::text, operation, NULL, (SELECT facts.resource FROM fencedb.guard_facts(to_regprocedure(guard || '()')) AS facts));
-        END IF;
+        RAISE EXCEPTION '% on table %, which was detached from a protected table and has lost its guard of rows', operation, target::regclass
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = 'Nothing was written. As owner of the table call fencedb.protect to guard it again, or fencedb.unprotect to let any client write to it.';
+    ELSIF operation = 'TRUNCATE' THEN
+        left_ms := NULL;
+    ELSIF left_ms IS NULL AND (pg_trigger_depth() > 1 OR fencedb.overtakes(target)) THEN
+        RETURN;
+    ELSIF left_ms >= 0 THEN -- what the limits were short has passed
+        PERFORM fencedb.lower_limit('statement_timeout', greatest(1, limit_ms)), fencedb.lower_limit('idle_in_transaction_session_timeout', greatest(1, limit_ms)),
+            set_config('fencedb.lease', regexp_replace(current_setting('fencedb.lease'), E'^(\\S+) \\S+', concat(E'\\1 ', split_part(current_setting('fencedb.lease'), ' ', 3)::bigint - limit_ms)), true);
         RETURN;
     END IF;
-    IF left_ms < 0 THEN
-        IF NOT fencedb.let_pass(target, operation, 'FN006', false, guard) THEN
-            PERFORM fencedb.raise_overdue();
-        END IF;
-    ELSIF left_ms < split_part(said, ' ', 3)::float8 THEN -- what the limits were short has passed
-        PERFORM fencedb.lower_limit('statement_timeout', limit_ms), fencedb.lower_limit('idle_in_transaction_session_timeout', limit_ms),
-            set_config('fencedb.entered', regexp_replace(said, E'^(\\S+ \\S+) \\S+', E'\\1 ' || limit_ms), true);
+    IF observing THEN
+        PERFORM fencedb.let_pass(target, operation, CASE WHEN left_ms IS NULL THEN 'FN002' ELSE 'FN006' END, false, NULL);
+    ELSE
+        PERFORM fencedb.refuse(CASE WHEN left_ms IS NULL THEN 'FN002' ELSE 'FN006' END, target, operation, NULL);
     END IF;
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.judge_statement(oid, text, text, boolean) IS 'Inner function. What guard_statement does beside the common cases.';
-
--- The common cases: a statement of another trigger, one right after enter, and one that a guard
--- which observes has recorded lately (the same as in fencedb.let_pass). Each is one expression,
--- because PL/pgSQL sets each expression up anew in every transaction. The function has no
--- search_path of its own, and its trigger no WHEN, because either costs more than the expression.
--- So every name in it has its schema. (NULLIF, IN and BETWEEN have operators without one.)
--- +goose StatementBegin
-CREATE FUNCTION fencedb.guard_statement() RETURNS trigger
-    LANGUAGE plpgsql
-AS $$
-DECLARE
-    said    pg_catalog.text := coalesce(pg_catalog.current_setting('fencedb.entered', true), '');
-    setting pg_catalog.text;
-    noted   pg_catalog.text;
-BEGIN
-    IF TG_NARGS OPERATOR(pg_catalog.=) 1 AND TG_OP OPERATOR(pg_catalog.<>) 'TRUNCATE' THEN
-        IF said OPERATOR(pg_catalog.<>) '' THEN
-            IF pg_catalog.pg_trigger_depth() OPERATOR(pg_catalog.>) 1
-               OR pg_catalog.split_part(said, ' ', 1) OPERATOR(pg_catalog.=) pg_catalog.pg_current_xact_id_if_assigned()::pg_catalog.text
-               AND pg_catalog.ceil(fencedb.left_ms()) OPERATOR(pg_catalog.>=) pg_catalog.concat('0', pg_catalog.split_part(said, ' ', 3))::pg_catalog.float8 THEN
-                RETURN NULL;
-            END IF;
-        ELSE
-            setting := pg_catalog.concat('fencedb.seen_', TG_RELID, '_', TG_OP);
-            noted := coalesce(pg_catalog.current_setting(setting, true), '');
-            IF (CASE
-                WHEN pg_catalog.pg_trigger_depth() OPERATOR(pg_catalog.>) 1 THEN true
-                WHEN noted OPERATOR(pg_catalog.=) '' THEN false
-                WHEN pg_catalog.substr(noted, 36) OPERATOR(pg_catalog.=) pg_catalog.concat('FN002 ', pg_catalog.current_setting('role'), ' ', session_user, ' ', pg_catalog.current_setting('application_name'))
-                     AND pg_catalog.substr(noted, 16, 10) OPERATOR(pg_catalog.<>) '1000000000'
-                     AND pg_catalog.substr(noted, 2, 14)::pg_catalog.float8 OPERATOR(pg_catalog.>) pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) THEN
-                    pg_catalog.set_config(setting, pg_catalog.concat(pg_catalog."left"(noted, 15), pg_catalog.substr(noted, 16, 10)::pg_catalog.int8 OPERATOR(pg_catalog.-) 1, pg_catalog.substr(noted, 26)), false) IS NOT NULL
-                ELSE false
-            END) THEN
-                RETURN NULL;
-            END IF;
-        END IF;
-    END IF;
-    PERFORM fencedb.judge_statement(TG_RELID, TG_OP, TG_ARGV[0], TG_NARGS OPERATOR(pg_catalog.>) 1);
-    RETURN NULL;
-END
-$$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.guard_statement() IS 'Statement trigger of protected tables. Its arguments: the guard of rows, and whether that is inherited from a partitioned table, and may have gone.';
+COMMENT ON FUNCTION fencedb.judge_statement(oid, text, text[], boolean) IS 'Inner function. What a guard does before a statement, beside the common cases.';
 
 -- The table itself, its partitions and its children. Row triggers of a partitioned table come to
 -- its partitions by themselves, statement triggers do not, and a TRUNCATE may name the partition.
@@ -282,64 +234,332 @@ $$;
 
 COMMENT ON FUNCTION fencedb.members(regclass) IS 'A table with all its partitions and inheritance children.';
 
--- Anybody can create a trigger of our name on a table of their own; a comment that is not ours must
--- not break the list.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.guard_facts(guard oid, OUT mode text, OUT resource text, OUT columns_added text[], OUT stamp boolean, OUT observed_since timestamptz)
-    LANGUAGE plpgsql STABLE
+CREATE FUNCTION fencedb.guarded_root(guarded oid) RETURNS oid
+    LANGUAGE sql STABLE
     SET search_path = pg_catalog, pg_temp
 AS $$
+    WITH RECURSIVE up(rel, depth) AS (
+        SELECT guarded, 0
+        UNION
+        SELECT i.inhparent, up.depth + 1 FROM up JOIN pg_inherits i ON i.inhrelid = up.rel JOIN pg_trigger t ON t.tgrelid = i.inhparent AND t.tgname = '~fencedb_row'
+    )
+    SELECT up.rel FROM up ORDER BY up.depth DESC LIMIT 1
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.guarded_root(oid) IS 'Inner function. The table that was protected, of itself, a partition or a child.';
+
+-- What protect has noted on a guard stands in the comment on its function: a dump of the schema
+-- takes that along. The function is in this schema, so nobody else can write there. Whether a guard
+-- observes is read in its text, which every transaction sees as it is now.
+CREATE VIEW fencedb.protected_tables AS
+SELECT t.tgrelid::regclass AS table_name,
+       nullif(ARRAY(SELECT jsonb_array_elements_text(facts -> 'resource')), '{}') AS resource,
+       ARRAY(SELECT jsonb_array_elements_text(facts -> 'columns_added')) AS columns_added,
+       t.tgfoid::regprocedure AS guard,
+       t.tgenabled IN ('O', 'A') AND EXISTS (SELECT FROM pg_trigger s WHERE s.tgrelid = t.tgrelid AND s.tgfoid = t.tgfoid AND s.tgname = '~fencedb_statement' AND s.tgenabled IN ('O', 'A'))
+           AND EXISTS (SELECT FROM pg_trigger s WHERE s.tgrelid = t.tgrelid AND s.tgfoid = t.tgfoid AND s.tgname = '~fencedb_truncate' AND s.tgenabled IN ('O', 'A')) AS enabled,
+       (facts -> 'stamp')::boolean AS stamp,
+       substring(pg_get_functiondef(t.tgfoid) FROM 'DECLARE -- (\w+)') = 'observes' AS observed,
+       CASE WHEN substring(pg_get_functiondef(t.tgfoid) FROM 'DECLARE -- (\w+)') = 'observes' THEN (facts ->> 'observed_since')::timestamptz END AS observed_since
+FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid AND p.pronamespace = 'fencedb'::regnamespace, LATERAL (SELECT obj_description(p.oid, 'pg_proc')::jsonb AS facts) noted
+WHERE t.tgname = '~fencedb_row' AND t.tgparentid = 0
+UNION ALL
+SELECT DISTINCT t.tgrelid::regclass, NULL::text[], NULL::text[], t.tgfoid::regprocedure, false, NULL::boolean, NULL::boolean, NULL::timestamptz
+FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid AND p.pronamespace = 'fencedb'::regnamespace
+WHERE t.tgname IN ('~fencedb_statement', '~fencedb_truncate')
+  AND NOT EXISTS (SELECT FROM pg_trigger r WHERE r.tgrelid = t.tgrelid AND r.tgname = '~fencedb_row' AND r.tgfoid = t.tgfoid);
+
+COMMENT ON VIEW fencedb.protected_tables IS 'The tables that are guarded, with the templates of their resources. resource is NULL where the guard of rows has gone, as DETACH PARTITION takes it away. enabled is false when somebody has switched a trigger of ours off, or left it to replication, or it has gone. observed says that the guard refuses nothing (fencedb.observe), and observed_since when that began. stamp is false where the ledger alone judges.';
+
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.switched_off(target regclass) RETURNS text[]
+    LANGUAGE sql STABLE
+    SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT array_agg(DISTINCT m.member::text)
+    FROM fencedb.members(target) m JOIN pg_trigger t ON t.tgrelid = m.member
+    WHERE t.tgname IN ('~fencedb_row', '~fencedb_statement', '~fencedb_truncate') AND t.tgenabled NOT IN ('O', 'A')
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.switched_off(regclass) IS 'Of a table, its partitions and inheritance children, those with a trigger of ours that is switched off or left to replication; NULL if there are none.';
+
+-- A template is literal text with columns in braces; two braces are one of the text. The text of a
+-- column must be the same whatever a session has set, and equal for values that the table takes for
+-- equal. expression computes the resource over the row %1$s; it is NULL where the row has none.
+-- longest is how many bytes it can have, NULL if it can be empty or of any length.
+--
+-- A guard runs as the owner of this schema, and anybody can put it on a table of theirs, or give a
+-- column another type by force. A cast of such a type would call a function of theirs, in planning
+-- too. So typed tells whether the columns of NEW have the types of Postgres that they had, and must
+-- be asked first. Other types are read by concat, which calls their output functions alone; a date
+-- goes that way and back, since its text depends on settings.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.read_template(target regclass, template text, OUT columns name[], OUT expression text, OUT longest int, OUT typed text)
+    LANGUAGE plpgsql STABLE
+    SET search_path = pg_catalog, pg_temp SET quote_all_identifiers = off
+AS $$
+DECLARE
+    parts   text[] := ARRAY(SELECT m[1] FROM regexp_matches(template, '\{\{|\}\}|\{[^{}]*\}|[^{}]+', 'g') WITH ORDINALITY r(m, i) ORDER BY r.i);
+    part    text;
+    touches boolean := false; -- a column before it
+    col     pg_attribute;
+    base    pg_type;
+    typmod  int;
+    type    text;
+    read    text;
+    terms   text[] := '{}';
+    cast_only boolean; -- a type of Postgres whose text is what a cast gives
+    bytes   int := 0;
+    problem text;
+    way_out text;
 BEGIN
-    SELECT * INTO mode, resource, columns_added, stamp, observed_since
-    FROM jsonb_to_record(obj_description(guard, 'pg_proc')::jsonb) AS facts(mode text, resource text, columns_added text[], stamp boolean, observed_since timestamptz);
-EXCEPTION WHEN data_exception OR program_limit_exceeded THEN
-    -- not JSON, or not of this form
+    columns := '{}';
+    typed := 'true';
+    IF coalesce(template, '') = '' OR array_to_string(parts, '') <> template OR template ~ '\|\|' OR template ~ '[''()]' AND template !~ '\{' THEN
+        problem := CASE WHEN coalesce(template, '') = '' THEN 'it is empty' WHEN array_to_string(parts, '') <> template THEN 'a brace in it has no partner' ELSE 'it looks like an expression' END;
+        way_out := 'A template is text with columns in braces, as in sku:{sku}. Write {{ and }} for braces of the text.';
+    END IF;
+    FOREACH part IN ARRAY parts LOOP
+        EXIT WHEN problem IS NOT NULL;
+        IF part !~ '^\{[^{]' THEN
+            part := CASE part WHEN '{{' THEN '{' WHEN '}}' THEN '}' ELSE part END;
+            terms := terms || replace(quote_literal(part), '%', '%%');
+            bytes := bytes + octet_length(part);
+            touches := false;
+            CONTINUE;
+        END IF;
+        SELECT * INTO col FROM pg_attribute a WHERE a.attrelid = target AND a.attname = substr(part, 2, length(part) - 2) AND a.attnum > 0 AND NOT a.attisdropped;
+        typmod := col.atttypmod;
+        SELECT * INTO base FROM pg_type t WHERE t.oid = col.atttypid;
+        WHILE base.typtype = 'd' LOOP
+            typmod := greatest(typmod, base.typtypmod);
+            SELECT * INTO base FROM pg_type t WHERE t.oid = base.typbasetype;
+        END LOOP;
+        type := base.oid::regtype;
+        read := '%1$s.' || replace(quote_ident(col.attname), '%', '%%');
+        way_out := 'Use a column of its own for it, of type text for example, tied to the others by a CHECK or a composite foreign key.';
+        IF col.attname IS NULL THEN
+            problem := format('there is no column "%s"', substr(part, 2, length(part) - 2));
+            way_out := 'Name columns as the catalog has them, without quotes. If one was renamed, protect the table again with its new name.';
+        ELSIF touches THEN
+            problem := format('there is no text between column "%s" and the column before, so other values could give the same resource', col.attname);
+            way_out := 'Put a separator between them, as in {a}:{b}.';
+        ELSIF col.attname = 'last_fencing_token' THEN
+            problem := 'column "last_fencing_token" is the stamp of the guard';
+        ELSIF col.attgenerated <> '' THEN
+            problem := format('column "%s" is generated: it gets its value after the guard has looked', col.attname);
+        ELSIF base.typtype <> 'e' AND type NOT IN ('smallint', 'integer', 'bigint', 'boolean', 'text', 'character varying', 'character', 'uuid', 'date')
+              AND NOT (type = 'numeric' AND typmod >= 4 AND (typmod - 4) & 2047 = 0) THEN -- the scale
+            problem := format('column "%s" has type %s, of which equal values can have different texts, or a text that depends on settings', col.attname, format_type(col.atttypid, col.atttypmod));
+        ELSIF EXISTS (SELECT FROM pg_collation c WHERE c.oid = col.attcollation AND NOT c.collisdeterministic) THEN
+            problem := format('column "%s" has a collation that takes different texts for equal', col.attname);
+        ELSIF EXISTS (SELECT FROM fencedb.members(target) m JOIN pg_attribute a ON a.attrelid = m.member
+                      WHERE a.attname = col.attname AND (NOT a.attnotnull OR EXISTS (SELECT FROM pg_constraint c -- of Postgres 18
+                          WHERE c.conrelid = m.member AND c.contype = 'n' AND NOT c.convalidated AND a.attnum = ANY (c.conkey)))) THEN
+            problem := format('column "%s" may be NULL', col.attname);
+            way_out := format('Fill it, and ALTER TABLE %s ALTER COLUMN %I SET NOT NULL; in inheritance children as well.', target, col.attname);
+        END IF;
+        columns := columns || col.attname;
+        cast_only := col.atttypid = base.oid AND type IN ('smallint', 'integer', 'bigint', 'numeric', 'text', 'character varying', 'uuid');
+        typed := concat_ws(' AND ', typed, CASE WHEN cast_only THEN format('pg_catalog.pg_typeof(%s) OPERATOR(pg_catalog.=) ''%s''::pg_catalog.oid', 'NEW.' || quote_ident(col.attname), base.oid) END);
+        read := replace(CASE type WHEN 'boolean' THEN 'CASE WHEN pg_catalog.concat(~) OPERATOR(pg_catalog.=) ''t'' THEN ''true'' WHEN pg_catalog.concat(~) OPERATOR(pg_catalog.=) ''f'' THEN ''false'' END'
+            WHEN 'date' THEN 'CASE WHEN ~ IS NOT NULL THEN CASE WHEN pg_catalog.concat(~)::pg_catalog.date OPERATOR(pg_catalog.>=) ''0001-01-01''::pg_catalog.date AND pg_catalog.concat(~)::pg_catalog.date OPERATOR(pg_catalog.<=) ''9999-12-31''::pg_catalog.date
+                THEN pg_catalog.to_char(pg_catalog.concat(~)::pg_catalog.date::pg_catalog.timestamp, ''YYYY-MM-DD'') END END'
+            WHEN 'character' THEN 'CASE WHEN ~ IS NOT NULL THEN pg_catalog.rtrim(pg_catalog.concat(~), '' '') END'
+            ELSE CASE WHEN cast_only THEN '~::pg_catalog.text' ELSE 'CASE WHEN ~ IS NOT NULL THEN pg_catalog.concat(~) END' END END, '~', read);
+        terms := terms || read;
+        bytes := bytes + CASE
+            WHEN base.typtype = 'e' THEN 63
+            WHEN type IN ('character varying', 'character') AND typmod >= 4 THEN least(typmod - 4, 1000) * 4
+            WHEN type = 'numeric' THEN (typmod - 4) / 65536 + 1
+            ELSE (SELECT l.bytes FROM (VALUES ('smallint', 6), ('integer', 11), ('bigint', 20), ('boolean', 5), ('uuid', 36)) l(name, bytes) WHERE l.name = type)
+        END;
+        touches := true;
+    END LOOP;
+    IF problem IS NOT NULL THEN
+        RAISE EXCEPTION 'fencedb.protect: the template % gives no resource for the rows of %: %', quote_nullable(template), target, problem
+            USING ERRCODE = 'invalid_parameter_value', HINT = way_out;
+    END IF;
+    expression := array_to_string(terms, ' OPERATOR(pg_catalog.||) ');
+    longest := CASE WHEN template !~ '^\{[^{}]*\}$' OR type NOT IN ('text', 'character varying', 'character') THEN bytes END;
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.guard_facts(oid) IS 'Inner function. What protect has noted on a guard, NULLs if nothing.';
+COMMENT ON FUNCTION fencedb.read_template(regclass, text) IS 'Inner function. Checks a template against a table; returns the columns it reads, an expression for it, and how long a resource can be.';
 
--- The first lines of a guard that only observes. See fencedb.switch_guard.
-CREATE FUNCTION fencedb.observing() RETURNS text
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN E'\n#variable_conflict use_column\nDECLARE -- this guard refuses nothing\n';
-
-COMMENT ON FUNCTION fencedb.observing() IS 'Inner function. How the text of a guard begins that only observes.';
-
--- Not read with a query: a transaction above READ COMMITTED may be older than the guard, or than
--- its mode, and would be refused where nothing is. NULL if there is no such function.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.observes(guard oid) RETURNS boolean
-    LANGUAGE sql STABLE
+CREATE FUNCTION fencedb.resources_of(protected_row anyelement) RETURNS text[]
+    LANGUAGE plpgsql STABLE
     SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT strpos(pg_get_functiondef(guard), fencedb.observing()) > 0
+DECLARE
+    target    oid    := fencedb.guarded_root((SELECT t.typrelid FROM pg_type t WHERE t.oid = pg_typeof(protected_row)));
+    templates text[] := (SELECT p.resource FROM fencedb.protected_tables p WHERE p.table_name = target);
+    resources text[];
+BEGIN
+    IF templates IS NULL THEN
+        RAISE EXCEPTION 'fencedb.resources_of: needs a row of a protected table, got %', pg_typeof(protected_row)
+            USING ERRCODE = 'wrong_object_type', HINT = 'For example: SELECT fencedb.resources_of(b) FROM bookings b';
+    END IF;
+    EXECUTE format('SELECT ARRAY[%s] FROM (SELECT ($1).*) AS r', (SELECT string_agg(format((fencedb.read_template(target, t)).expression, 'r'), ', ') FROM unnest(templates) t))
+    INTO resources USING protected_row;
+    RETURN resources;
+END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.observes(oid) IS 'Inner function. Whether a guard refuses nothing.';
+COMMENT ON FUNCTION fencedb.resources_of(anyelement) IS 'The resources that a row of a protected table belongs to: SELECT fencedb.resources_of(b) FROM bookings b.';
 
-CREATE VIEW fencedb.protected_tables AS
-SELECT t.tgrelid::regclass     AS table_name,
-       facts.mode              AS mode,
-       facts.resource          AS resource,
-       facts.columns_added     AS columns_added,
-       t.tgfoid::regprocedure  AS guard,
-       t.tgenabled IN ('O', 'A') AS enabled,
-       facts.stamp             AS stamp,
-       fencedb.observes(t.tgfoid) AS observed,
-       CASE WHEN fencedb.observes(t.tgfoid) THEN facts.observed_since END AS observed_since
-FROM pg_trigger t, fencedb.guard_facts(t.tgfoid) AS facts
-WHERE t.tgname = '~fencedb_row' AND t.tgparentid = 0 AND facts.mode IN ('ledger', 'row')
-UNION
-SELECT t.tgrelid::regclass, NULL, NULL, NULL, NULL, false, NULL, false, NULL
-FROM pg_trigger t
-WHERE t.tgfoid = 'fencedb.guard_statement'::regproc
-  AND NOT EXISTS (SELECT FROM pg_trigger r, fencedb.guard_facts(r.tgfoid) AS facts
-                  WHERE r.tgrelid = t.tgrelid AND r.tgname = '~fencedb_row' AND facts.mode IN ('ledger', 'row'));
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.require_owner(target regclass, caller text) RETURNS void
+    LANGUAGE plpgsql STABLE
+    SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    class pg_class := (SELECT c FROM pg_class c WHERE c.oid = target);
+BEGIN
+    IF class.relpersistence IS NULL OR class.relpersistence = 't' THEN
+        RAISE EXCEPTION 'fencedb.%: % is temporary', caller, target USING ERRCODE = 'wrong_object_type';
+    ELSIF NOT pg_has_role(session_user, class.relowner, 'MEMBER') THEN
+        RAISE EXCEPTION 'fencedb.%: % does not own %', caller, session_user, target
+            USING ERRCODE = 'insufficient_privilege', HINT = 'Log in as the owner of the table, or as a member of that role: the audit names who logged in.';
+    END IF;
+END
+$$;
+-- +goose StatementEnd
 
-COMMENT ON VIEW fencedb.protected_tables IS 'The tables that are guarded, with their resource expressions. mode is ledger (fencedb.protect) or row (fencedb.protect_row), and NULL where the guard of rows has gone, as DETACH PARTITION takes it away. enabled is false when somebody has switched the trigger off, or left it to replication, or it has gone. observed says that the guard refuses nothing (fencedb.observe), and observed_since when that began. stamp is false where the ledger alone judges.';
+COMMENT ON FUNCTION fencedb.require_owner(regclass, text) IS 'Inner function. Raises unless who logged in owns the table, for functions that run as the owner of this schema.';
+
+-- The guard of a table is one trigger function for its statements and its rows, in this schema, so
+-- that no change of the table's schema takes half of it away. It runs as the owner of this schema,
+-- who may read the session's key. Comparing, it relies on no statement trigger having run before:
+-- a partition that is younger than protect has none.
+-- Its triggers for statements have arguments, the one for rows has none.
+--     before, after  the resources of the old and the new row; of several, the text of the array,
+--                    behind more spaces than a resource can have
+--     token          the token to stamp: from what was judged last, if that is about this resource
+-- A guard that observes has the same in a block that turns every error into a record; rows of a
+-- writer that was recorded lately do not come to that.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.write_guard(target regclass, templates text[], stamp boolean, observes boolean, added text[]) RETURNS regprocedure
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    expressions text := (SELECT string_agg((fencedb.read_template(target, t)).expression, ', ' ORDER BY i) FROM unnest(templates) WITH ORDINALITY u(t, i));
+    several     boolean := cardinality(templates) > 1;
+    resource    text := CASE WHEN several THEN format('pg_catalog.concat(pg_catalog.repeat('' '', 512), ARRAY[%s])', expressions) ELSE expressions END;
+    set_stamp   text := CASE WHEN stamp THEN 'NEW.last_fencing_token := coalesce(token, NEW.last_fencing_token);' ELSE '' END;
+    old_stamp   text := CASE WHEN stamp THEN 'OLD.last_fencing_token' ELSE '0' END;
+    typed       text := (SELECT string_agg((fencedb.read_template(target, t)).typed, ' AND ') FROM unnest(templates) t) || CASE WHEN stamp THEN ' AND pg_catalog.pg_typeof(NEW.last_fencing_token) OPERATOR(pg_catalog.=) ''20''::pg_catalog.oid' ELSE '' END;
+    present     record;
+    guard       text;
+BEGIN
+    PERFORM fencedb.require_owner(target, 'protect');
+    SELECT p.guard, p.observed_since INTO present FROM fencedb.protected_tables p
+    WHERE p.table_name = target AND p.resource IS NOT NULL AND NOT EXISTS ( -- a child that no longer inherits has it too, or a table of somebody else
+        SELECT FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
+        WHERE t.tgfoid = p.guard AND (t.tgname = '~fencedb_row' OR NOT pg_has_role(session_user, c.relowner, 'MEMBER'))
+          AND t.tgrelid <> ALL (ARRAY(SELECT m.member FROM fencedb.members(target) m)));
+    guard := (SELECT format('fencedb.%I', p.proname) FROM pg_proc p WHERE p.oid = present.guard);
+    -- The cast cuts at 63 bytes and at no other place than between characters. A name that is taken
+    -- is not taken over: what runs it may be younger than the snapshot of this transaction.
+    FOR i IN 0 .. 2147483647 LOOP
+        EXIT WHEN guard IS NOT NULL AND (present.guard IS NOT NULL OR to_regprocedure(guard || '()') IS NULL);
+        guard := (SELECT format('fencedb.%I', ('guard_' || coalesce(nullif(i, 0) || '_', '') || c.relname)::name) FROM pg_class c WHERE c.oid = target);
+    END LOOP;
+    EXECUTE format('CREATE %s FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS %L', CASE WHEN present.guard IS NOT NULL THEN 'OR REPLACE' END, guard, format($guard$
+DECLARE -- %1$s
+    before pg_catalog.text;
+    after  pg_catalog.text;
+    token  pg_catalog.int8;
+BEGIN
+    IF TG_NARGS OPERATOR(pg_catalog.>) 0 THEN -- a statement
+        IF TG_OP OPERATOR(pg_catalog.=) 'TRUNCATE' OR TG_NAME OPERATOR(pg_catalog.<>) '~fencedb_truncate' AND (TG_NARGS OPERATOR(pg_catalog.>) 1
+           OR NOT (CASE WHEN pg_catalog.split_part(pg_catalog.current_setting('fencedb.lease', true), ' ', 1) OPERATOR(pg_catalog.=) pg_catalog.pg_current_xact_id_if_assigned()::pg_catalog.text
+               THEN pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) pg_catalog.transaction_timestamp()) OPERATOR(pg_catalog.*) 1000 OPERATOR(pg_catalog.<=) pg_catalog.split_part(pg_catalog.current_setting('fencedb.lease'), ' ', 2)::pg_catalog.float8
+               ELSE pg_catalog.pg_trigger_depth() OPERATOR(pg_catalog.>) 1%2$s END)) THEN
+            PERFORM fencedb.judge_statement(TG_RELID, TG_OP, TG_ARGV, %3$s);
+        END IF;
+        RETURN NULL;
+    END IF;
+    %4$s
+    IF NOT (%12$s) THEN
+        RAISE EXCEPTION 'columns of %% have other types than those that were protected', TG_RELID::pg_catalog.regclass USING ERRCODE = 'datatype_mismatch', HINT = 'Call fencedb.unprotect and fencedb.protect for the table.';
+    END IF;
+    before := CASE WHEN TG_OP OPERATOR(pg_catalog.<>) 'INSERT' THEN %5$s END;
+    after := CASE WHEN TG_OP OPERATOR(pg_catalog.<>) 'DELETE' THEN %6$s END;
+    IF pg_catalog.current_setting('fencedb.judged', true) OPERATOR(pg_catalog.<>) '' THEN
+        token := CASE WHEN (TG_OP OPERATOR(pg_catalog.<>) 'UPDATE' OR after OPERATOR(pg_catalog.=) before COLLATE pg_catalog."C")
+            AND (TG_OP OPERATOR(pg_catalog.=) 'INSERT' OR %7$s OPERATOR(pg_catalog.<=) pg_catalog.current_setting('fencedb.token', true)::pg_catalog.int8)
+            AND pg_catalog.current_setting('fencedb.judged') OPERATOR(pg_catalog.=) fencedb.sum(CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN before ELSE after END, pg_catalog.current_setting('fencedb.token', true))
+            THEN pg_catalog.current_setting('fencedb.token')::pg_catalog.int8 END;
+    END IF;
+    IF token IS NULL THEN
+        token := %13$sfencedb.judge_any(TG_RELID, TG_OP, %8$s, %9$s, CASE WHEN TG_OP OPERATOR(pg_catalog.<>) 'INSERT' THEN %7$s END, CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN before ELSE after END, %3$s)%14$s;
+    END IF;
+    %10$s
+    IF TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN
+        RETURN OLD;
+    END IF;
+    %11$s
+    RETURN NEW;
+END
+$guard$,
+        CASE WHEN observes THEN 'observes' ELSE 'enforces' END,
+        CASE WHEN observes THEN ' OR fencedb.recorded(TG_RELID, TG_OP, false)' ELSE '' END,
+        observes::text,
+        CASE WHEN observes THEN $observe$IF fencedb.recorded(TG_RELID, TG_OP, true) THEN
+        IF TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN
+            RETURN OLD;
+        END IF;
+        RETURN NEW;
+    END IF;
+    BEGIN$observe$ ELSE '' END,
+        format(resource, 'OLD'), format(resource, 'NEW'), old_stamp,
+        CASE WHEN several THEN format('CASE WHEN TG_OP OPERATOR(pg_catalog.<>) ''INSERT'' THEN ARRAY[' || expressions || '] END', 'OLD') ELSE 'ARRAY[before]' END,
+        CASE WHEN several THEN format('CASE WHEN TG_OP OPERATOR(pg_catalog.<>) ''DELETE'' THEN ARRAY[' || expressions || '] END', 'NEW') ELSE 'ARRAY[after]' END,
+        CASE WHEN observes THEN replace($observe$IF TG_OP OPERATOR(pg_catalog.<>) 'DELETE' THEN
+            ~stamp
+        END IF;
+    EXCEPTION WHEN OTHERS THEN
+        PERFORM fencedb.let_pass(TG_RELID, TG_OP, SQLSTATE, true, NULL);
+    END;$observe$, '~stamp', coalesce(nullif(set_stamp, ''), 'NULL;')) ELSE '' END,
+        CASE WHEN observes THEN '' ELSE replace(set_stamp, 'coalesce(token, NEW.last_fencing_token)', 'token') END,
+        typed,
+        CASE WHEN NOT observes AND NOT several THEN format($fast$coalesce(CASE WHEN TG_OP OPERATOR(pg_catalog.<>) 'UPDATE' OR after OPERATOR(pg_catalog.=) before COLLATE pg_catalog."C"
+            THEN fencedb.judge(CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN before ELSE after END, CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'INSERT' THEN 0 ELSE %s END) END,
+            $fast$, old_stamp) ELSE '' END,
+        CASE WHEN NOT observes AND NOT several THEN ')' ELSE '' END));
+    EXECUTE format('GRANT EXECUTE ON FUNCTION %s() TO PUBLIC', guard); -- whoever creates a partition needs it
+    EXECUTE format('COMMENT ON FUNCTION %s() IS %L', guard, jsonb_strip_nulls(jsonb_build_object('resource', templates, 'stamp', stamp, 'columns_added', added,
+        'observed_since', CASE WHEN observes THEN coalesce(present.observed_since, clock_timestamp()) END)));
+    RETURN (guard || '()')::regprocedure;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.write_guard(regclass, text[], boolean, boolean, text[]) IS 'Inner function. Writes the guard of a table anew and returns it.';
+
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.drop_guard(guard regprocedure) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF EXISTS (SELECT FROM pg_proc p WHERE p.oid = guard AND p.pronamespace = 'fencedb'::regnamespace AND p.prorettype = 'trigger'::regtype AND p.proname ^@ 'guard_')
+       AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid = guard) THEN -- it may still guard a child that no longer inherits
+        EXECUTE format('DROP FUNCTION %s', guard);
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.drop_guard(regprocedure) IS 'Inner function. Drops a guard that no trigger runs.';
 
 -- A member of a protected table is guarded by that table's guard.
 -- +goose StatementBegin
@@ -366,30 +586,19 @@ COMMENT ON FUNCTION fencedb.check_no_member(regclass) IS 'Inner function. Raises
 
 -- protect and unprotect run as whoever calls them, who may not write to the audit but may call
 -- this, as often as they like. So nothing here is theirs to say, and calling it again adds nothing:
--- it records what the catalog says of a table, if that is not what was recorded of it last. A
--- temporary table is nobody else's business.
+-- it records what the catalog says of a table, if that is not what was recorded of it last.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.record_protection(target regclass) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    class      pg_class := (SELECT c FROM pg_class c WHERE c.oid = target);
     protection record;
     recorded   record;
     event      text;
 BEGIN
-    IF class.relpersistence IS NULL OR class.relpersistence = 't' THEN
-        RAISE EXCEPTION 'fencedb.protect: % is temporary', target USING ERRCODE = 'wrong_object_type';
-    ELSIF NOT pg_has_role(session_user, class.relowner, 'MEMBER') THEN
-        RAISE EXCEPTION 'fencedb.protect: % does not own %', session_user, target
-            USING ERRCODE = 'insufficient_privilege', HINT = 'Log in as the owner of the table, or as a member of that role: the audit names who logged in.';
-    END IF;
-
-    SELECT p.mode, p.observed, left(p.resource, 1000) AS resource INTO protection
-    FROM fencedb.protected_tables p
-    WHERE p.table_name = target AND p.enabled
-      AND EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = target AND t.tgname = '~fencedb_truncate' AND t.tgfoid = 'fencedb.guard_statement'::regproc);
+    PERFORM fencedb.require_owner(target, 'protect');
+    SELECT p.observed, p.resource INTO protection FROM fencedb.protected_tables p WHERE p.table_name = target AND p.enabled AND p.resource IS NOT NULL;
     event := CASE WHEN NOT FOUND THEN 'unprotect' WHEN protection.observed THEN 'observe' ELSE 'protect' END;
     -- By its oid, as it may have been renamed; by its name where the database is a copy.
     SELECT a.event, a.details INTO recorded
@@ -402,315 +611,57 @@ BEGIN
     INSERT INTO fencedb.audit (event, operator, reason, details)
     VALUES (event, format('%s@%s', session_user, coalesce(host(inet_client_addr()), 'local')), 'seen in the catalog',
         coalesce(recorded.details, '{}') || jsonb_build_object('table', target::text, 'oid', target::oid::text)
-        || CASE event WHEN 'unprotect' THEN '{}' ELSE jsonb_build_object('mode', protection.mode, 'expression', protection.resource) END);
+        || CASE event WHEN 'unprotect' THEN '{}' ELSE jsonb_build_object('resource', protection.resource) END);
 END
 $$;
 -- +goose StatementEnd
 
 COMMENT ON FUNCTION fencedb.record_protection(regclass) IS 'Inner function. Adds to fencedb.audit that a table is protected, observed, or neither any more, if that is news.';
 
--- What in an expression depends on more than the values in one row, NULL if nothing. What is not
--- known to be harmless is named, so a construct of a future Postgres is refused and not overlooked.
---   Functions and operators must be immutable. Of the stable ones, those may be used that only put
---   text together.
---   A value may become text only if its type's text depends on the value and on settings that the
---   guard pins: a date may. A regclass, whose text is a name from the catalog, or a row, which
---   contains our stamp, may not.
---   Text may become a value only if that is immutable: 'today' is another date tomorrow.
--- +goose StatementBegin
-CREATE FUNCTION fencedb.foreign_parts(tree text) RETURNS text
-    LANGUAGE sql STABLE
-    SET search_path = pg_catalog, pg_temp
-AS $$
-    WITH RECURSIVE used(type) AS (
-        SELECT m[1]::oid FROM regexp_matches(tree, ':[a-z_]*type(?:id|Id)? ([1-9][0-9]*)', 'g') m
-        UNION
-        SELECT part.type FROM used JOIN pg_type t ON t.oid = used.type LEFT JOIN pg_range r ON t.oid IN (r.rngtypid, r.rngmultitypid),
-            LATERAL (VALUES (t.typelem), (t.typbasetype), (r.rngsubtype)) part(type)
-    ), foreign_part(name) AS (
-        SELECT CASE node WHEN 'SQLVALUEFUNCTION' THEN 'the time or the user' WHEN 'ROWEXPR' THEN 'a row' ELSE lower(node) END
-        FROM (SELECT m[1] AS node FROM regexp_matches(tree, '[{]([A-Z]+)', 'g') m) n
-        WHERE node NOT IN ('VAR', 'CONST', 'FUNCEXPR', 'NAMEDARGEXPR', 'OPEXPR', 'DISTINCTEXPR', 'NULLIFEXPR', 'SCALARARRAYOPEXPR', 'BOOLEXPR',
-            'NULLTEST', 'BOOLEANTEST', 'COALESCEEXPR', 'MINMAXEXPR', 'CASEEXPR', 'CASEWHEN', 'CASETESTEXPR', 'ARRAYEXPR', 'SUBSCRIPTINGREF',
-            'RELABELTYPE', 'COERCEVIAIO', 'ARRAYCOERCEEXPR', 'COLLATEEXPR')
-        UNION
-        SELECT 'function ' || p.oid::regprocedure
-        FROM regexp_matches(tree, ':(?:funcid|opfuncid) ([0-9]+)', 'g') m JOIN pg_proc p ON p.oid = m[1]::oid
-        WHERE p.pronamespace = pg_my_temp_schema()
-           OR p.provolatile <> 'i' AND NOT (p.pronamespace = 'pg_catalog'::regnamespace
-              AND (p.proname IN ('textanycat', 'anytextcat', 'concat', 'concat_ws', 'format', 'array_to_string')
-                   OR p.proname = 'to_char' AND p.proargtypes[0] <> 'timestamptz'::regtype))
-        UNION
-        SELECT 'type ' || t.oid::regtype
-        FROM used JOIN pg_type t ON t.oid = used.type JOIN pg_proc p ON p.oid = t.typoutput
-        WHERE p.provolatile <> 'i' AND p.oid <> ALL ('{date_out, timestamp_out, timestamptz_out, interval_out, cash_out, enum_out,
-              array_out, range_out, multirange_out}'::regproc[])
-        UNION
-        SELECT 'cast to ' || t.oid::regtype
-        FROM regexp_matches(tree, ':resulttype ([0-9]+) :resultcollid', 'g') m JOIN pg_type t ON t.oid = m[1]::oid JOIN pg_proc p ON p.oid = t.typinput
-        WHERE p.provolatile <> 'i'
-    )
-    SELECT string_agg(name, ', ' ORDER BY name COLLATE "C") FROM foreign_part
-$$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.foreign_parts(text) IS 'Inner function. What in an expression (a pg_node_tree, as text) depends on more than one row; NULL if nothing.';
-
--- Refuses what could not give a resource for every row, now instead of at the first write, and
--- returns the expression as Postgres understood it: every function and operator named with its
--- schema, so that no search_path changes its meaning. A statistics object is the probe: it admits
--- expressions over the columns of one row and nothing else, needs no right that a guard does not
--- need, and keeps nobody from reading or writing. Only the two commands that contain the expression
--- run in the caller's search_path, and they name all else in full.
--- +goose StatementBegin
-CREATE FUNCTION fencedb.compile_resource(target regclass, resource text, mode text, path text, OUT expression text, OUT plain text, OUT columns name[], OUT several boolean, OUT never_null boolean)
-    LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    relname  name := (SELECT c.relname FROM pg_class c WHERE c.oid = target);
-    probe    text := (SELECT format('%s.%I', c.relnamespace::regnamespace, '~fencedb_probe_' || c.oid) FROM pg_class c WHERE c.oid = target);
-    -- A cursor takes one query only; EXECUTE would run whatever follows a semicolon.
-    -- The cast refuses a text that closes our parenthesis itself.
-    parse    text := format(E'SELECT (fencedb.resources_of(%s\n))::pg_catalog.text[] FROM ONLY %s AS %I LIMIT 0', resource, target, relname);
-    describe text := format(E'CREATE STATISTICS %s ON (fencedb.resources_of(%s\n)) FROM %s', probe, resource, target);
-    query    refcursor;
-    tree     text;
-    offender text;
-    never    boolean := false;
-BEGIN
-    PERFORM set_config('search_path', path, true);
-    OPEN query FOR EXECUTE parse;
-    CLOSE query;
-    EXECUTE describe;
-    PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
-    SELECT s.stxexprs::text, pg_get_expr(s.stxexprs, s.stxrelid) INTO tree, expression
-    FROM pg_statistic_ext s WHERE s.stxrelid = target AND s.stxname = '~fencedb_probe_' || target::oid;
-    EXECUTE format('DROP STATISTICS %s', probe);
-    columns := ARRAY(SELECT a.attname FROM pg_attribute a WHERE a.attrelid = target
-                     AND a.attnum IN (SELECT m[1]::int FROM regexp_matches(tree, ':varattno ([0-9]+)', 'g') m));
-
-    offender := fencedb.foreign_parts(tree);
-    IF offender IS NOT NULL THEN
-        RAISE EXCEPTION 'it depends on more than the row (%), so one row could have two resources', offender;
-    END IF;
-    SELECT string_agg(a.attname, ', ') INTO offender
-    FROM pg_attribute a
-    WHERE a.attrelid = target AND a.attname = ANY (columns) AND (a.attgenerated <> '' OR a.attname = 'last_fencing_token' OR mode = 'row' AND a.attname = 'last_lease_id');
-    IF offender IS NOT NULL THEN
-        RAISE EXCEPTION 'it reads columns that get their value after the guard has checked the row (%)', offender;
-    END IF;
-    IF columns = '{}' THEN
-        EXECUTE format('SELECT array_position(%s, NULL) IS NOT NULL', expression) INTO never;
-    END IF;
-    IF never THEN
-        RAISE EXCEPTION 'it gives no row a resource';
-    END IF;
-
-    plain := fencedb.plain_text(target, tree, expression);
-    several := tree ~ format(':funcid %s ', 'fencedb.resources_of(text[])'::regprocedure::oid);
-    -- Put together, by functions that give no NULL, from columns without NULL. A list can contain
-    -- one.
-    never_null := tree !~ format('(:constisnull true|:elements <>|:(?:var|const|result)type %s )', 'text[]'::regtype::oid)
-        AND NOT EXISTS (SELECT FROM regexp_matches(tree, '[{]([A-Z]+)', 'g') m
-                        WHERE m[1] NOT IN ('VAR', 'CONST', 'FUNCEXPR', 'OPEXPR', 'ARRAYEXPR', 'RELABELTYPE', 'COERCEVIAIO'))
-        AND NOT EXISTS (SELECT FROM regexp_matches(tree, ':(?:funcid|opfuncid) ([0-9]+)', 'g') m JOIN pg_proc p ON p.oid = m[1]::oid
-                        WHERE (p.pronamespace::regnamespace::text, p.proname) NOT IN (('fencedb', 'resources_of'), ('pg_catalog', 'textcat'), ('pg_catalog', 'textanycat'),
-                              ('pg_catalog', 'anytextcat'), ('pg_catalog', 'text'), ('pg_catalog', 'lower'), ('pg_catalog', 'upper'))
-                           OR p.proname IN ('lower', 'upper') AND p.prorettype <> 'text'::regtype) -- of a range
-        AND NOT EXISTS (SELECT FROM fencedb.members(target) m JOIN pg_attribute a ON a.attrelid = m.member
-                        WHERE a.attname = ANY (columns) AND (NOT a.attnotnull OR EXISTS (SELECT FROM pg_constraint c
-                            WHERE c.conrelid = m.member AND c.contype = 'n' AND NOT c.convalidated AND a.attnum = ANY (c.conkey))));
-EXCEPTION
-    WHEN insufficient_privilege OR object_not_in_prerequisite_state OR transaction_rollback OR operator_intervention OR insufficient_resources THEN
-        RAISE; -- not the expression's fault
-    WHEN OTHERS THEN
-        RAISE EXCEPTION USING
-            ERRCODE = 'invalid_parameter_value',
-            MESSAGE = format('fencedb.protect: the resource expression for %s cannot be used as text or text[] over one row: %s', target, SQLERRM),
-            DETAIL  = format('resource => %s', resource),
-            HINT    = 'It must be a text (or text[]) expression over columns of one row of the table, not the row as a whole or its system columns: for example ''table:'' || table_id.';
-END
-$$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.compile_resource(regclass, text, text, text) IS 'Inner function. Checks a resource expression, as read in the search_path path, against a table; returns it fully qualified, in its plain form if it has one, the columns it reads, whether it gives several resources, and whether it is certain that no row gives NULL.';
-
--- A row without a resource could not be written again, not even deleted. Nor one that a policy
--- hides from its owner.
--- +goose StatementBegin
-CREATE FUNCTION fencedb.check_rows(target regclass, expression text) RETURNS void
-    LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp
-    SET row_security = off
-AS $$
-DECLARE
-    relname name := (SELECT c.relname FROM pg_class c WHERE c.oid = target);
-    key     text := (SELECT string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum) FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
-                     WHERE i.indrelid = target AND i.indisprimary);
-    nulls   bigint;
-    first   text;
-BEGIN
-    EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', target);
-    EXECUTE format(
-        'WITH bad AS (SELECT (SELECT concat_ws('', '', %s)) AS id FROM %s AS %I WHERE array_position(%s, NULL) IS NOT NULL)
-         SELECT count(*), (SELECT string_agg(format(''(%%s)'', id), '', '') FROM (SELECT id FROM bad LIMIT 3) f) FROM bad',
-        coalesce(key, 'tableoid::regclass, ctid'), target, relname, expression) INTO nulls, first;
-    IF nulls > 0 THEN
-        RAISE EXCEPTION 'fencedb.protect: the resource of % rows of % is NULL, so nobody could write to them again', nulls, target
-            USING ERRCODE = 'null_value_not_allowed',
-                  DETAIL = format('The first by %s: %s.', coalesce(key, 'table and ctid'), first),
-                  HINT = 'Fill the columns of the resource expression in these rows and make them NOT NULL, or give these rows a resource with coalesce.';
-    END IF;
-END
-$$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.check_rows(regclass, text) IS 'Inner function. Raises if the resource of a row is NULL; keeps writers out until the end of the transaction.';
-
--- An expression that only puts text together, from constants and columns whose text no setting
--- changes, is given back as one that means the same in every search_path: over the row %1$s, for a
--- guard without settings of its own. NULL for any other. Its parts stand in the tree in the order
--- in which they stand in the text.
--- +goose StatementBegin
-CREATE FUNCTION fencedb.plain_text(target regclass, tree text, expression text) RETURNS text
-    LANGUAGE plpgsql STABLE
-    SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    read text[] := ARRAY(SELECT quote_ident(a.attname) FROM regexp_matches(tree, ':varattno ([0-9]+)', 'g') WITH ORDINALITY m(n, i)
-                         JOIN pg_attribute a ON a.attrelid = target AND a.attnum = m.n[1]::int ORDER BY i);
-    said text[];
-    text text;
-BEGIN
-    IF expression ~ E'\\\\' OR EXISTS (
-        SELECT FROM regexp_matches(tree, '[{]([A-Z]+)|:(?:funcid|opfuncid) ([0-9]+)|:(?:const|var|result)type ([0-9]+)|:constisnull (true)', 'g') m
-        WHERE m[1] NOT IN ('VAR', 'CONST', 'FUNCEXPR', 'OPEXPR', 'RELABELTYPE', 'COERCEVIAIO') OR m[4] IS NOT NULL
-           OR m[2]::oid NOT IN ('fencedb.resources_of(text)'::regprocedure, 'textcat'::regproc, 'textanycat'::regproc, 'anytextcat'::regproc)
-           OR m[3]::oid NOT IN ('text'::regtype, 'varchar'::regtype, 'int2'::regtype, 'int4'::regtype, 'int8'::regtype, 'numeric'::regtype, 'uuid'::regtype)) THEN
-        RETURN NULL;
-    END IF;
-    SELECT array_agg(m[3] ORDER BY i) FILTER (WHERE m[3] IS NOT NULL),
-           string_agg(coalesce(replace(m[1], '%', '%%'), format('CASE WHEN pg_catalog.pg_typeof(%%1$s.%1$s) OPERATOR(pg_catalog.=) %2$s::pg_catalog.oid THEN %%1$s.%1$s::pg_catalog.text ELSE fencedb.text_of(%%1$s.%1$s) END',
-               replace(m[3], '%', '%%'), (SELECT a.atttypid::oid FROM pg_attribute a WHERE a.attrelid = target AND quote_ident(a.attname) = m[3]))), ' OPERATOR(pg_catalog.||) ' ORDER BY i)
-    INTO said, text
-    FROM regexp_matches(substr(expression, length('fencedb.resources_of(')), $re$('(?:[^']|'')*')|(::[a-z ]+)|("(?:[^"]|"")*"|[a-z_][a-z0-9_$]*)$re$, 'g') WITH ORDINALITY parts(m, i)
-    WHERE m[2] IS NULL;
-    RETURN CASE WHEN said = read THEN text END;
-END
-$$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.plain_text(regclass, text, text) IS 'Inner function. A resource expression in a form that no setting changes, NULL if it has none.';
-
--- Without a column for it, every stamp is as old as can be, and none is written. body is a template
--- of ours: the expression of the table comes into it later, since a column or a constant in that
--- may read the same.
-CREATE FUNCTION fencedb.stamped(stamp boolean, body text) RETURNS text
-    LANGUAGE sql IMMUTABLE
-    RETURN CASE WHEN stamp THEN body ELSE replace(replace(body, 'NEW.last_fencing_token := "~token";', ''), 'OLD.last_fencing_token', '0::pg_catalog.int8') END;
-
-COMMENT ON FUNCTION fencedb.stamped(boolean, text) IS 'Inner function. The template of a guard, with or without a stamp on each row.';
-
--- The guard of one table is a trigger function in the schema of that table. It declares no types,
--- so that renaming the table or changing a column's type does not break it, but for sessions that
--- have used it with the former type. Settings cost time in every row. So it has none where the
--- expression has a plain form; otherwise it pins those that guard_table runs under, but for those
--- that cannot matter to this text, and reads the row as a table of the old name.
--- +goose StatementBegin
-CREATE FUNCTION fencedb.create_guard(target regclass, facts jsonb, body text, compiled record) RETURNS text
-    LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    guard text;
-    stamp boolean := facts ->> 'stamp';
-    read  text := coalesce(compiled.plain, format('(SELECT (%s)%s FROM (SELECT %%s.*) AS %s)', replace(compiled.expression, '%', '%%'),
-        CASE WHEN NOT compiled.several THEN '[1]' END, (SELECT replace(quote_ident(c.relname), '%', '%%') FROM pg_class c WHERE c.oid = target)));
-BEGIN
-    -- The cast cuts at 63 bytes and at no other place than between characters. Another table may
-    -- have had the name before.
-    FOR i IN 0 .. 2147483647 LOOP
-        guard := (SELECT format('%s.%I', c.relnamespace::regnamespace, ('fencedb_guard_' || coalesce(nullif(i, 0) || '_', '') || c.relname)::name)
-                  FROM pg_class c WHERE c.oid = target);
-        EXIT WHEN to_regprocedure(guard || '()') IS NULL;
-    END LOOP;
-    EXECUTE format('CREATE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql %s AS %L', guard,
-        (SELECT string_agg(format('SET %I FROM CURRENT', name), ' ')
-         FROM pg_proc p, unnest(p.proconfig) setting, split_part(setting, '=', 1) name
-         WHERE p.oid = 'fencedb.guard_table'::regproc AND compiled.plain IS NULL
-           AND CASE name
-                   WHEN 'standard_conforming_strings' THEN strpos(compiled.expression, E'\\') > 0
-                   WHEN 'quote_all_identifiers' THEN compiled.expression ~ '(format|quote_ident)'
-                   WHEN 'array_nulls' THEN compiled.expression ~* 'null'
-                   ELSE true
-               END),
-        format(fencedb.stamped(stamp, body), format(read, 'OLD'), format(read, 'NEW'), CASE WHEN compiled.several THEN 'pg_catalog.text[]' ELSE 'pg_catalog.text' END,
-            CASE WHEN compiled.several THEN 'false' ELSE fencedb.stamped(stamp, $fast$pg_catalog.hashtextextended(coalesce("~new", "~old"), pg_catalog.currval('fencedb.noted_salt') OPERATOR(pg_catalog.#) pg_catalog.txid_current()) OPERATOR(pg_catalog.=) pg_catalog.currval('fencedb.noted_sum')
-       AND pg_catalog.hashtextextended(coalesce("~new", "~old"), pg_catalog.currval('fencedb.noted_sum')) OPERATOR(pg_catalog.=) pg_catalog.currval('fencedb.noted_check')
-       AND pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 1000 OPERATOR(pg_catalog.<=) pg_catalog.currval('fencedb.noted_until')
-       AND (TG_OP OPERATOR(pg_catalog.<>) 'UPDATE' OR "~new" OPERATOR(pg_catalog.=) "~old")
-       AND (TG_OP OPERATOR(pg_catalog.=) 'INSERT' OR OLD.last_fencing_token OPERATOR(pg_catalog.<=) pg_catalog.currval('fencedb.noted_token'))$fast$) END, CASE WHEN compiled.several THEN 'fencedb.require_all' ELSE 'fencedb.require' END));
-    EXECUTE format('COMMENT ON FUNCTION %s() IS %L', guard, facts);
-    RETURN guard;
-END
-$$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.create_guard(regclass, jsonb, text, record) IS 'Inner function. Creates the trigger function of a protected table and returns its name.';
-
 -- The row trigger is named to fire after the other BEFORE triggers of the table, so that it judges
--- the row as it will be stored; triggers fire in the byte order of their names.
--- +goose StatementBegin
-CREATE FUNCTION fencedb.check_triggers(member regclass, guard text) RETURNS void
-    LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    later name := (SELECT min(t.tgname) FROM pg_trigger t
-                   WHERE t.tgrelid = member AND t.tgname COLLATE "C" > '~fencedb_row' AND t.tgtype & 3 = 3); -- BEFORE, FOR EACH ROW
-BEGIN
-    IF EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = member AND (t.tgname = '~fencedb_row' AND t.tgfoid <> (guard || '()')::regprocedure
-               OR t.tgname IN ('~fencedb_statement', '~fencedb_truncate') AND t.tgfoid <> 'fencedb.guard_statement'::regproc))
-       -- A comment on a function can be forged, its owner cannot.
-       OR NOT (SELECT pg_has_role(p.proowner, c.relowner, 'MEMBER') FROM pg_proc p, pg_class c WHERE p.oid = (guard || '()')::regprocedure AND c.oid = member) THEN
-        RAISE EXCEPTION 'fencedb.protect: a trigger of % uses a name that is reserved for fencedb, or its guard belongs to another owner', member
-            USING ERRCODE = 'duplicate_object', HINT = 'Either the table is protected by itself, or somebody with the TRIGGER privilege made the trigger: drop it and protect again. If the table has another owner now: ALTER FUNCTION ... OWNER TO for its guard.';
-    ELSIF later IS NOT NULL THEN
-        RAISE EXCEPTION 'fencedb.protect: the trigger "%" of % would change rows after the guard has checked them', later, member
-            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Triggers fire in the byte order of their names. Rename it to begin with an ASCII letter.';
-    END IF;
-END
-$$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.check_triggers(regclass, text) IS 'Inner function. Raises if another trigger of the table stands in the way of the guard.';
-
+-- the row as it will be stored; triggers fire in the byte order of their names. ~fencedb_truncate
+-- names the columns of the template, so that Postgres refuses to drop them or to change their type;
+-- it does nothing before an UPDATE.
 -- Protecting again adds guards to members that have come since, and switches on those that were
 -- switched off or left to replication.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.create_triggers(target regclass, guard text) RETURNS void
+CREATE FUNCTION fencedb.create_triggers(target regclass, guard regprocedure, former regprocedure, columns name[]) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    m   record;
-    own name;
+    update_of text := (SELECT ' OR UPDATE OF ' || string_agg(quote_ident(c), ', ') FROM unnest(columns) c);
+    m         record;
+    later     name;
+    args      text[]; -- see judge_statement
+    list      text;
+    own       name;
 BEGIN
-    FOR m IN SELECT * FROM fencedb.members(target) LOOP
-        PERFORM fencedb.check_triggers(m.member, guard);
-        IF NOT m.is_partition AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_row') THEN
-            EXECUTE format('CREATE TRIGGER "~fencedb_row" BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW EXECUTE FUNCTION %s()', m.member, guard);
+    FOR m IN SELECT member, is_partition, c.relkind FROM fencedb.members(target) JOIN pg_class c ON c.oid = member LOOP
+        later := (SELECT min(t.tgname) FROM pg_trigger t
+                  WHERE t.tgrelid = m.member AND t.tgname COLLATE "C" > '~fencedb_row' AND t.tgtype & 3 = 3 -- BEFORE, FOR EACH ROW
+                    AND t.tgfoid NOT IN (guard, coalesce(former, guard)));
+        IF EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname IN ('~fencedb_row', '~fencedb_statement', '~fencedb_truncate') AND t.tgfoid NOT IN (guard, coalesce(former, guard))) THEN
+            RAISE EXCEPTION 'fencedb.protect: a trigger of % has a name that is reserved for fencedb', m.member
+                USING ERRCODE = 'duplicate_object', HINT = 'Either the table is protected by itself: call fencedb.unprotect for it first. Or somebody with the TRIGGER privilege made the trigger: drop it and protect again.';
+        ELSIF later IS NOT NULL THEN
+            RAISE EXCEPTION 'fencedb.protect: the trigger "%" of % would change rows after the guard has checked them', later, m.member
+                USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Triggers fire in the byte order of their names. Rename it to begin with an ASCII letter.';
         END IF;
-        CONTINUE WHEN (SELECT c.relkind = 'f' FROM pg_class c WHERE c.oid = m.member); -- Postgres 15 has no trigger of its TRUNCATE
-        IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_truncate' AND (t.tgnargs > 1) = m.is_partition)
-           OR NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_statement' AND (t.tgnargs > 1) = m.is_partition) THEN
-            EXECUTE format('CREATE OR REPLACE TRIGGER "~fencedb_statement" BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH STATEMENT EXECUTE FUNCTION fencedb.guard_statement(%L%s)', m.member, guard,
-                CASE WHEN m.is_partition THEN ', partition' END);
-            EXECUTE format('CREATE OR REPLACE TRIGGER "~fencedb_truncate" BEFORE TRUNCATE ON %s FOR EACH STATEMENT EXECUTE FUNCTION fencedb.guard_statement(%L%s)', m.member, guard,
-                CASE WHEN m.is_partition THEN ', partition' END);
+        IF NOT m.is_partition AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_row' AND t.tgfoid = guard) THEN
+            EXECUTE format('CREATE OR REPLACE TRIGGER "~fencedb_row" BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW EXECUTE FUNCTION %s', m.member, guard);
         END IF;
-        FOR own IN SELECT t.tgname FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname ~ '^~fencedb_' AND t.tgenabled NOT IN ('O', 'A') LOOP
+        CONTINUE WHEN m.relkind = 'f'; -- Postgres 15 has no trigger of its TRUNCATE
+        args := CASE WHEN m.is_partition THEN ARRAY['statement', 'fencedb.fences'::regclass::oid::text, target::oid::text, target::text] ELSE ARRAY['statement'] END;
+        IF (SELECT count(*) FROM pg_trigger t
+            WHERE t.tgrelid = m.member AND t.tgfoid = guard AND t.tgargs = (SELECT string_agg(convert_to(a, getdatabaseencoding()) || '\x00', '' ORDER BY i) FROM unnest(args) WITH ORDINALITY u(a, i))
+              AND (t.tgname = '~fencedb_statement' OR t.tgname = '~fencedb_truncate'
+                   AND (SELECT coalesce(array_agg(a.attname ORDER BY a.attname), '{}') FROM pg_attribute a WHERE a.attrelid = m.member AND a.attnum = ANY (t.tgattr)) = columns)) < 2 THEN
+            list := (SELECT string_agg(quote_literal(a), ', ' ORDER BY i) FROM unnest(args) WITH ORDINALITY u(a, i));
+            EXECUTE format('CREATE OR REPLACE TRIGGER "~fencedb_statement" BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH STATEMENT EXECUTE FUNCTION %s(%s)', m.member, guard::oid::regproc, list);
+            EXECUTE format('CREATE OR REPLACE TRIGGER "~fencedb_truncate" BEFORE TRUNCATE%s ON %s FOR EACH STATEMENT EXECUTE FUNCTION %s(%s)', update_of, m.member, guard::oid::regproc, list);
+        END IF;
+        FOR own IN SELECT t.tgname FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname IN ('~fencedb_row', '~fencedb_statement', '~fencedb_truncate') AND t.tgenabled NOT IN ('O', 'A') LOOP
             EXECUTE format('ALTER TABLE %s ENABLE TRIGGER %I', m.member, own);
         END LOOP;
     END LOOP;
@@ -718,148 +669,102 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.create_triggers(regclass, text) IS 'Inner function. Puts a guard before every member of a table, and switches on those that are switched off.';
+COMMENT ON FUNCTION fencedb.create_triggers(regclass, regprocedure, regprocedure, name[]) IS 'Inner function. Puts a guard before every member of a table, and switches on those that are switched off.';
 
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.check_target(target regclass, resource text, mode text, starts text, stamp boolean) RETURNS void
+CREATE FUNCTION fencedb.protect(target regclass, resource text[], mode text DEFAULT NULL, stamp boolean DEFAULT NULL) RETURNS void
     LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp
+    SET search_path = pg_catalog, pg_temp SET row_security = off
 AS $$
+#variable_conflict use_variable
 DECLARE
-    present fencedb.protected_tables;
-    odd     text;
+    present  record;
+    columns  name[];
+    odd      text;
+    key      text;
+    template record;
+    n        bigint;
+    first    text;
+    added    text[];
+    guard    regprocedure;
+    former   regprocedure; -- a part that was taken out of a protected table has that one's
 BEGIN
-    IF target IS NULL OR coalesce(btrim(resource), '') = '' THEN
-        RAISE EXCEPTION 'fencedb.protect: needs a table and a resource expression'
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'For example: SELECT fencedb.protect(''bookings'', resource => $resource$ ''table:'' || table_id $resource$)';
+    IF target IS NULL OR coalesce(cardinality(resource), 0) = 0 THEN
+        RAISE EXCEPTION 'fencedb.protect: needs a table and a template of its rows'' resource'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'For example: SELECT fencedb.protect(''bookings'', resource => ''table:{table_id}'')';
     ELSIF NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = target AND c.relkind IN ('r', 'p') AND c.relpersistence <> 't' AND c.relnamespace <> 'fencedb'::regnamespace) THEN
         RAISE EXCEPTION 'fencedb.protect: % is not a table that can be protected', target
             USING ERRCODE = 'wrong_object_type', HINT = 'Protect ordinary and partitioned tables; the writes through a view reach the tables under it.';
+    ELSIF mode NOT IN ('enforce', 'observe') THEN
+        RAISE EXCEPTION 'fencedb.protect: the mode must be enforce or observe, got %', quote_literal(mode) USING ERRCODE = 'invalid_parameter_value';
     END IF;
-
-    IF starts NOT IN ('enforce', 'observe') THEN
-        RAISE EXCEPTION 'fencedb.protect: the mode must be enforce or observe, got %', quote_literal(starts) USING ERRCODE = 'invalid_parameter_value';
-    END IF;
-
     PERFORM fencedb.check_no_member(target);
-    SELECT string_agg(m.member::text, ', ') INTO odd FROM fencedb.members(target) m WHERE mode = 'row' AND NOT m.is_partition AND m.member <> target;
-    IF odd IS NOT NULL THEN
-        RAISE EXCEPTION 'fencedb.protect_row: % inherits from %, and no unique key spans both', odd, target
-            USING ERRCODE = 'feature_not_supported', HINT = 'A resource would be a row in each of them. Use fencedb.protect, or take the table out (ALTER TABLE ... NO INHERIT).';
+    EXECUTE format('LOCK TABLE ONLY %s IN SHARE UPDATE EXCLUSIVE MODE', target); -- another session may be at it
+    PERFORM fencedb.record_protection(target); -- if somebody has taken the guard away by hand
+    SELECT * INTO present FROM fencedb.protected_tables p WHERE p.table_name = target AND p.resource IS NOT NULL;
+    IF FOUND THEN
+        IF present.resource <> resource AND NOT EXISTS ( -- a column of it was renamed
+            SELECT FROM unnest(present.resource) t, regexp_matches(replace(replace(t, '{{', ''), '}}', ''), '\{([^{}]+)\}', 'g') m
+            WHERE NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = target AND a.attname = m[1] AND NOT a.attisdropped)) THEN
+            RAISE EXCEPTION 'fencedb.protect: % is already protected, with resource => %', target, array_to_string(present.resource, ' and ')
+                USING ERRCODE = 'duplicate_object', HINT = 'Call fencedb.unprotect first to change that.';
+        ELSIF present.observed <> (mode = 'observe') THEN
+            RAISE EXCEPTION 'fencedb.protect: % is already %', target, CASE WHEN present.observed THEN 'observed' ELSE 'enforced' END
+                USING ERRCODE = 'duplicate_object', HINT = 'fencedb.enforce and fencedb.observe change that, without a lock on the table.';
+        ELSIF present.stamp <> stamp THEN
+            RAISE EXCEPTION 'fencedb.protect: % is already protected, with stamp => %', target, present.stamp
+                USING ERRCODE = 'duplicate_object', HINT = 'Call fencedb.unprotect first to change that.';
+        END IF;
     END IF;
-    SELECT string_agg(m.member::text, ', ') INTO odd FROM fencedb.members(target) m JOIN pg_class c ON c.oid = m.member WHERE mode = 'row' AND c.relpersistence = 'u';
-    IF odd IS NOT NULL THEN
-        RAISE EXCEPTION 'fencedb.protect_row: % is unlogged, and a crash would empty it', odd
-            USING ERRCODE = 'feature_not_supported', HINT = 'Its rows would be the fences. Use fencedb.protect, or ALTER TABLE ... SET LOGGED.';
-    END IF;
-    SELECT * INTO present FROM fencedb.protected_tables p WHERE p.table_name = target;
-    IF present.resource <> resource OR present.mode <> mode THEN
-        RAISE EXCEPTION 'fencedb.protect: % is already protected, in mode %, with resource => %', target, present.mode, present.resource
-            USING ERRCODE = 'duplicate_object', HINT = 'Call fencedb.unprotect first to change that.';
-    ELSIF present.mode IS NOT NULL AND present.observed <> (starts = 'observe') THEN
-        RAISE EXCEPTION 'fencedb.protect: % is already %', target, CASE WHEN present.observed THEN 'observed' ELSE 'enforced' END
-            USING ERRCODE = 'duplicate_object', HINT = 'fencedb.enforce and fencedb.observe change that, without a lock on the table.';
-    ELSIF present.stamp <> stamp THEN
-        RAISE EXCEPTION 'fencedb.protect: % is already protected, with stamp => %', target, present.stamp
-            USING ERRCODE = 'duplicate_object', HINT = 'Call fencedb.unprotect first to change that.';
-    END IF;
+    stamp := coalesce(present.stamp, stamp, true);
+    former := (SELECT p.guard FROM fencedb.protected_tables p WHERE p.table_name = target ORDER BY p.resource IS NULL LIMIT 1);
 
-    SELECT format('%I is %s, it must be %s that a trigger can set', a.attname, a.atttypid::regtype, own.type) INTO odd
-    FROM pg_attribute a JOIN (VALUES ('last_fencing_token', 'bigint'::regtype), ('last_lease_id', 'uuid')) own(name, type) ON a.attname = own.name
-    WHERE a.attrelid = target AND NOT a.attisdropped AND (a.atttypid <> own.type OR a.attgenerated <> '') AND (mode = 'row' OR own.name = 'last_fencing_token') AND stamp IS NOT FALSE;
+    SELECT array_agg(DISTINCT c ORDER BY c) INTO columns FROM unnest(resource) t, unnest((fencedb.read_template(target, t)).columns) c;
+    SELECT format('%I is %s, it must be bigint that a trigger can set', a.attname, a.atttypid::regtype) INTO odd
+    FROM pg_attribute a
+    WHERE a.attrelid = target AND a.attname = 'last_fencing_token' AND NOT a.attisdropped AND (a.atttypid <> 'bigint'::regtype OR a.attgenerated <> '') AND stamp;
     IF odd IS NOT NULL THEN
         RAISE EXCEPTION 'fencedb.protect: column % of %', odd, target USING ERRCODE = 'datatype_mismatch';
     END IF;
-END
-$$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.check_target(regclass, text, text, text, boolean) IS 'Inner function. Raises unless target can be protected with this expression in this mode.';
-
--- path is the search_path of the caller, in which the expression is read. body is the trigger
--- function, a template:
---     %1$s, %2$s  the resource expression over the old and the new row
---     %3$s        its type
---     %4$s        whether fencedb.note says that the row may be written
---     %5$s        the function that judges it otherwise
--- The settings are those with which a session could make the same row read as another resource. The
--- guard has them from here.
--- +goose StatementBegin
-CREATE FUNCTION fencedb.guard_table(target regclass, resource text, mode text, body text, path text, starts text, stamp boolean) RETURNS void
-    LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp
-    SET standard_conforming_strings = on SET quote_all_identifiers = off SET array_nulls = on
-    SET datestyle = 'ISO, YMD' SET intervalstyle = 'postgres' SET timezone = 'UTC'
-    SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C' SET lc_numeric = 'C' SET lc_time = 'C'
-AS $$
-DECLARE
-    guard    text := (SELECT p.guard::oid::regproc FROM fencedb.protected_tables p WHERE p.table_name = target);
-    compiled record;
-    added    text[];
-    col      text;
-BEGIN
-    IF guard IS NULL AND (SELECT c.relkind IN ('r', 'p') FROM pg_class c WHERE c.oid = target) THEN -- another session may be at it
-        EXECUTE format('LOCK TABLE ONLY %s IN SHARE UPDATE EXCLUSIVE MODE', target);
-        guard := (SELECT p.guard::oid::regproc FROM fencedb.protected_tables p WHERE p.table_name = target);
+    -- The strongest lock comes first: a writer that has the table already would be in a deadlock with
+    -- who wants more of it later.
+    added := coalesce(present.columns_added, '{}');
+    IF stamp AND NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = target AND a.attname = 'last_fencing_token' AND NOT a.attisdropped) THEN
+        EXECUTE format('ALTER TABLE %s ADD COLUMN last_fencing_token bigint NOT NULL DEFAULT 0', target);
+        added := '{last_fencing_token}';
     END IF;
-    PERFORM fencedb.check_target(target, resource, mode, starts, stamp);
-    PERFORM fencedb.record_protection(target); -- if somebody has taken the guard away by hand
-    IF guard IS NULL THEN
-        compiled := fencedb.compile_resource(target, resource, mode, path);
-        IF mode = 'row' THEN
-            PERFORM fencedb.check_row_key(target, compiled.columns, compiled.several);
-        END IF;
-        IF NOT compiled.never_null THEN
-            PERFORM fencedb.check_rows(target, compiled.expression);
-        END IF;
-        added := ARRAY(SELECT own.name FROM (VALUES ('last_fencing_token', 'ledger'), ('last_lease_id', 'row')) own(name, since)
-                       WHERE (mode = 'row' OR own.since = 'ledger') AND stamp IS NOT FALSE
-                         AND NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = target AND a.attname = own.name AND NOT a.attisdropped));
-        FOREACH col IN ARRAY added LOOP
-            EXECUTE format('ALTER TABLE %s ADD COLUMN %I %s', target, col,
-                CASE col WHEN 'last_lease_id' THEN 'uuid' ELSE 'bigint NOT NULL DEFAULT 0' END);
+    IF present.resource IS DISTINCT FROM resource THEN
+        -- A row without a resource could not be written again, not even deleted; nor one that a
+        -- policy hides from its owner, hence row_security.
+        key := (SELECT string_agg(format('t.%I', a.attname), ', ' ORDER BY a.attnum) FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+                WHERE i.indrelid = target AND i.indisprimary);
+        FOR template IN SELECT t AS text, (fencedb.read_template(target, t)).* FROM unnest(resource) t LOOP
+            CONTINUE WHEN template.longest <= 512;
+            EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', target);
+            EXECUTE format('SELECT count(*), (array_agg(concat_ws('', '', %1$s)))[1] FROM %2$s t WHERE NOT coalesce(octet_length(%3$s) BETWEEN 1 AND 512, false)',
+                coalesce(key, 't.tableoid::regclass, t.ctid'), target, format(template.expression, 't')) INTO n, first;
+            IF n > 0 THEN
+                RAISE EXCEPTION 'fencedb.protect: % rows of % have no resource of 1 to 512 bytes by the template %, so nobody could write to them again', n, target, quote_literal(template.text)
+                    USING ERRCODE = 'invalid_parameter_value', DETAIL = format('The first by %s: (%s).', replace(coalesce(key, 'table and ctid'), 't.', ''), first),
+                          HINT = 'Change the columns of the template in these rows, or use a column of its own for it.';
+            END IF;
         END LOOP;
-        guard := fencedb.create_guard(target,
-            jsonb_build_object('mode', mode, 'resource', resource, 'columns_added', added, 'stamp', stamp IS NOT FALSE),
-            body, compiled);
-        IF starts = 'observe' THEN
-            PERFORM fencedb.switch_guard((guard || '()')::regprocedure, true);
-        END IF;
     END IF;
-    PERFORM fencedb.create_triggers(target, guard);
+    guard := fencedb.write_guard(target, resource, stamp, coalesce(present.observed, mode = 'observe', false), added);
+    PERFORM fencedb.create_triggers(target, guard, former, coalesce(columns, '{}'));
+    PERFORM fencedb.drop_guard(former);
     PERFORM fencedb.record_protection(target);
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.guard_table(regclass, text, text, text, text, text, boolean) IS 'Inner function. What protect and protect_row have in common.';
+COMMENT ON FUNCTION fencedb.protect(regclass, text[], text, boolean) IS 'From now on, no INSERT, UPDATE, DELETE, TRUNCATE, COPY or MERGE on target commits without a current token for each row''s own resource. resource is a template over its columns, table:{table_id}, or an array of templates where a row belongs to several resources; the columns are NOT NULL, and of type integer, numeric without scale, boolean, text, varchar, char, uuid, date or an enum. Adds last_fencing_token, the token of the last write to the row, or uses the column that is there; with stamp => false it adds none, and the ledger judges alone. With mode => ''observe'' nothing is refused: see fencedb.observe. Waits for open transactions on target and blocks new ones meanwhile: set lock_timeout and try again. Call it once more after adding a partition (to guard that against TRUNCATE by name) or an inheritance child (to guard it at all), for a partition after detaching it, and after renaming a column of the template.';
 
--- +goose StatementBegin
 CREATE FUNCTION fencedb.protect(target regclass, resource text, mode text DEFAULT NULL, stamp boolean DEFAULT NULL) RETURNS void
     LANGUAGE sql
-    RETURN fencedb.guard_table(target, btrim(resource), 'ledger', $body$
-#variable_conflict use_column
-DECLARE
-    "~old"   %3$s := CASE WHEN TG_OP OPERATOR(pg_catalog.<>) 'INSERT' THEN %1$s END;
-    "~new"   %3$s := CASE WHEN TG_OP OPERATOR(pg_catalog.<>) 'DELETE' THEN %2$s END;
-    "~token" pg_catalog.int8;
-BEGIN
-    IF pg_catalog.current_setting('fencedb.noted', true) OPERATOR(pg_catalog.<>) '' THEN
-        "~token" := CASE WHEN %4$s THEN pg_catalog.currval('fencedb.noted_token') END;
-    END IF;
-    IF "~token" IS NULL THEN
-        "~token" := %5$s(TG_RELID, TG_OP, "~old", "~new", CASE WHEN TG_OP OPERATOR(pg_catalog.<>) 'INSERT' THEN OLD.last_fencing_token END);
-    END IF;
-    IF TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN
-        RETURN OLD;
-    END IF;
-    NEW.last_fencing_token := "~token";
-    RETURN NEW;
-END
-$body$, current_setting('search_path'), mode, stamp);
--- +goose StatementEnd
+    RETURN fencedb.protect(target, ARRAY[resource], mode, stamp);
 
-COMMENT ON FUNCTION fencedb.protect(regclass, text, text, boolean) IS 'From now on, no INSERT, UPDATE, DELETE, TRUNCATE, COPY or MERGE on target commits without a current token for each row''s own resource. resource is a text expression over one row of target (text[] where a row belongs to several resources), and no row may have NULL. Adds last_fencing_token, the token of the last write to the row, or uses the column that is there; with stamp => false it adds none, and the ledger judges alone. With mode => ''observe'' nothing is refused: see fencedb.observe. Waits for open transactions on target and blocks new ones meanwhile: set lock_timeout and try again. Call it once more after adding a partition (to guard that against TRUNCATE by name) or an inheritance child (to guard it at all), and for a partition after detaching it.';
+COMMENT ON FUNCTION fencedb.protect(regclass, text, text, boolean) IS 'protect for rows that belong to one resource.';
 
 -- Takes away whatever is there of ours, also half of it.
 -- +goose StatementBegin
@@ -870,7 +775,6 @@ AS $$
 DECLARE
     protection fencedb.protected_tables;
     own        record;
-    col        text;
     detail     text;
 BEGIN
     PERFORM fencedb.check_no_member(target);
@@ -884,22 +788,16 @@ BEGIN
                WHERE t.tgparentid = 0 AND t.tgname IN ('~fencedb_row', '~fencedb_statement', '~fencedb_truncate') LOOP
         EXECUTE format('DROP TRIGGER %I ON %s', own.tgname, own.member);
     END LOOP;
-    -- It may still guard a child that no longer inherits, and it did not change owner with its
-    -- table.
-    IF (SELECT pg_has_role(p.proowner, 'USAGE') FROM pg_proc p WHERE p.oid = protection.guard) AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid = protection.guard) THEN
-        EXECUTE format('DROP FUNCTION %s', protection.guard);
-    END IF;
-    IF NOT keep_columns THEN
-        FOR col IN SELECT unnest(protection.columns_added) INTERSECT VALUES ('last_fencing_token'), ('last_lease_id') LOOP
-            BEGIN
-                EXECUTE format('ALTER TABLE %s DROP COLUMN IF EXISTS %I', target, col);
-                RAISE NOTICE 'fencedb.unprotect: % of % is dropped', col, target;
-            EXCEPTION WHEN dependent_objects_still_exist THEN
-                GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL;
-                RAISE EXCEPTION 'fencedb.unprotect: %', SQLERRM
-                    USING ERRCODE = 'dependent_objects_still_exist', DETAIL = detail, HINT = 'Drop these first, or keep the column, with keep_columns => true.';
-            END;
-        END LOOP;
+    PERFORM fencedb.drop_guard(protection.guard);
+    IF NOT keep_columns AND 'last_fencing_token' = ANY (protection.columns_added) THEN
+        BEGIN
+            EXECUTE format('ALTER TABLE %s DROP COLUMN IF EXISTS last_fencing_token', target);
+            RAISE NOTICE 'fencedb.unprotect: last_fencing_token of % is dropped', target;
+        EXCEPTION WHEN dependent_objects_still_exist THEN
+            GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL;
+            RAISE EXCEPTION 'fencedb.unprotect: %', SQLERRM
+                USING ERRCODE = 'dependent_objects_still_exist', DETAIL = detail, HINT = 'Drop these first, or keep the column, with keep_columns => true.';
+        END;
     END IF;
     PERFORM fencedb.record_protection(target);
     PERFORM fencedb.forget_observations(target), fencedb.end_take_over(target);
@@ -907,9 +805,10 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.unprotect(regclass, boolean) IS 'Undoes protect and protect_row: any client can write without a token again. Drops the columns that they had added, unless keep_columns. Forgets what was observed, and ends take-overs. Waits for open transactions on target and blocks new ones meanwhile, as protect does: set lock_timeout and try again.';
+COMMENT ON FUNCTION fencedb.unprotect(regclass, boolean) IS 'Undoes protect: any client can write without a token again. Drops the column that it had added, unless keep_columns. Forgets what was observed, and ends take-overs. Waits for open transactions on target and blocks new ones meanwhile, as protect does: set lock_timeout and try again.';
 
-REVOKE ALL ON FUNCTION fencedb.raise_no_token(text, text, text, text), fencedb.raise_overdue() FROM PUBLIC;
+REVOKE ALL ON FUNCTION fencedb.sum(text, text), fencedb.draw_key(), fencedb.keyed(), fencedb.refuse(text, oid, text, text), fencedb.judge(text, bigint), fencedb.judge_any(oid, text, text[], text[], bigint, text, boolean),
+    fencedb.judge_statement(oid, text, text[], boolean), fencedb.require_owner(regclass, text) FROM PUBLIC;
 GRANT SELECT ON fencedb.protected_tables TO PUBLIC;
 
 ALTER DEFAULT PRIVILEGES IN SCHEMA fencedb REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC;
@@ -921,39 +820,22 @@ SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.
 DO $$
 DECLARE
     tables text := (SELECT string_agg(p.table_name::text, ', ' ORDER BY p.table_name::text) FROM fencedb.protected_tables p);
+    guard  regprocedure;
 BEGIN
     IF tables IS NOT NULL THEN
         RAISE EXCEPTION 'still protected: %', tables
             USING ERRCODE = 'dependent_objects_still_exist', HINT = 'Call fencedb.unprotect for each, then migrate down.';
     END IF;
+    FOR guard IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = 'fencedb'::regnamespace AND p.prorettype = 'trigger'::regtype AND p.proname ^@ 'guard_' LOOP
+        PERFORM fencedb.drop_guard(guard); -- of a table that was dropped
+    END LOOP;
 END
 $$;
 -- +goose StatementEnd
-DROP FUNCTION fencedb.unprotect(regclass, boolean);
-DROP FUNCTION fencedb.protect(regclass, text, text, boolean);
-DROP FUNCTION fencedb.guard_table(regclass, text, text, text, text, text, boolean);
-DROP FUNCTION fencedb.check_target(regclass, text, text, text, boolean);
-DROP FUNCTION fencedb.create_triggers(regclass, text);
-DROP FUNCTION fencedb.check_triggers(regclass, text);
-DROP FUNCTION fencedb.create_guard(regclass, jsonb, text, record);
-DROP FUNCTION fencedb.stamped(boolean, text);
-DROP FUNCTION fencedb.plain_text(regclass, text, text);
-DROP FUNCTION fencedb.check_rows(regclass, text);
-DROP FUNCTION fencedb.compile_resource(regclass, text, text, text);
-DROP FUNCTION fencedb.foreign_parts(text);
-DROP FUNCTION fencedb.record_protection(regclass);
-DROP FUNCTION fencedb.check_no_member(regclass);
+DROP FUNCTION fencedb.unprotect(regclass, boolean), fencedb.protect(regclass, text, text, boolean);
+DROP FUNCTION fencedb.protect(regclass, text[], text, boolean), fencedb.create_triggers(regclass, regprocedure, regprocedure, name[]),
+    fencedb.record_protection(regclass), fencedb.check_no_member(regclass), fencedb.drop_guard(regprocedure), fencedb.write_guard(regclass, text[], boolean, boolean, text[]),
+    fencedb.require_owner(regclass, text), fencedb.resources_of(anyelement), fencedb.read_template(regclass, text), fencedb.switched_off(regclass);
 DROP VIEW fencedb.protected_tables;
-DROP FUNCTION fencedb.observes(oid);
-DROP FUNCTION fencedb.observing();
-DROP FUNCTION fencedb.guard_facts(oid);
-DROP FUNCTION fencedb.members(regclass);
-DROP FUNCTION fencedb.guard_statement();
-DROP FUNCTION fencedb.judge_statement(oid, text, text, boolean);
-DROP FUNCTION fencedb.require(regclass, text, text, text, bigint);
-DROP FUNCTION fencedb.require_all(regclass, text, text[], text[], bigint);
-DROP FUNCTION fencedb.raise_overdue();
-DROP FUNCTION fencedb.raise_no_token(text, text, text, text);
-DROP FUNCTION fencedb.text_of(anyelement);
-DROP FUNCTION fencedb.resources_of(text[]);
-DROP FUNCTION fencedb.resources_of(text);
+DROP FUNCTION fencedb.guarded_root(oid), fencedb.members(regclass), fencedb.judge_statement(oid, text, text[], boolean),
+    fencedb.judge(text, bigint), fencedb.judge_any(oid, text, text[], text[], bigint, text, boolean), fencedb.refuse(text, oid, text, text), fencedb.draw_key(), fencedb.keyed(), fencedb.sum(text, text);

@@ -108,7 +108,7 @@ func TestAnEventInJSON(t *testing.T) {
 }
 
 func commit(f *feed.Feed, resource string) {
-	wrote(f, fencedb.OpWrite, nil, fencedb.NewGrant(resource, 1, one, time.Time{}))
+	wrote(f, fencedb.OpWrite, nil, fencedb.NewGrant(resource, 1, one, fencedb.NoEnd))
 }
 
 // Not in the goroutine that publishes, at the first event.
@@ -256,7 +256,7 @@ func Example() {
 	events := feed.New(client, feed.Worker("kitchen-2"))
 	write := fencedb.TraceStart{ // what a refused write tells its tracers
 		Op:     fencedb.OpWrite,
-		Grants: []fencedb.Grant{fencedb.NewGrant("table:12", 41, uuid.New(), time.Time{})},
+		Grants: []fencedb.Grant{fencedb.NewGrant("table:12", 41, uuid.New(), fencedb.NoEnd)},
 	}
 	events.TraceWriteEnd(events.TraceWriteStart(ctx, write), fencedb.TraceEnd{
 		TraceStart: write,

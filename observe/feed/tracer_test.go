@@ -180,8 +180,8 @@ func TestWrites(t *testing.T) {
 	t.Parallel()
 	s := newStream(t)
 	f := s.feed()
-	a := fencedb.NewGrant("sku:1", 7, one, time.Time{})
-	b := fencedb.NewGrant("sku:2", 8, two, time.Time{})
+	a := fencedb.NewGrant("sku:1", 7, one, fencedb.NoEnd)
+	b := fencedb.NewGrant("sku:2", 8, two, fencedb.NoEnd)
 
 	wrote(f, fencedb.OpWrite, nil, a, b)
 	wrote(f, fencedb.OpWrite, fencedb.ErrCommitted, a)

@@ -38,7 +38,7 @@ func (r *recorder) pool(t *testing.T) *pgxpool.Pool {
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
 	_, err = pool.Exec(t.Context(), `CREATE TABLE bookings (table_id int PRIMARY KEY, guest text NOT NULL);
-		SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$)`)
+		SELECT fencedb.protect('bookings', resource => 'table:{table_id}')`)
 	require.NoError(t, err)
 	r.Reset()
 	return pool

@@ -114,7 +114,7 @@ func (r *recorder) wrote(t *testing.T, op fencedb.Op, err error, grants ...fence
 }
 
 func grant(resource string, token int64) fencedb.Grant {
-	return fencedb.NewGrant(resource, token, id, time.Time{})
+	return fencedb.NewGrant(resource, token, id, fencedb.NoEnd)
 }
 
 func requireStatus(t *testing.T, s trace.ReadOnlySpan, outcome string, worth bool) {

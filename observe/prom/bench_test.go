@@ -41,9 +41,9 @@ func BenchmarkOverheadOfAcquiring(b *testing.B) {
 func BenchmarkOverheadOfWriting(b *testing.B) {
 	pool := testenv.Postgres(b)
 	_, err := pool.Exec(b.Context(), `CREATE TABLE bookings (table_id int PRIMARY KEY, guest int NOT NULL);
-		SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$)`)
+		SELECT fencedb.protect('bookings', resource => 'table:{table_id}')`)
 	require.NoError(b, err)
-	g := fencedb.NewGrant("table:12", 7, id, time.Time{})
+	g := fencedb.NewGrant("table:12", 7, id, fencedb.NoEnd)
 	writing := func(db fencedb.DB) func() {
 		return func() {
 			_, err := fencedb.Exec(context.Background(), db, g,
@@ -96,7 +96,7 @@ func BenchmarkMetrics(b *testing.B) {
 		}
 	})
 	b.Run("write", func(b *testing.B) {
-		s := fencedb.TraceStart{Op: fencedb.OpWrite, Grants: []fencedb.Grant{fencedb.NewGrant("table:12", 7, id, time.Time{})}}
+		s := fencedb.TraceStart{Op: fencedb.OpWrite, Grants: []fencedb.Grant{fencedb.NewGrant("table:12", 7, id, fencedb.NoEnd)}}
 		b.ReportAllocs()
 		for b.Loop() {
 			m.TraceWriteEnd(m.TraceWriteStart(b.Context(), s), fencedb.TraceEnd{TraceStart: s, Took: time.Millisecond})

@@ -40,7 +40,7 @@ func tell(m *prom.Metrics, s lease.TraceStart, err error) {
 func wrote(m *prom.Metrics, op fencedb.Op, err error, resources ...string) {
 	s := fencedb.TraceStart{Op: op}
 	for _, r := range resources {
-		s.Grants = append(s.Grants, fencedb.NewGrant(r, 7, id, time.Time{}))
+		s.Grants = append(s.Grants, fencedb.NewGrant(r, 7, id, fencedb.NoEnd))
 	}
 	ctx := m.TraceWriteStart(context.Background(), s)
 	m.TraceWriteEnd(ctx, fencedb.TraceEnd{TraceStart: s, Took: 2 * time.Second, Err: err})

@@ -61,7 +61,7 @@ func (j *journal) wrote(op fencedb.Op, err error, grants ...fencedb.Grant) {
 }
 
 func grant(resource string, token int64) fencedb.Grant {
-	return fencedb.NewGrant(resource, token, id, time.Time{})
+	return fencedb.NewGrant(resource, token, id, fencedb.NoEnd)
 }
 
 func TestALeaseAsItIsLogged(t *testing.T) {

@@ -12,7 +12,7 @@ COMMENT ON TABLE bookings IS 'Who sits at which table, and when. Written only wi
 
 -- From here on no client writes a row without a current token for its table: not this program, not
 -- psql.
-SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$);
+SELECT fencedb.protect('bookings', resource => 'table:{table_id}');
 
 -- +goose Down
 SELECT fencedb.unprotect('bookings');

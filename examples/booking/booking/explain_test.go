@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"testing"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -50,7 +49,7 @@ func TestEveryMethodExplains(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(nowhere.Close)
 	s, b := NewPostgres(nowhere), Booking{Table: 12}
-	holder := fencedb.NewGrant(Resource(12), 41, uuid.New(), time.Time{})
+	holder := fencedb.NewGrant(Resource(12), 41, uuid.New(), fencedb.NoEnd)
 	for name, call := range map[string]func(context.Context) error{
 		"Seal":     func(ctx context.Context) error { return s.Seal(ctx, holder) },
 		"Find":     func(ctx context.Context) error { _, _, err := s.Find(ctx, b.Table, b.Slot); return err },

@@ -30,7 +30,7 @@ func withID(guest string, party int) booking.Booking {
 
 // grant is one for the table of withID, as the service would name it.
 func grant(token int64) fencedb.Grant {
-	return fencedb.NewGrant(booking.Resource(12), token, uuid.New(), time.Time{})
+	return fencedb.NewGrant(booking.Resource(12), token, uuid.New(), fencedb.NoEnd)
 }
 
 func TestSaveAndFind(t *testing.T) {
@@ -194,7 +194,7 @@ func TestSealShutsTheHolderBeforeOut(t *testing.T) {
 func TestWritesNeedTheGrantOfTheTable(t *testing.T) {
 	t.Parallel()
 	s, _ := newStore(t)
-	another := fencedb.NewGrant(booking.Resource(13), 41, uuid.New(), time.Time{})
+	another := fencedb.NewGrant(booking.Resource(13), 41, uuid.New(), fencedb.NoEnd)
 	ann := withID("ann", 4)
 	_, err := s.Save(t.Context(), another, noKey, ann)
 	require.ErrorIs(t, err, fencedb.ErrWrongResource)

@@ -51,10 +51,10 @@ COMMENT ON COLUMN payments.state IS 'STARTED: the bank may have the money or not
 
 -- From here on no client writes a row without a current token for its SKU or its cart: not this
 -- program, not psql.
-SELECT fencedb.protect('stock',      resource => $$ 'sku:'  || sku $$),
-       fencedb.protect('carts',      resource => $$ 'cart:' || id $$),
-       fencedb.protect('cart_lines', resource => $$ 'cart:' || cart_id $$),
-       fencedb.protect('payments',   resource => $$ 'cart:' || cart_id $$);
+SELECT fencedb.protect('stock',      resource => 'sku:{sku}'),
+       fencedb.protect('carts',      resource => 'cart:{id}'),
+       fencedb.protect('cart_lines', resource => 'cart:{cart_id}'),
+       fencedb.protect('payments',   resource => 'cart:{cart_id}');
 
 -- +goose Down
 SELECT fencedb.unprotect('payments'), fencedb.unprotect('cart_lines'), fencedb.unprotect('carts'), fencedb.unprotect('stock');

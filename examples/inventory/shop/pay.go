@@ -59,7 +59,7 @@ func (s *Shop) Pay(ctx context.Context, id uuid.UUID) error {
 	// Not bounded by the lease's time: a payment that comes late, while nobody has taken the cart
 	// over, is as good as one in time. Postgres knows who has: the fence of the cart has their
 	// token. So the cart is still RESERVED if this commits, and there are no rows to count.
-	grant := fencedb.NewGrant(l.Resource(), l.Token(), l.LeaseID(), time.Time{})
+	grant := fencedb.NewGrant(l.Resource(), l.Token(), l.LeaseID(), fencedb.NoEnd)
 	_, err = fencedb.Exec(ctx, s.fenced, grant, Sell, id)
 	if errors.Is(err, fencedb.ErrCommitted) { // it is sold, although the answer was lost
 		return nil

@@ -135,7 +135,7 @@ func TestASweepGoesOnWhenRedisHasGoneBackwards(t *testing.T) {
 	w := newWorld(t)
 	over := w.reserve("a", 2)
 	w.expire(over.ID)
-	future := fencedb.NewGrant("sku:a", time.Now().Add(time.Hour).UnixMicro(), uuid.New(), time.Time{})
+	future := fencedb.NewGrant("sku:a", time.Now().Add(time.Hour).UnixMicro(), uuid.New(), fencedb.NoEnd)
 	require.NoError(t, fencedb.Seal(t.Context(), w.db, future))
 
 	require.NoError(t, w.shop.Sweep(t.Context()))

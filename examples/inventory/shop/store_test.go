@@ -30,7 +30,7 @@ func TestExpireLooksAgain(t *testing.T) {
 		"sold":        {0, true, false},
 	} {
 		id := uuid.New()
-		grant := fencedb.NewGrant("cart:"+id.String(), 41, uuid.New(), time.Time{})
+		grant := fencedb.NewGrant("cart:"+id.String(), 41, uuid.New(), fencedb.NoEnd)
 		var expired, again bool
 		err := fencedb.Tx(t.Context(), db, grant, func(tx pgx.Tx) error {
 			_, err := shop.AddCart(t.Context(), tx, id, "ann", []shop.Line{{SKU: "a", Units: 1, Cents: 1}}, tc.keep)
@@ -60,7 +60,7 @@ func newDB(t *testing.T) *pgxpool.Pool {
 	db := testenv.Postgres(t)
 	plain := stdlib.OpenDBFromPool(db)
 	require.NoError(t, errors.Join(shop.Migrate(t.Context(), plain), plain.Close()))
-	err := fencedb.Tx(t.Context(), db, fencedb.NewGrant("sku:a", 41, uuid.New(), time.Time{}), func(tx pgx.Tx) error {
+	err := fencedb.Tx(t.Context(), db, fencedb.NewGrant("sku:a", 41, uuid.New(), fencedb.NoEnd), func(tx pgx.Tx) error {
 		return shop.AddLevels(t.Context(), tx, []shop.Level{{SKU: "a", Start: 9, Cents: 1}})
 	})
 	require.NoError(t, err)

@@ -7,4 +7,4 @@ CREATE TABLE bookings (
     last_fencing_token bigint NOT NULL DEFAULT 0
 );
 
-SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$);
+SELECT fencedb.protect('bookings', resource => 'table:{table_id}');

@@ -133,7 +133,7 @@ func (s plainStore) Save(ctx context.Context, _ fencedb.Grant, _ string, b booki
 // Statements for the fence of the bookings: Protect is what their migrations have done already.
 // Unprotect keeps the column with the tokens of the rows, so that they can still be looked at.
 const (
-	Protect   = `SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$)`
+	Protect   = `SELECT fencedb.protect('bookings', resource => 'table:{table_id}')`
 	Unprotect = `SELECT fencedb.unprotect('bookings', keep_columns => true)`
 )
 

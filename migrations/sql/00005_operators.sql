@@ -24,7 +24,7 @@ BEGIN
     END IF;
     WITH old AS (
         SELECT f.resource FROM fencedb.fences f
-        WHERE f.resource = ANY (resources COLLATE "C") AND f.advanced_at < clock_timestamp() - older_than AND f.annulled IS NULL
+        WHERE f.resource = ANY (resources COLLATE "C") AND f.advanced_at < clock_timestamp() - older_than AND f.reset_from IS NULL
         FOR UPDATE SKIP LOCKED
     )
     DELETE FROM fencedb.fences f USING old WHERE f.resource = old.resource;
@@ -41,17 +41,13 @@ REVOKE ALL ON FUNCTION fencedb.forget_fences(text[], interval) FROM PUBLIC;
 -- A token entered by mistake shuts every later holder out, for good. This sets the fence back, and
 -- says so in the audit.
 --
--- Rows have stamps from before, in tables that the caller may not write to, by expressions that are
--- others' code. So they are not looked for. The ledger remembers instead that stamps from before do
--- not count, and the next write replaces them:
---     protect: whoever has entered is current by the ledger, so any stamp may be replaced.
---     protect_row: the row is the ledger. Only the stamp of the grant that was annulled, by token
---     and lease id, may be replaced by a lower one: A (50) replaces it, and then B (45) finds 50,
---     which was never annulled, and is refused.
+-- Rows have stamps from before, in tables that the caller may not write to. So they are not looked
+-- for. The ledger remembers instead up to which token stamps do not count: whoever has entered is
+-- current by the ledger, and the next write replaces the stamp.
 -- The fence gets a lease id that nobody has. So the token that it is set to is no one's: the next
 -- holder needs a higher one.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.reset_fence(resource text, token bigint, operator text, reason text, row_token bigint DEFAULT NULL, row_lease_id uuid DEFAULT NULL, wait_ms bigint DEFAULT 10000,
+CREATE FUNCTION fencedb.reset_fence(resource text, token bigint, operator text, reason text, row_token bigint DEFAULT NULL, wait_ms bigint DEFAULT 10000,
                                     OUT former_token bigint, OUT former_lease_id uuid, OUT lease_id uuid, OUT audit_id bigint)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
@@ -71,8 +67,7 @@ BEGIN
         RAISE EXCEPTION 'fencedb.reset_fence: the row''s token (%) is not above %, so it refuses nobody', row_token, reset_fence.token
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-
-    IF row_token IS NOT NULL THEN -- a row that is its own fence may have none in the ledger
+    IF row_token IS NOT NULL THEN -- where the ledger was emptied, a refused holder has left no fence
         BEGIN
             PERFORM fencedb.lower_limit('lock_timeout', greatest(1, ceil(deadline - extract(epoch FROM clock_timestamp()) * 1000))::bigint); -- another transaction may be inserting it
             INSERT INTO fencedb.fences (resource, last_fencing_token, lease_id)
@@ -89,10 +84,9 @@ BEGIN
         EXIT WHEN FOUND OR NOT EXISTS (SELECT FROM fencedb.fences f WHERE f.resource = reset_fence.resource COLLATE "C");
         PERFORM fencedb.await(reset_fence.resource, false, deadline);
     END LOOP;
-
     IF former_token IS NULL THEN
         RAISE EXCEPTION 'fencedb.reset_fence: resource "%" has no fence', reset_fence.resource
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'If a row refuses tokens all the same, name its stamp: row_token, and row_lease_id in tables under protect_row.';
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'If a row refuses tokens all the same, name its stamp: row_token.';
     ELSIF former_token < reset_fence.token OR former_token = reset_fence.token AND row_token IS NULL THEN
         RAISE EXCEPTION 'fencedb.reset_fence: the fence of resource "%" is at token %, which is not above %', reset_fence.resource, former_token, reset_fence.token
             USING ERRCODE = 'invalid_parameter_value', HINT = 'A reset only sets back. Entering a grant sets a fence forward.';
@@ -102,11 +96,10 @@ BEGIN
     SET last_fencing_token = reset_fence.token,
         lease_id = CASE WHEN former_token > reset_fence.token THEN gen_random_uuid() ELSE f.lease_id END,
         advanced_at = clock_timestamp(),
-        annulled = ARRAY(SELECT a FROM unnest(f.annulled) a UNION SELECT concat_ws(' ', former_token, former_lease_id) WHERE former_token > reset_fence.token
-                         UNION SELECT concat_ws(' ', row_token, row_lease_id) WHERE row_token IS NOT NULL)
+        reset_from = greatest(f.reset_from, former_token, row_token)
     WHERE f.resource = reset_fence.resource COLLATE "C"
     RETURNING f.lease_id INTO lease_id;
-    PERFORM fencedb.note('', 0, 0); -- a guard may have noted the former token
+    PERFORM set_config('fencedb.judged', '', true); -- a guard may have judged by the former token
     IF created THEN
         former_token := NULL;
         former_lease_id := NULL;
@@ -114,15 +107,15 @@ BEGIN
 
     INSERT INTO fencedb.audit AS a (event, resource, operator, reason, details)
     VALUES ('reset', reset_fence.resource, operator, reason, jsonb_build_object('former_token', former_token, 'former_lease_id', former_lease_id,
-        'token', reset_fence.token, 'lease_id', reset_fence.lease_id, 'row_token', row_token, 'row_lease_id', row_lease_id))
+        'token', reset_fence.token, 'lease_id', reset_fence.lease_id, 'row_token', row_token))
     RETURNING a.id INTO audit_id;
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.reset_fence(text, bigint, text, text, bigint, uuid, bigint) IS 'Sets the fence of resource back to a lower token, after one was entered by mistake, and records it. From then on every holder with a higher token can write again, also those that were shut out since: end them first, or seal a new grant at once. Waits for open transactions of the resource for wait_ms, then raises 55P03. Rows keep their stamps until the next write. row_token and row_lease_id name the stamp of a row that refuses tokens although its resource has no such fence: of one under protect_row, or one whose ledger was emptied.';
+COMMENT ON FUNCTION fencedb.reset_fence(text, bigint, text, text, bigint, bigint) IS 'Sets the fence of resource back to a lower token, after one was entered by mistake, and records it. From then on every holder with a higher token can write again, also those that were shut out since: end them first, or seal a new grant at once. Waits for open transactions of the resource for wait_ms, then raises 55P03. Rows keep their stamps until the next write. row_token names the stamp of a row that refuses tokens although the fence of its resource is below, as where the ledger was emptied: stamps up to it do not count any more.';
 
-REVOKE ALL ON FUNCTION fencedb.reset_fence(text, bigint, text, text, bigint, uuid, bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION fencedb.reset_fence(text, bigint, text, text, bigint, bigint) FROM PUBLIC;
 
 -- Who protected a table is worth knowing for as long as it is protected.
 -- +goose StatementBegin
@@ -205,23 +198,28 @@ BEGIN
     END IF;
     LOCK TABLE fencedb.goose_db_version IN SHARE UPDATE EXCLUSIVE MODE; -- two GRANTs at once on one function fail
     FOR door IN SELECT p.oid FROM pg_proc p
-                WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('enter', 'enter_all', 'reenter', 'admitted', 'untouched', 'outcome', 'last_token', 'blockers', 'prepared_writers', 'record', 'forget_fences', 'old_audit', 'forget_audit', 'reset_fence') LOOP
+                WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('enter', 'enter_all', 'reenter', 'admitted', 'shown', 'outcome', 'last_token', 'blockers', 'prepared_writers', 'record', 'forget_fences', 'old_audit', 'forget_audit', 'reset_fence') LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', door, operator);
     END LOOP;
-    EXECUTE format('GRANT UPDATE (share) ON fencedb.fences TO %s', operator);
+    EXECUTE format('GRANT SELECT, UPDATE (share) ON fencedb.fences_to_share TO %s', operator);
     EXECUTE format('GRANT SELECT ON fencedb.fences, fencedb.server_epoch, fencedb.foreign_issuers, fencedb.audit, fencedb.observations, fencedb.take_overs, fencedb.goose_db_version TO %s', operator);
 END
 $$;
 -- +goose StatementEnd
 
 REVOKE ALL ON FUNCTION fencedb.allow_operator(regrole) FROM PUBLIC;
+
+CREATE POLICY operators ON fencedb.fences FOR SELECT USING (has_function_privilege('fencedb.forget_fences(text[], interval)', 'EXECUTE'));
+CREATE POLICY operators ON fencedb.audit  FOR SELECT USING (has_function_privilege('fencedb.forget_fences(text[], interval)', 'EXECUTE'));
 COMMENT ON FUNCTION fencedb.allow_operator(regrole) IS 'Lets a role see the ledger and what was observed, revoke, set fences back, forget old fences and old records, and record it: all that the command fencedb does, but for migrations. An application needs fencedb.allow instead.';
 
 SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.callers_path'), true);
 
 -- +goose Down
+DROP POLICY operators ON fencedb.audit;
+DROP POLICY operators ON fencedb.fences;
 DROP FUNCTION fencedb.allow_operator(regrole);
-DROP FUNCTION fencedb.reset_fence(text, bigint, text, text, bigint, uuid, bigint);
+DROP FUNCTION fencedb.reset_fence(text, bigint, text, text, bigint, bigint);
 DROP FUNCTION fencedb.forget_audit(interval, text, text, int);
 DROP FUNCTION fencedb.old_audit(interval);
 DROP FUNCTION fencedb.declare_foreign(text);

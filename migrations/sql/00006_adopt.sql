@@ -64,22 +64,6 @@ COMMENT ON VIEW fencedb.unfenced_writes IS 'Writes that guards would have refuse
 
 GRANT SELECT ON fencedb.unfenced_writes TO PUBLIC;
 
--- +goose StatementBegin
-CREATE FUNCTION fencedb.guarded_root(guarded oid) RETURNS oid
-    LANGUAGE sql STABLE
-    SET search_path = pg_catalog, pg_temp
-AS $$
-    WITH RECURSIVE up(rel, depth) AS (
-        SELECT guarded, 0
-        UNION
-        SELECT i.inhparent, up.depth + 1 FROM up JOIN pg_inherits i ON i.inhrelid = up.rel JOIN pg_trigger t ON t.tgrelid = i.inhparent AND t.tgname = '~fencedb_row'
-    )
-    SELECT up.rel FROM up ORDER BY up.depth DESC LIMIT 1
-$$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.guarded_root(oid) IS 'Inner function. The table that was protected, of itself, a partition or a child.';
-
 -- record_observation may fail without an error: a writer is never refused by its own observation,
 -- nor does it wait. What is lost like that is said in the log, and when, in fencedb.unrecorded:
 -- nobody may take an empty list for the end of the adoption.
@@ -144,154 +128,85 @@ COMMENT ON FUNCTION fencedb.record_observation(oid, name, text, text, text, bigi
 -- many again. In between it counts in a setting, which goes back with a transaction as the record
 -- does. The setting has fixed places: whether a row was seen (1 character), until when (14), how
 -- many more to count (10), how many were recorded (10), and of whom; counts begin at 1000000000, so
--- that they have ten digits. The guard of rows reads the first two as one number, and the guard of
--- statements counts by itself. Whoever forges the setting hides its own writes from the list, and
--- opens nothing: the guard of rows says by its own text whether it refuses. What happens each time
--- is one expression, because PL/pgSQL sets every expression up anew in every transaction.
+-- that they have ten digits. Whoever forges the setting hides its own writes from the list, and
+-- opens nothing: only a guard that refuses nothing reads it.
+--
+-- recorded is the common case, as an expression, because PL/pgSQL sets every expression up anew in
+-- every transaction. A statement is counted; a row of such a statement need not be, and is not
+-- looked at where one was seen.
+CREATE FUNCTION fencedb.recorded(target oid, operation text, of_row boolean) RETURNS boolean
+    LANGUAGE sql
+    RETURN CASE
+        WHEN NOT fencedb.untouched() THEN false
+        WHEN of_row THEN date_part('epoch', clock_timestamp()) + 10000000000 <= concat('0', "left"(current_setting(concat('fencedb.seen_', target, '_', operation), true), 15))::float8
+        WHEN substr(current_setting(concat('fencedb.seen_', target, '_', operation), true), 36) = concat('FN002 ', current_setting('role'), ' ', session_user, ' ', current_setting('application_name'))
+             AND substr(current_setting(concat('fencedb.seen_', target, '_', operation), true), 16, 10) <> '1000000000'
+             AND substr(current_setting(concat('fencedb.seen_', target, '_', operation), true), 2, 14)::float8 > date_part('epoch', clock_timestamp())
+            THEN set_config(concat('fencedb.seen_', target, '_', operation), overlay(current_setting(concat('fencedb.seen_', target, '_', operation), true)
+                PLACING (substr(current_setting(concat('fencedb.seen_', target, '_', operation), true), 16, 10)::bigint - 1)::text FROM 16 FOR 10), false) IS NOT NULL
+        ELSE false
+    END;
+
+COMMENT ON FUNCTION fencedb.recorded(oid, text, boolean) IS 'Inner function. Whether a write without a token was recorded so lately that it need not be again; a statement is counted then.';
+
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.let_pass(guarded oid, operation text, reason text, of_row boolean, about text) RETURNS boolean
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    seen     text := current_setting(concat('fencedb.seen_', guarded, '_', operation), true);
-    role     text;
-    writer   text;
-    now      float8;
-    counted  bigint;
-    recorded bigint;
-    sampled  boolean;
-BEGIN
-    IF seen <> '' AND (CASE WHEN substr(seen, 36) = concat(reason, ' ', current_setting('role'), ' ', session_user, ' ', current_setting('application_name'))
-                 AND (NOT of_row OR left(seen, 1) = '1') AND operation <> 'TRUNCATE'
-                 AND substr(seen, 16, 10) <> '1000000000' AND substr(seen, 2, 14)::float8 > date_part('epoch', clock_timestamp())
-            THEN set_config(concat('fencedb.seen_', guarded, '_', operation), concat(left(seen, 15), substr(seen, 16, 10)::int8 - 1, substr(seen, 26)), false) IS NOT NULL
-        END) THEN
-        RETURN true;
-    ELSIF reason = 'FN002' AND operation <> 'TRUNCATE' AND NOT of_row AND fencedb.overtakes(guarded) THEN
-        RETURN true;
-    ELSIF operation NOT IN ('INSERT', 'UPDATE', 'DELETE', 'TRUNCATE') -- anybody can call this
-          OR of_row AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = guarded AND t.tgname = '~fencedb_row' AND fencedb.observes(t.tgfoid))
-          OR NOT of_row AND NOT coalesce(fencedb.observes((SELECT t.tgfoid FROM pg_trigger t WHERE t.tgrelid = guarded AND t.tgname = '~fencedb_row')),
-                                         fencedb.observes(to_regprocedure(about || '()')), false) THEN -- the name may be another's; a snapshot may have no trigger yet
-        RETURN false;
-    END IF;
-
-    role := coalesce(nullif(current_setting('role'), 'none'), session_user);
-    writer := concat(reason, ' ', current_setting('role'), ' ', session_user, ' ', current_setting('application_name'));
-    now := date_part('epoch', clock_timestamp());
-    -- The guard of statements has counted a statement without a token, but not one that comes from
-    -- another trigger.
-    counted := CASE WHEN of_row AND reason = 'FN002' AND pg_trigger_depth() < 2 THEN 0 ELSE 1 END;
-    recorded := counted;
-    sampled := of_row;
-    IF substr(seen, 36) = writer THEN -- its own
-        recorded := substr(seen, 26, 10)::int8 - 1000000000;
-        counted := counted + recorded - (substr(seen, 16, 10)::int8 - 1000000000);
-        recorded := recorded + counted;
-        sampled := of_row OR left(seen, 1) = '1';
-    END IF;
-    PERFORM fencedb.record_observation(guarded, role::name, current_setting('application_name'), operation, reason, counted,
-        CASE WHEN of_row AND about LIKE '{%' AND reason LIKE 'FN%' THEN left(about::jsonb ->> 'resource', 512) END);
-    PERFORM set_config(concat('fencedb.seen_', guarded, '_', operation),
-        concat(sampled::int, to_char(now + 5, 'FM0000000000.000'), repeat((1000000000 + least(recorded, 8999999999))::text, 2), writer), false);
-    RETURN true;
-END
-$$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.let_pass(oid, text, text, boolean, text) IS 'Inner function. Whether a statement that a guard would refuse goes on: its role overtakes, and the guard of rows will see to that, or the guard only observes, which then remembers it. about is the DETAIL of the refusal of a row, and of a statement the guard of its rows.';
-
--- The mode of a table is the text of its guard: CREATE OR REPLACE FUNCTION needs no lock on the
--- table, and a guard that is enforced pays nothing for the other mode. The text that observes has
--- the other one inside, in a block that turns a refusal into a record. It does not come to that for
--- rows of a writer without a token that was recorded lately.
--- +goose StatementBegin
-CREATE FUNCTION fencedb.switch_guard(guard regprocedure, observe boolean) RETURNS void
+CREATE FUNCTION fencedb.let_pass(target oid, operation text, reason text, of_row boolean, resource text) RETURNS text
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    enforced text := E'\n#variable_conflict use_column\n';
-    head     text := fencedb.observing() || $head$    "~code"   pg_catalog.text;
-    "~detail" pg_catalog.text;
+    setting  text   := concat('fencedb.seen_', target, '_', operation);
+    seen     text   := current_setting(setting, true);
+    writer   text   := concat(reason, ' ', current_setting('role'), ' ', session_user, ' ', current_setting('application_name'));
+    its_own  boolean := substr(seen, 36) = writer;
+    sampled  boolean := of_row OR coalesce(its_own AND left(seen, 1) = '1', false);
+    -- The guard of statements has counted a statement without a token, but not one that comes from
+    -- another trigger.
+    counted  bigint := CASE WHEN of_row AND reason = 'FN002' AND pg_trigger_depth() < 2 THEN 0 ELSE 1 END;
+    recorded bigint := counted;
 BEGIN
-    IF coalesce(pg_catalog.current_setting('fencedb.entered', true), '') OPERATOR(pg_catalog.=) ''
-       AND pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.+) 10000000000
-           OPERATOR(pg_catalog.<=) pg_catalog.concat('0', pg_catalog."left"(pg_catalog.current_setting(pg_catalog.concat('fencedb.seen_', TG_RELID, '_', TG_OP), true), 15))::pg_catalog.float8 THEN
-        IF TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN
-            RETURN OLD;
+    IF its_own THEN
+        IF (NOT of_row OR left(seen, 1) = '1') AND operation <> 'TRUNCATE' AND substr(seen, 16, 10) <> '1000000000' AND substr(seen, 2, 14)::float8 > date_part('epoch', clock_timestamp()) THEN
+            RETURN set_config(setting, overlay(seen PLACING (substr(seen, 16, 10)::bigint - 1)::text FROM 16 FOR 10), false);
         END IF;
-        RETURN NEW;
+        recorded := substr(seen, 26, 10)::bigint - 1000000000;
+        counted := counted + recorded - (substr(seen, 16, 10)::bigint - 1000000000);
+        recorded := recorded + counted;
     END IF;
-    BEGIN -- what is enforced
-$head$;
-    tail     text := $tail$;
-    EXCEPTION WHEN OTHERS THEN
-        GET STACKED DIAGNOSTICS "~code" = RETURNED_SQLSTATE, "~detail" = PG_EXCEPTION_DETAIL;
-    END;
-    PERFORM fencedb.let_pass(TG_RELID, TG_OP, "~code", true, "~detail");
-    IF TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN
-        RETURN OLD;
-    END IF;
-    RETURN NEW;
-END
-$tail$;
-    text     text := (SELECT p.prosrc FROM pg_proc p WHERE p.oid = guard);
-BEGIN
-    IF starts_with(text, fencedb.observing()) = observe THEN
-        RAISE EXCEPTION 'another transaction has switched the guard % meanwhile', guard USING ERRCODE = 'serialization_failure';
-    END IF;
-    EXECUTE replace(pg_get_functiondef(guard), text,
-        CASE WHEN observe THEN head || substr(text, length(enforced) + 1) || tail
-             ELSE enforced || substr(text, length(head) + 1, length(text) - length(head) - length(tail)) END);
-    EXECUTE format('COMMENT ON FUNCTION %s IS %L', guard, obj_description(guard, 'pg_proc')::jsonb - 'observed_since'
-        || CASE WHEN observe THEN jsonb_build_object('observed_since', clock_timestamp()) ELSE '{}' END);
+    PERFORM fencedb.record_observation(target, coalesce(nullif(current_setting('role'), 'none'), session_user)::name, current_setting('application_name'), operation, reason, counted, left(resource, 512));
+    RETURN set_config(setting, concat(sampled::int, to_char(date_part('epoch', clock_timestamp()) + 5, 'FM0000000000.000'), repeat((1000000000 + least(recorded, 8999999999))::text, 2), writer), false);
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.switch_guard(regprocedure, boolean) IS 'Inner function. Makes a guard that is enforced observe, or the other way round.';
+COMMENT ON FUNCTION fencedb.let_pass(oid, text, text, boolean, text) IS 'Inner function. Remembers what a guard that observes would have refused, a statement or a row of a resource.';
 
--- +goose StatementBegin
-CREATE FUNCTION fencedb.switched_off(target regclass) RETURNS text[]
-    LANGUAGE sql STABLE
-    SET search_path = pg_catalog, pg_temp
-AS $$
-    SELECT array_agg(DISTINCT m.member::text)
-    FROM fencedb.members(target) m JOIN pg_trigger t ON t.tgrelid = m.member
-    WHERE t.tgname ~ '^~fencedb_' AND t.tgenabled NOT IN ('O', 'A')
-$$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.switched_off(regclass) IS 'Of a table, its partitions and inheritance children, those with a trigger of ours that is switched off or left to replication; NULL if there are none.';
-
+-- The mode of a table is the text of its guard: writing a function anew needs no lock on the table,
+-- and a guard that is enforced pays nothing for the other mode.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.set_mode(target regclass, observe boolean) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
+    caller     text := CASE WHEN observe THEN 'observe' ELSE 'enforce' END;
     protection fencedb.protected_tables;
     off        text := array_to_string(fencedb.switched_off(target), ', ');
 BEGIN
     PERFORM fencedb.check_no_member(target);
-    SELECT * INTO protection FROM fencedb.protected_tables p WHERE p.table_name = target AND p.mode IS NOT NULL;
+    SELECT * INTO protection FROM fencedb.protected_tables p WHERE p.table_name = target AND p.resource IS NOT NULL;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'fencedb.%: % is not protected', CASE WHEN observe THEN 'observe' ELSE 'enforce' END, target
+        RAISE EXCEPTION 'fencedb.%: % is not protected', caller, target
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Call fencedb.protect first, with mode => ''observe'' if it shall refuse nothing yet.';
     ELSIF off IS NOT NULL AND NOT observe THEN
         RAISE EXCEPTION 'fencedb.enforce: the guard of % is switched off', off
-            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = format('What was written meanwhile was not observed. Call fencedb.%s for %s once more, with the same expression: that switches it on.',
-                CASE protection.mode WHEN 'row' THEN 'protect_row' ELSE 'protect' END, target);
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = format('What was written meanwhile was not observed. Call fencedb.protect for %s once more, with the same resource: that switches it on.', target);
     ELSIF protection.observed <> observe THEN
         PERFORM fencedb.record_protection(target); -- as in unprotect
-        IF NOT pg_has_role((SELECT p.proowner FROM pg_proc p WHERE p.oid = protection.guard), 'USAGE') THEN
-            RAISE EXCEPTION 'fencedb.%: the guard of % belongs to another role', CASE WHEN observe THEN 'observe' ELSE 'enforce' END, target
-                USING ERRCODE = 'insufficient_privilege', HINT = format('It did not change owner with the table. Let its owner or a superuser run: ALTER FUNCTION %s OWNER TO %s; or call fencedb.unprotect with keep_columns => true and fencedb.protect in one transaction, and fencedb.take_over_as again.',
-                    protection.guard, (SELECT c.relowner::regrole FROM pg_class c WHERE c.oid = target));
+        IF fencedb.write_guard(target, protection.resource, protection.stamp, observe, protection.columns_added) <> protection.guard THEN
+            RAISE EXCEPTION 'fencedb.%: % has its guard together with another table, since one has inherited from the other', caller, target
+                USING ERRCODE = 'object_not_in_prerequisite_state', HINT = format('Call fencedb.protect for %s once more, with the same resource, to give it a guard of its own.', target);
         END IF;
-        PERFORM fencedb.switch_guard(protection.guard, observe);
         PERFORM fencedb.record_protection(target);
         IF off IS NOT NULL THEN
             RAISE WARNING 'fencedb.observe: the guard of % is switched off, so nothing is observed there', off;
@@ -350,152 +265,82 @@ COMMENT ON COLUMN fencedb.take_overs.role   IS 'The oid of the role of the last 
 COMMENT ON COLUMN fencedb.take_overs.until  IS 'From then on it is refused like everybody else.';
 COMMENT ON COLUMN fencedb.take_overs.ledger IS 'The oid of fencedb.fences. In a copy of the database it is another, so there nobody overtakes, whichever table has the number of target.';
 
+-- Members of pg_write_all_data may write to every table without policies.
+ALTER TABLE fencedb.take_overs ENABLE ROW LEVEL SECURITY;
+CREATE POLICY operators ON fencedb.take_overs FOR SELECT USING (has_function_privilege('fencedb.forget_fences(text[], interval)', 'EXECUTE'));
+
 REVOKE ALL ON fencedb.take_overs FROM PUBLIC;
 
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.overtakes(guarded oid) RETURNS boolean
+CREATE FUNCTION fencedb.overtakes(target oid) RETURNS boolean
     LANGUAGE sql VOLATILE
     SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT EXISTS (SELECT FROM fencedb.take_overs t
-                   WHERE t.role = to_regrole(quote_ident(coalesce(nullif(current_setting('role'), 'none'), session_user))) AND t.until > clock_timestamp() AND t.ledger = 'fencedb.fences'::regclass AND t.target = fencedb.guarded_root(guarded))
+                   WHERE t.role = to_regrole(quote_ident(coalesce(nullif(current_setting('role'), 'none'), session_user))) AND t.until > clock_timestamp() AND t.ledger = 'fencedb.fences'::regclass
+                     AND t.target = fencedb.guarded_root(overtakes.target))
 $$;
 -- +goose StatementEnd
 
 COMMENT ON FUNCTION fencedb.overtakes(oid) IS 'Inner function. Whether the role of this session may write to a table without a token.';
 
-CREATE FUNCTION fencedb.overtaking_lease() RETURNS uuid
-    LANGUAGE sql VOLATILE
-    RETURN md5(concat(pg_current_xact_id(), ' ', extract(epoch FROM transaction_timestamp())))::uuid; -- a number: the text of a time is what a session has set
-
-COMMENT ON FUNCTION fencedb.overtaking_lease() IS 'Inner function. The lease id of a transaction that overtakes.';
-
+-- Enters the fences of a row above the stored token, once for a run of rows of one resource, and
+-- leaves no entry: what it has entered is good for this table alone. The lease id is one of this
+-- transaction that nobody else can compute, by which it knows its own fence again; in a session
+-- without a key it is another for each row.
+--
 -- Package lease issues the time in microseconds, so a token of now also overtakes a holder that has
--- not entered yet. Tokens of others count from 1: such a token would shut them out for good. The
--- stamp is what a session says, so the token is checked as if it had been entered.
--- +goose StatementBegin
-CREATE FUNCTION fencedb.overtaking_token(resource text, fence bigint, stamp bigint) RETURNS bigint
-    LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    stored bigint := greatest(fence, stamp, 0);
-    token  bigint;
-BEGIN
-    IF stored BETWEEN 1 AND 1000000000000000 OR EXISTS (SELECT FROM fencedb.foreign_issuers i WHERE i.resource_type = split_part(resource, ':', 1)) THEN
-        token := stored + 1;
-    ELSE
-        token := greatest(stored + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
-    END IF;
-    PERFORM fencedb.check_grant(resource, token, fencedb.overtaking_lease());
-    RETURN token;
-END
-$$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.overtaking_token(text, bigint, bigint) IS 'Inner function. A token above that of the fence and that of the row; raises 22023 if fencedb.enter would refuse it.';
-
+-- not entered yet. Tokens of others count from 1: such a token would shut them out for good.
+--
 -- The guard of rows comes when Postgres has locked the row, so the one who overtakes waits for the
--- fence while it holds a row. The holder of the fence may come to wait for that row. Whose wait
--- reaches deadlock_timeout first is ended, which should be the holder: so the other one waits in
--- steps that are shorter, but not by half, where a holder that comes at once looks just between two
--- of them. On a busy server a step may last longer: if its deadlock is found then, the next step
--- follows. A holder that looks between two steps finds nothing, and waits until its lease ends. Two
--- who overtake could wait for each other like that for ever, hence the last step without a limit.
+-- fence while it holds a row, and the holder of the fence may come to wait for that row. That is a
+-- deadlock, and Postgres ends one of the two.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.overtake_fence(resource text, stamp bigint) RETURNS bigint
+CREATE FUNCTION fencedb.overtake(target oid, operation text, before text[], after text[], stamp bigint, about text) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
-#variable_conflict use_column
 DECLARE
-    lease    uuid    := fencedb.overtaking_lease();
-    own      text    := current_setting('lock_timeout');
-    own_ms   numeric := nullif(extract(epoch FROM own::interval) * 1000, 0);
-    step_ms  numeric := extract(epoch FROM current_setting('deadlock_timeout')::interval) * 1000 * 0.7;
-    start    numeric := extract(epoch FROM clock_timestamp()) * 1000;
-    waited   numeric;
+    lease    uuid;
+    own      text[]  := CASE operation WHEN 'DELETE' THEN before ELSE after END;
+    keeps    boolean := operation <> 'UPDATE' OR coalesce(before = after, false);
+    signs    boolean := fencedb.keyed(); -- judge_any has seen to it
+    wanted   text;
     stored   record;
-    token    bigint;
-    known    boolean;
-BEGIN
-    LOOP
-        SELECT f.last_fencing_token AS token, f.lease_id INTO stored
-        FROM fencedb.fences f WHERE f.resource = overtake_fence.resource FOR NO KEY UPDATE SKIP LOCKED;
-        IF stored.lease_id = lease THEN
-            RETURN stored.token;
-        END IF;
-        token := fencedb.overtaking_token(resource, stored.token, stamp);
-        IF stored.lease_id IS NOT NULL THEN
-            UPDATE fencedb.fences f SET last_fencing_token = token, lease_id = lease, advanced_at = clock_timestamp()
-            WHERE f.resource = overtake_fence.resource;
-            RETURN token;
-        END IF;
-        known := EXISTS (SELECT FROM fencedb.fences f WHERE f.resource = overtake_fence.resource);
-        BEGIN
-            waited := extract(epoch FROM clock_timestamp()) * 1000 - start;
-            IF waited >= own_ms THEN
-                PERFORM fencedb.raise_busy(resource);
-            END IF;
-            PERFORM set_config('lock_timeout', CASE WHEN waited > 14 * step_ms THEN coalesce(ceil(own_ms - waited), 0) ELSE ceil(least(step_ms, own_ms - waited)) END::text, true);
-            IF known THEN
-                PERFORM FROM fencedb.fences f WHERE f.resource = overtake_fence.resource FOR NO KEY UPDATE;
-            ELSE -- somebody may be inserting it
-                INSERT INTO fencedb.fences AS f (resource, last_fencing_token, lease_id) VALUES (overtake_fence.resource, token, lease) ON CONFLICT DO NOTHING;
-                IF FOUND THEN
-                    PERFORM set_config('lock_timeout', own, true);
-                    RETURN token;
-                END IF;
-            END IF;
-            RAISE EXCEPTION USING ERRCODE = 'FN000';
-        EXCEPTION
-            WHEN SQLSTATE 'FN000' THEN
-                -- it is free: once more, outside of a subtransaction
-            WHEN lock_not_available THEN
-                IF waited >= own_ms THEN
-                    RAISE;
-                END IF;
-            WHEN deadlock_detected THEN
-                IF waited > 14 * step_ms THEN
-                    RAISE;
-                END IF;
-        END;
-    END LOOP;
-END
-$$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.overtake_fence(text, bigint) IS 'Inner function. Enters the fence of one resource above the stored token, once in a transaction; waits for who has entered it for as long as lock_timeout says. Returns the token.';
-
--- +goose StatementBegin
-CREATE FUNCTION fencedb.overtake(target regclass, operation text, before text[], after text[], stamp bigint) RETURNS bigint
-    LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    own      text := CASE operation WHEN 'DELETE' THEN before[1] ELSE after[1] END;
-    resource text;
+    fence    bigint;
     token    bigint;
 BEGIN
-    IF NOT fencedb.overtakes(target) THEN
-        RETURN NULL;
+    lease := coalesce(md5(CASE WHEN signs THEN fencedb.sum('', 'take-over') END)::uuid, gen_random_uuid());
+    token := current_setting('fencedb.token', true)::bigint WHERE keeps AND signs AND current_setting('fencedb.judged', true) = fencedb.sum(about, concat(current_setting('fencedb.token', true), ' ', target));
+    IF token >= coalesce(stamp, 0) THEN
+        RETURN token;
     END IF;
-    FOR resource IN SELECT DISTINCT r COLLATE "C" FROM unnest(CASE operation WHEN 'INSERT' THEN after WHEN 'DELETE' THEN before ELSE before || after END) r ORDER BY 1 LOOP
-        IF resource IS NULL THEN
-            RAISE EXCEPTION 'the resource of a row of protected table % is NULL', target
-                USING ERRCODE = 'null_value_not_allowed', HINT = 'Every row needs a resource: make the columns of the resource expression NOT NULL.';
-        ELSIF resource = own THEN
-            token := fencedb.overtake_fence(resource, stamp);
-        ELSE
-            PERFORM fencedb.overtake_fence(resource, stamp);
+    FOR wanted IN SELECT DISTINCT r COLLATE "C" FROM unnest(own || CASE WHEN NOT keeps THEN before END) r ORDER BY 1 LOOP
+        IF wanted IS NULL THEN
+            PERFORM fencedb.refuse('FN003', target, operation, NULL);
         END IF;
+        INSERT INTO fencedb.fences (resource, last_fencing_token, lease_id) VALUES (wanted, 0, lease) ON CONFLICT DO NOTHING;
+        SELECT f.last_fencing_token, f.lease_id, f.reset_from INTO stored FROM fencedb.fences f WHERE f.resource = wanted FOR NO KEY UPDATE;
+        fence := greatest(stored.last_fencing_token, CASE WHEN wanted = before[1] AND stamp > coalesce(stored.reset_from, 0) THEN stamp END);
+        IF stored.lease_id <> lease OR fence = 0 OR fence > stored.last_fencing_token THEN
+            fence := fence + 1;
+            IF fence NOT BETWEEN 2 AND 1000000000000000 AND NOT EXISTS (SELECT FROM fencedb.foreign_issuers i WHERE i.resource_type = split_part(wanted, ':', 1)) THEN
+                fence := greatest(fence, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
+            END IF;
+            PERFORM fencedb.check_grant(wanted, fence, lease); -- the stamp is what a session says
+            UPDATE fencedb.fences f SET last_fencing_token = fence, lease_id = lease, advanced_at = clock_timestamp() WHERE f.resource = wanted;
+        END IF;
+        token := CASE WHEN wanted = own[1] THEN fence ELSE token END;
     END LOOP;
+    IF signs THEN
+        PERFORM set_config('fencedb.token', token::text, true), set_config('fencedb.judged', fencedb.sum(about, concat(token, ' ', target)), true);
+    END IF;
     RETURN token;
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.overtake(regclass, text, text[], text[], bigint) IS 'Inner function. Enters the fences of a row for a role that overtakes, and returns the token to stamp on it; NULL for any other role.';
+COMMENT ON FUNCTION fencedb.overtake(oid, text, text[], text[], bigint, text) IS 'Inner function. Enters the fences of a row for a role that overtakes, waiting for who has entered them for as long as lock_timeout says, and returns the token to stamp on it.';
 
 -- Whoever overtakes can raise the fence of any resource, so only who may enter lets others
 -- overtake: anybody can own a table, and say of it what they like.
@@ -508,15 +353,11 @@ DECLARE
     login name := (SELECT r.rolname FROM pg_roles r WHERE r.oid = take_over_as.role);
 BEGIN
     PERFORM fencedb.check_no_member(target);
-    IF NOT coalesce(pg_has_role(session_user, (SELECT c.relowner FROM pg_class c WHERE c.oid = target), 'MEMBER'), false) THEN
-        RAISE EXCEPTION 'fencedb.take_over_as: % does not own %', session_user, target
-            USING ERRCODE = 'insufficient_privilege', HINT = 'Log in as the owner of the table, or as a member of that role: the audit names who logged in.';
-    ELSIF NOT has_function_privilege(session_user, 'fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)', 'EXECUTE') THEN
+    PERFORM fencedb.require_owner(target, 'take_over_as');
+    IF NOT has_function_privilege(session_user, 'fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)', 'EXECUTE') THEN
         RAISE EXCEPTION 'fencedb.take_over_as: % may not enter fences, so it cannot let others overtake', session_user
             USING ERRCODE = 'insufficient_privilege', HINT = 'The role that ran the migrations can let it enter, with fencedb.allow.';
-    ELSIF (SELECT c.relpersistence = 't' FROM pg_class c WHERE c.oid = target) THEN
-        RAISE EXCEPTION 'fencedb.take_over_as: % is temporary', target USING ERRCODE = 'wrong_object_type';
-    ELSIF NOT EXISTS (SELECT FROM fencedb.protected_tables p WHERE p.table_name = target AND p.mode IS NOT NULL) THEN
+    ELSIF NOT EXISTS (SELECT FROM fencedb.protected_tables p WHERE p.table_name = target AND p.resource IS NOT NULL) THEN
         RAISE EXCEPTION 'fencedb.take_over_as: % is not protected', target
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Call fencedb.protect first.';
     ELSIF login IS NULL OR until IS NULL OR until <= clock_timestamp() OR until > clock_timestamp() + interval '1 year' THEN
@@ -544,10 +385,7 @@ AS $$
 DECLARE
     login text;
 BEGIN
-    IF NOT coalesce(pg_has_role(session_user, (SELECT c.relowner FROM pg_class c WHERE c.oid = end_take_over.target), 'MEMBER'), false) THEN
-        RAISE EXCEPTION 'fencedb.end_take_over: % does not own %', session_user, target
-            USING ERRCODE = 'insufficient_privilege', HINT = 'Log in as the owner of the table, or as a member of that role: the audit names who logged in.';
-    END IF;
+    PERFORM fencedb.require_owner(target, 'end_take_over');
     FOR login IN DELETE FROM fencedb.take_overs t
                  WHERE t.target = end_take_over.target AND (end_take_over.role IS NULL OR t.role = end_take_over.role)
                  RETURNING coalesce((SELECT r.rolname FROM pg_roles r WHERE r.oid = t.role), t.role::text) LOOP
@@ -562,9 +400,8 @@ $$;
 
 COMMENT ON FUNCTION fencedb.end_take_over(regclass, regrole) IS 'From now on, role (all roles, if none is named) writes to target with a token or not at all. Waits for nobody.';
 
-REVOKE ALL ON FUNCTION fencedb.overtake_fence(text, bigint), fencedb.overtake(regclass, text, text[], text[], bigint), fencedb.overtakes(oid),
-    fencedb.overtaking_token(text, bigint, bigint) FROM PUBLIC;
-REVOKE ALL ON FUNCTION fencedb.record_observation(oid, name, text, text, text, bigint, text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION fencedb.overtake(oid, text, text[], text[], bigint, text), fencedb.overtakes(oid), fencedb.recorded(oid, text, boolean),
+    fencedb.let_pass(oid, text, text, boolean, text), fencedb.record_observation(oid, name, text, text, text, bigint, text) FROM PUBLIC;
 
 ALTER DEFAULT PRIVILEGES IN SCHEMA fencedb REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC;
 
@@ -598,23 +435,11 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-DROP FUNCTION fencedb.end_take_over(regclass, regrole);
-DROP FUNCTION fencedb.take_over_as(regclass, regrole, timestamptz);
-DROP FUNCTION fencedb.overtake(regclass, text, text[], text[], bigint);
-DROP FUNCTION fencedb.overtake_fence(text, bigint);
-DROP FUNCTION fencedb.overtaking_token(text, bigint, bigint);
-DROP FUNCTION fencedb.overtaking_lease();
-DROP FUNCTION fencedb.overtakes(oid);
+DROP FUNCTION fencedb.end_take_over(regclass, regrole), fencedb.take_over_as(regclass, regrole, timestamptz), fencedb.overtake(oid, text, text[], text[], bigint, text), fencedb.overtakes(oid);
 DROP TABLE fencedb.take_overs;
-DROP FUNCTION fencedb.forget_observations(regclass);
-DROP FUNCTION fencedb.enforce(regclass);
-DROP FUNCTION fencedb.observe(regclass);
-DROP FUNCTION fencedb.set_mode(regclass, boolean);
-DROP FUNCTION fencedb.switched_off(regclass);
-DROP FUNCTION fencedb.switch_guard(regprocedure, boolean);
-DROP FUNCTION fencedb.let_pass(oid, text, text, boolean, text);
-DROP FUNCTION fencedb.record_observation(oid, name, text, text, text, bigint, text);
-DROP FUNCTION fencedb.guarded_root(oid);
+DROP FUNCTION fencedb.forget_observations(regclass), fencedb.enforce(regclass), fencedb.observe(regclass);
+DROP FUNCTION fencedb.set_mode(regclass, boolean), fencedb.let_pass(oid, text, text, boolean, text), fencedb.recorded(oid, text, boolean),
+    fencedb.record_observation(oid, name, text, text, text, bigint, text);
 DROP VIEW fencedb.unfenced_writes;
 DROP SEQUENCE fencedb.unrecorded;
 DROP TABLE fencedb.observations;

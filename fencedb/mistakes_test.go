@@ -1,0 +1,481 @@
+package fencedb_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/lease"
+)
+
+// Mistakes of callers, and what they are told.
+
+// calls are the ways to run one statement, each under a grant of its own.
+var calls = map[string]func(ctx context.Context, w *world, g fencedb.Grant, sql string, args ...any) error{
+	"Exec": func(ctx context.Context, w *world, g fencedb.Grant, sql string, args ...any) error {
+		_, err := fencedb.Exec(ctx, w.pool, g, sql, args...)
+		return err
+	},
+	"Query": func(ctx context.Context, w *world, g fencedb.Grant, sql string, args ...any) error {
+		return query(fencedb.Query(ctx, w.pool, g, sql, args...))
+	},
+	"QueryRow": func(ctx context.Context, w *world, g fencedb.Grant, sql string, args ...any) error {
+		if err := fencedb.QueryRow(ctx, w.pool, g, sql, args...).Scan(); !errors.Is(err, pgx.ErrNoRows) {
+			return err
+		}
+		return nil
+	},
+	"SendBatch": func(ctx context.Context, w *world, g fencedb.Grant, sql string, args ...any) error {
+		b := &pgx.Batch{}
+		b.Queue(sql, args...)
+		return fencedb.SendBatch(ctx, w.pool, g, b)
+	},
+	"Tx, Exec": func(ctx context.Context, w *world, g fencedb.Grant, sql string, args ...any) error {
+		return fencedb.Tx(ctx, w.pool, g, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, sql, args...)
+			return err
+		})
+	},
+	"Tx, second Exec": func(ctx context.Context, w *world, g fencedb.Grant, sql string, args ...any) error {
+		return fencedb.Tx(ctx, w.pool, g, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, `SELECT 1`); err != nil {
+				return err
+			}
+			_, err := tx.Exec(ctx, sql, args...)
+			return err
+		})
+	},
+	"Tx, Query": func(ctx context.Context, w *world, g fencedb.Grant, sql string, args ...any) error {
+		return fencedb.Tx(ctx, w.pool, g, func(tx pgx.Tx) error { return query(tx.Query(ctx, sql, args...)) })
+	},
+	"Tx, QueryRow": func(ctx context.Context, w *world, g fencedb.Grant, sql string, args ...any) error {
+		return fencedb.Tx(ctx, w.pool, g, func(tx pgx.Tx) error {
+			if err := tx.QueryRow(ctx, sql, args...).Scan(); !errors.Is(err, pgx.ErrNoRows) {
+				return err
+			}
+			return nil
+		})
+	},
+	"Tx, SendBatch": func(ctx context.Context, w *world, g fencedb.Grant, sql string, args ...any) error {
+		return fencedb.Tx(ctx, w.pool, g, func(tx pgx.Tx) error {
+			b := &pgx.Batch{}
+			b.Queue(sql, args...)
+			return tx.SendBatch(ctx, b).Close()
+		})
+	},
+	"Tx, savepoint": func(ctx context.Context, w *world, g fencedb.Grant, sql string, args ...any) error {
+		return fencedb.Tx(ctx, w.pool, g, func(tx pgx.Tx) error {
+			return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, sql, args...)
+				return err
+			})
+		})
+	},
+}
+
+func TestOptionsAmongTheArgumentsAreRefusedByName(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for name, option := range map[string]any{
+		"argument 2 is a fencedb.Option":   fencedb.Hold(1),
+		"argument 2 is a lease.Option":     lease.NoWait(),
+		"argument 2 is a func(*pgx.Batch)": func(*pgx.Batch) {},
+	} {
+		for call, run := range calls {
+			err := run(t.Context(), w, grant("table:12", 41), `INSERT INTO bookings VALUES ($1, 12, 'ann')`, 1, option)
+			require.ErrorContains(t, err, name, call)
+			require.ErrorContains(t, err, "nothing was sent", call)
+		}
+		err := fencedb.ExplainNoRows(t.Context(), w.pool, grant("table:12", 41), `SELECT $1::bigint`, 1, option)
+		require.ErrorContains(t, err, name)
+	}
+	require.Empty(t, w.guests())
+	require.Zero(t, w.fence("table:12"))
+	w.awaitIdle(w.pool)
+}
+
+// embedsAGrant hides what the grant has beside the interface.
+type embedsAGrant struct{ fencedb.Grant }
+
+func TestAGrantThatDoesNotSayWhenItEndsIsRefused(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	db := w.sqlDB()
+	bounded := grantFor("table:12", 41, time.Minute)
+	for name, c := range map[string]struct {
+		grant fencedb.Grant
+		hint  string
+	}{
+		"it hides its lease": {embedsAGrant{bounded}, "embeds a Grant"},
+		"among others":       {fencedb.All(grant("table:13", 41), fencedb.Grant(embedsAGrant{bounded})), `"table:12", a fencedb_test.embedsAGrant`},
+		"it has no time":     {fencedb.NewGrant("table:12", 41, uuid.New(), time.Time{}), "or fencedb.NoEnd"},
+	} {
+		all := map[string]error{
+			"Enter": enter(t.Context(), nil, c.grant), "EnterSQL": enterSQL(t.Context(), nil, c.grant),
+			"TxSQL": fencedb.TxSQL(t.Context(), db, c.grant, func(*sql.Tx) error { return nil }),
+		}
+		for call, run := range calls {
+			all[call] = run(t.Context(), w, c.grant, insertAnn, 1)
+		}
+		for call, err := range all {
+			require.ErrorIs(t, err, fencedb.ErrInvalidGrant, "%s: %s", name, call)
+			require.ErrorContains(t, err, c.hint, "%s: %s", name, call)
+		}
+	}
+	require.Zero(t, w.fence("table:12"))
+	require.NoError(t, fencedb.Seal(t.Context(), w.pool, embedsAGrant{bounded}), "nothing can hang in a seal")
+}
+
+// over is a grant that tells why it is over, as a lease does.
+type over struct {
+	fencedb.Grant
+	until    time.Time
+	cause    error
+	released bool
+}
+
+func (g over) ValidUntil() time.Time { return g.until }
+func (g over) Err() error            { return g.cause }
+func (g over) Released() bool        { return g.released }
+
+func TestALeaseThatIsOverSaysWhichAndWhy(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	db := w.sqlDB()
+	before, soon := time.Now().Add(-time.Second), func() time.Time { return time.Now().Add(300 * time.Millisecond) }
+	for name, c := range map[string]struct {
+		until    func() time.Time
+		released bool
+		want     error
+	}{
+		"before it began":            {func() time.Time { return before }, false, fencedb.ErrLeaseOver},
+		"released before it began":   {func() time.Time { return before }, true, fencedb.ErrInvalidGrant},
+		"while it lasted":            {soon, false, fencedb.ErrLeaseOver},
+		"released while it lasted":   {soon, true, fencedb.ErrInvalidGrant},
+		"a grant without any causes": {soon, false, fencedb.ErrLeaseOver},
+	} {
+		ended := errors.New("ended")
+		tell := map[string]func(fencedb.Grant) error{"TxSQL": func(g fencedb.Grant) error {
+			return fencedb.TxSQL(t.Context(), db, g, func(tx *sql.Tx) error {
+				_, err := tx.ExecContext(t.Context(), `SELECT pg_sleep(60)`)
+				return err
+			})
+		}, "Enter": func(g fencedb.Grant) error {
+			tx, err := w.pool.Begin(t.Context())
+			require.NoError(t, err)
+			entry, err := fencedb.Enter(t.Context(), tx, g)
+			if err != nil {
+				return errors.Join(err, tx.Rollback(t.Context()))
+			}
+			_, err = tx.Exec(t.Context(), `SELECT pg_sleep(60)`)
+			require.NoError(t, tx.Rollback(t.Context()))
+			return entry.Outcome(t.Context(), w.pool, err)
+		}}
+		for call, run := range calls {
+			tell[call] = func(g fencedb.Grant) error { return run(t.Context(), w, g, `SELECT pg_sleep(60)`) }
+		}
+		var all sync.WaitGroup
+		for call, run := range tell {
+			all.Go(func() {
+				g := over{fencedb.NewGrant("table:12, "+call, time.Now().UnixMicro(), uuid.New(), fencedb.NoEnd), c.until(), ended, c.released}
+				if strings.Contains(name, "without") {
+					g.cause = nil
+				}
+				err := run(g)
+				if !errors.Is(err, c.want) || !strings.Contains(err.Error(), `on "table:12, `) || errors.Is(err, ended) != (g.cause != nil) {
+					t.Errorf("%s, %s: %v", name, call, err)
+				}
+				if lost := c.want == fencedb.ErrLeaseOver; lease.IsLost(err) != lost {
+					t.Errorf("%s, %s: IsLost must be %v: %v", name, call, lost, err)
+				}
+			})
+		}
+		all.Wait()
+	}
+}
+
+// As in an errgroup. One of them is told, and nothing is lost in silence.
+func TestTwoGoroutinesInOneTransactionAreTold(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ctx := t.Context()
+	for name, use := range map[string]func(tx pgx.Tx, id int) error{
+		"Exec": func(tx pgx.Tx, id int) error {
+			_, err := tx.Exec(ctx, insertAnn, id)
+			return err
+		},
+		"QueryRow": func(tx pgx.Tx, id int) error {
+			return tx.QueryRow(ctx, insertAnn+` RETURNING id`, id).Scan(&id)
+		},
+		"SendBatch": func(tx pgx.Tx, id int) error {
+			b := &pgx.Batch{}
+			b.Queue(insertAnn, id)
+			return tx.SendBatch(ctx, b).Close()
+		},
+		"CopyFrom": func(tx pgx.Tx, id int) error {
+			_, err := tx.CopyFrom(ctx, pgx.Identifier{"bookings"}, []string{"id", "table_id", "guest"}, pgx.CopyFromRows([][]any{{id, 12, "ann"}}))
+			return err
+		},
+		"Prepare": func(tx pgx.Tx, id int) error {
+			_, err := tx.Prepare(ctx, "", insertAnn)
+			return err
+		},
+		"Begin": func(tx pgx.Tx, id int) error { return pgx.BeginFunc(ctx, tx, func(pgx.Tx) error { return nil }) },
+		"LargeObjects": func(tx pgx.Tx, id int) error {
+			objects := tx.LargeObjects()
+			_, err := objects.Create(ctx, 0)
+			return err
+		},
+		"Rollback": func(tx pgx.Tx, id int) error { return tx.Rollback(ctx) },
+	} {
+		// The first holds the call while the second tries: it waits for a lock within its statement.
+		w.exec(`TRUNCATE fencedb.fences`)
+		blocker := w.locking("fencedb.fences")
+		err := fencedb.Tx(ctx, w.pool, grant("table:12", 41), func(tx pgx.Tx) error {
+			var g errgroup.Group
+			g.Go(func() error {
+				_, err := tx.Exec(ctx, insertAnn, ids.Add(1))
+				return err
+			})
+			require.Eventually(t, func() bool {
+				return collect[bool](w, `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)`)[0]
+			}, 10*time.Second, time.Millisecond)
+			second := use(tx, int(ids.Add(1)))
+			_ = tx.Conn() // must not wait either
+			require.NoError(t, blocker.Rollback(ctx))
+			require.NoError(t, g.Wait(), name)
+			return second
+		})
+
+		if name == "LargeObjects" { // which has no error of its own
+			require.ErrorIs(t, err, pgx.ErrTxClosed)
+			continue
+		}
+		require.ErrorContains(t, err, "busy", name)
+		require.NotErrorIs(t, err, fencedb.ErrBusy, "that is the fence")
+		require.Empty(t, w.guests(), name)
+		w.awaitIdle(w.pool)
+	}
+}
+
+// For the race detector.
+func TestManyGoroutinesInOneTransactionLoseNothing(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for range 20 {
+		var told, done int
+		var mu sync.Mutex
+		err := fencedb.Tx(t.Context(), w.pool, grant("table:12", time.Now().UnixMicro()), func(tx pgx.Tx) error {
+			var all sync.WaitGroup
+			for range 4 {
+				all.Go(func() {
+					_, err := tx.Exec(t.Context(), insertAnn, ids.Add(1))
+					mu.Lock()
+					defer mu.Unlock()
+					if err == nil {
+						done++
+					} else {
+						told++
+					}
+				})
+			}
+			all.Wait()
+			return nil
+		})
+		require.NoError(t, err)
+		require.Equal(t, 4, told+done)
+		require.Len(t, w.guests(), done)
+		w.exec(`ALTER TABLE bookings DISABLE TRIGGER USER; TRUNCATE bookings; ALTER TABLE bookings ENABLE TRIGGER USER`)
+	}
+	w.awaitIdle(w.pool)
+}
+
+func TestAStatementWhoseErrorWasSwallowedIsNamed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ctx := t.Context()
+	const failing = `SELECT 1 / (table_id - 12) FROM bookings`
+	for name, use := range map[string]func(tx pgx.Tx){
+		"Exec":     func(tx pgx.Tx) { _, _ = tx.Exec(ctx, failing) },
+		"Query":    func(tx pgx.Tx) { _ = query(tx.Query(ctx, failing)) },
+		"QueryRow": func(tx pgx.Tx) { _ = tx.QueryRow(ctx, failing).Scan(new(int)) },
+		"and others behind it": func(tx pgx.Tx) {
+			_, _ = tx.Exec(ctx, failing)
+			_, _ = tx.Exec(ctx, `SELECT 2`)
+		},
+		"behind one that a savepoint has undone": func(tx pgx.Tx) {
+			_ = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error { _, err := tx.Exec(ctx, `SELECT 'x'::int`); return err })
+			_, _ = tx.Exec(ctx, failing)
+		},
+		"past us": func(tx pgx.Tx) {
+			_ = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error { _, err := tx.Exec(ctx, `SELECT 'x'::int`); return err })
+			_, _ = tx.Conn().Exec(ctx, failing)
+		},
+		"SendBatch": func(tx pgx.Tx) {
+			b := &pgx.Batch{}
+			b.Queue(failing)
+			_ = tx.SendBatch(ctx, b).Close()
+		},
+		"CopyFrom": func(tx pgx.Tx) {
+			_, _ = tx.CopyFrom(ctx, pgx.Identifier{"bookings"}, []string{"id", "table_id", "guest"}, pgx.CopyFromRows([][]any{{0, 12, "ann"}}))
+		},
+		"Prepare": func(tx pgx.Tx) { _, _ = tx.Prepare(ctx, "", `SELECT nothing`) },
+		"long":    func(tx pgx.Tx) { _, _ = tx.Exec(ctx, failing+strings.Repeat(" ", 300)) },
+	} {
+		for _, first := range []bool{false, true} {
+			w.exec(`ALTER TABLE bookings DISABLE TRIGGER USER; TRUNCATE bookings`)
+			w.exec(`INSERT INTO bookings VALUES (0, 12, 'zoe'); ALTER TABLE bookings ENABLE TRIGGER USER`)
+			err := fencedb.Tx(ctx, w.pool, grant("table:12", time.Now().UnixMicro()), func(tx pgx.Tx) error {
+				if !first {
+					if err := book(ctx, tx, 12, "ann"); err != nil {
+						return err
+					}
+				}
+				use(tx)
+				return nil
+			})
+
+			require.ErrorIs(t, err, pgx.ErrTxCommitRollback, name)
+			var refused *pgconn.PgError
+			switch name {
+			case "past us":
+				require.False(t, errors.As(err, &refused), "%v", err)
+				continue
+			case "SendBatch":
+				require.ErrorContains(t, err, `"a batch"`)
+			case "CopyFrom":
+				require.ErrorContains(t, err, `COPY \"bookings\"`)
+			case "Prepare":
+				require.ErrorContains(t, err, `"SELECT nothing"`)
+			case "long":
+				require.ErrorContains(t, err, `…"`)
+			default:
+				require.ErrorContains(t, err, `"`+failing+`"`, name)
+			}
+			require.ErrorContains(t, err, "SQLSTATE ", name)
+			require.ErrorAs(t, err, &refused, name)
+			require.Equal(t, []string{"zoe"}, w.guests(), name)
+		}
+	}
+}
+
+// A stranger's transaction has the row, and no fence. When the server has ended ours, nobody could
+// tell any more who it was.
+func TestATransactionThatWaitsForAStrangersRowNamesIt(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`CREATE TABLE seats AS SELECT 1 AS id`)
+	db := w.sqlDB()
+	stranger := w.conn()
+	tx, err := stranger.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), `SET application_name = 'stranger'; UPDATE seats SET id = 2`)
+	require.NoError(t, err)
+	const update = `UPDATE seats SET id = 3`
+	tell := map[string]func(fencedb.Grant) error{"TxSQL": func(g fencedb.Grant) error {
+		return fencedb.TxSQL(t.Context(), db, g, func(tx *sql.Tx) error {
+			_, err := tx.ExecContext(t.Context(), update)
+			return err
+		})
+	}}
+	for call, run := range calls {
+		tell[call] = func(g fencedb.Grant) error { return run(t.Context(), w, g, update) }
+	}
+	for call, run := range tell {
+		err := run(renewed{grant("table:12", time.Now().UnixMicro()), 1500 * time.Millisecond})
+
+		require.ErrorIs(t, err, fencedb.ErrTooLong, call)
+		require.Regexp(t, `it waited for a lock of pid \d+ \(stranger, idle in transaction, open for `, err.Error(), call)
+	}
+	require.NoError(t, tx.Rollback(t.Context()))
+	w.awaitIdle(w.pool)
+}
+
+// What a statement without rows has written, its command tag tells only if it could write nothing
+// else.
+func TestNoRowsOfWhatMayHaveWrittenIsErrCommitted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`CREATE TABLE b (id int)`)
+	w.exec(`CREATE FUNCTION book(n int) RETURNS SETOF int LANGUAGE sql AS 'INSERT INTO b VALUES (n); SELECT 1 WHERE false'`)
+	for sql, knows := range map[string]bool{
+		`WITH x AS (INSERT INTO b VALUES (1) RETURNING id) SELECT id FROM x WHERE id < 0`:                           false,
+		`WITH x AS (INSERT INTO b VALUES (1) RETURNING id) UPDATE b SET id = 2 WHERE false RETURNING id`:            false,
+		`-- name: Book :one` + "\n" + `WITH x AS (INSERT INTO b VALUES (1)) DELETE FROM b WHERE false RETURNING id`: false,
+		`SELECT book(1)`:                                                             false,
+		`SELECT id FROM b WHERE false`:                                               false,
+		`INSERT INTO b SELECT 1 WHERE false RETURNING id`:                            true,
+		`/* none */ UPDATE b SET id = 3 WHERE false RETURNING id`:                    true,
+		`DELETE FROM b WHERE false RETURNING id`:                                     true,
+		`MERGE INTO b USING b o ON false WHEN NOT MATCHED AND false THEN DO NOTHING`: true,
+	} {
+		err := fencedb.QueryRow(t.Context(), w.pool, grant("b", time.Now().UnixMicro()), sql).Scan(new(int))
+
+		require.ErrorIs(t, err, pgx.ErrNoRows, sql)
+		require.Equal(t, !knows, errors.Is(err, fencedb.ErrCommitted), "%s: %v", sql, err)
+	}
+	require.Len(t, collect[int](w, `SELECT id FROM b`), 4)
+}
+
+// The connection breaks when the transaction has used up its time, under a lease that was renewed.
+// Nothing says that the server has ended it because of that.
+func TestAConnectionThatIsLostLateIsNotATransactionThatLastedTooLong(t *testing.T) {
+	t.Parallel()
+	for name, write := range map[string]func(pool *pgxpool.Pool, g fencedb.Grant, late func(pid int)) error{
+		"Tx": func(pool *pgxpool.Pool, g fencedb.Grant, late func(pid int)) error {
+			return fencedb.Tx(t.Context(), pool, g, func(tx pgx.Tx) error {
+				var pid int
+				if err := tx.QueryRow(t.Context(), `SELECT pg_backend_pid()`).Scan(&pid); err != nil {
+					return err
+				}
+				late(pid)
+				return book(t.Context(), tx, 12, "ann")
+			})
+		},
+		"TxSQL": func(pool *pgxpool.Pool, g fencedb.Grant, late func(pid int)) error {
+			db := stdlib.OpenDBFromPool(pool)
+			defer db.Close()
+			return fencedb.TxSQL(t.Context(), db, g, func(tx *sql.Tx) error {
+				var pid int
+				if err := tx.QueryRowContext(t.Context(), `SELECT pg_backend_pid()`).Scan(&pid); err != nil {
+					return err
+				}
+				late(pid)
+				_, err := tx.ExecContext(t.Context(), insertAnn, 1)
+				return err
+			})
+		},
+	} {
+		w := newWorld(t)
+		pool, proxy := w.behindProxy()
+		g := renewed{grant("table:12", 41), 500 * time.Millisecond}
+
+		err := write(pool, g, func(pid int) {
+			proxy.OnServer(func(pgproto3.BackendMessage) faulty.Fate { return faulty.Cut })
+			awaitEnd(w, uint32(pid))
+			proxy.OnServer(nil)
+		})
+
+		require.Error(t, err)
+		require.NotErrorIs(t, err, fencedb.ErrTooLong, name)
+		require.NotErrorIs(t, err, fencedb.ErrLeaseOver, name)
+		require.NotErrorIs(t, err, fencedb.ErrCommitUnknown, name)
+		require.ErrorContains(t, err, "connection to Postgres was lost", name)
+		require.Empty(t, w.guests(), name)
+	}
+}

@@ -1,0 +1,229 @@
+package fencedb_test
+
+import (
+	"math"
+	"math/big"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/fencedb"
+)
+
+func TestTemplatesThatAreWrongSayWhatAndWhere(t *testing.T) {
+	t.Parallel()
+	for text, says := range map[string]string{
+		"":               "character 1: it must be UTF-8 without NUL, and not empty",
+		"a\x00b":         "without NUL",
+		"a\xff":          "UTF-8",
+		"sku:{sku":       "character 5: this { is not closed",
+		"ü:{sku":         "character 3: this { is not closed",
+		"{":              "character 1: this { is not closed",
+		"{{{":            "character 3: this { is not closed",
+		"sku:{}":         "character 5: {} names no column",
+		"sku:{a{b}":      "character 7: a column's name has no {",
+		"sku:}":          "character 5: this } closes nothing",
+		"sku:{sku}}":     "character 10: this } closes nothing",
+		"{a}{b}":         "character 4: it touches the column before",
+		"x{a}{a}":        "character 5: it touches the column before",
+		"sku:{sku}}}{{{": "character 14: this { is not closed",
+	} {
+		_, err := fencedb.ParseTemplate(text)
+		require.ErrorContains(t, err, says, "%q", text)
+		require.PanicsWithError(t, err.Error(), func() { fencedb.MustTemplate(text) })
+	}
+}
+
+type status string
+
+type foreignUUID [16]byte
+
+func TestATemplateFormatsWhatPostgresWould(t *testing.T) {
+	t.Parallel()
+	id := uuid.MustParse("0B6F8F64-0000-4000-8000-00000000000A")
+	digits, _ := new(big.Int).SetString("123456789012345678901234567890", 10)
+	for _, c := range []struct {
+		template string
+		values   []any
+		want     string
+	}{
+		{"config:global", nil, "config:global"},
+		{"{{{a}}}", []any{1}, "{1}"},
+		{"{{a}}:{a}", []any{1}, "{a}:1"},
+		{"{a}:{b}:{a}", []any{1, 2}, "1:2:1"},
+		{"{any name, even -- this}!", []any{1}, "1!"},
+		{"sku:{sku}", []any{int64(math.MinInt64)}, "sku:-9223372036854775808"},
+		{"sku:{sku}", []any{uint64(math.MaxUint64)}, "sku:18446744073709551615"},
+		{"sku:{sku}", []any{int16(7)}, "sku:7"},
+		{"sku:{sku}", []any{"A-7 {x} ü"}, "sku:A-7 {x} ü"},
+		{"sku:{sku}", []any{""}, "sku:"},
+		{"is:{paid}", []any{true}, "is:true"},
+		{"is:{paid}", []any{false}, "is:false"},
+		{"job:{state}", []any{status("NEW")}, "job:NEW"},
+		{"id:{id}", []any{id}, "id:0b6f8f64-0000-4000-8000-00000000000a"},
+		{"id:{id}", []any{[16]byte(id)}, "id:0b6f8f64-0000-4000-8000-00000000000a"},
+		{"id:{id}", []any{foreignUUID(id)}, "id:0b6f8f64-0000-4000-8000-00000000000a"},
+		{"id:{id}", []any{pgtype.UUID{Bytes: id, Valid: true}}, "id:0b6f8f64-0000-4000-8000-00000000000a"},
+		{"on:{day}", []any{time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC)}, "on:0001-01-01"},
+		{"on:{day}", []any{time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)}, "on:9999-12-31"},
+		{"on:{day}", []any{pgtype.Date{Time: time.Date(2026, 2, 3, 0, 0, 0, 0, time.UTC), Valid: true}}, "on:2026-02-03"},
+		{"n:{n}", []any{digits}, "n:123456789012345678901234567890"},
+		{"n:{n}", []any{pgtype.Numeric{Int: big.NewInt(-12), Exp: 3, Valid: true}}, "n:-12000"},
+		{"x:{x}", []any{strings.Repeat("x", 510)}, "x:" + strings.Repeat("x", 510)},
+	} {
+		template, err := fencedb.ParseTemplate(c.template)
+		require.NoError(t, err, c.template)
+		require.Equal(t, c.template, template.String())
+
+		got, err := template.Format(c.values...)
+
+		require.NoError(t, err, c.template)
+		require.Equal(t, c.want, got)
+		row := map[string]any{"another": nil}
+		for i, column := range template.Columns() {
+			row[column] = c.values[i]
+		}
+		got, err = template.FormatRow(row)
+		require.NoError(t, err)
+		require.Equal(t, c.want, got)
+		values, err := template.Parse(got)
+		require.NoError(t, err)
+		require.Len(t, values, len(c.values))
+	}
+}
+
+func TestATemplateRefusesWhatHasNoStableText(t *testing.T) {
+	t.Parallel()
+	sku := fencedb.MustTemplate("sku:{sku}")
+	for _, c := range []struct {
+		value any
+		says  string
+	}{
+		{nil, `column "sku": a <nil>`},
+		{1.5, "a float64 with the value 1.5"},
+		{[]byte("raw"), "a []uint8"},
+		{[3]byte{}, "a [3]uint8"},
+		{(*big.Int)(nil), "a *big.Int"},
+		{pgtype.UUID{}, "a pgtype.UUID"},
+		{pgtype.Date{}, "a pgtype.Date"},
+		{pgtype.Date{InfinityModifier: pgtype.Infinity, Valid: true}, "a pgtype.Date"},
+		{pgtype.Numeric{}, "a pgtype.Numeric"},
+		{pgtype.Numeric{NaN: true, Valid: true}, "a pgtype.Numeric"},
+		{pgtype.Numeric{Int: big.NewInt(15), Exp: -1, Valid: true}, "a pgtype.Numeric"},
+		{time.Date(2026, 1, 1, 0, 0, 0, 1, time.UTC), "has a time of day"},
+		{time.Date(0, 12, 31, 0, 0, 0, 0, time.UTC), "not of the years 1 to 9999"},
+		{time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC), "not of the years 1 to 9999"},
+		{"a\x00", "without NUL"},
+		{"a\xff", "UTF-8"},
+		{strings.Repeat("x", 509), "1 to 512 bytes, it has 513"},
+	} {
+		_, err := sku.Format(c.value)
+		require.ErrorContains(t, err, c.says)
+	}
+	_, err := sku.Format()
+	require.ErrorContains(t, err, `needs values for ["sku"], it got 0`)
+	_, err = sku.FormatRow(map[string]any{"SKU": 1})
+	require.ErrorContains(t, err, `needs a value for "sku"`)
+	_, err = fencedb.MustTemplate("{sku}").Format("")
+	require.ErrorContains(t, err, "1 to 512 bytes, it has 0")
+}
+
+func TestATemplateReadsAResource(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		template, resource string
+		want               map[string]string // nil: it does not make that
+	}{
+		{"config:global", "config:global", map[string]string{}},
+		{"config:global", "config:local", nil},
+		{"sku:{sku}", "sku:12", map[string]string{"sku": "12"}},
+		{"sku:{sku}", "sku:", map[string]string{"sku": ""}},
+		{"sku:{sku}", "SKU:12", nil},
+		{"sku:{sku}", "", nil},
+		{"{{{sku}}}", "{12}", map[string]string{"sku": "12"}},
+		{"{a}/{b}", "1/2", map[string]string{"a": "1", "b": "2"}},
+		{"{a}/{b}", "ü/é", map[string]string{"a": "ü", "b": "é"}},
+		{"{a}/{b}/{a}", "1/2/1", map[string]string{"a": "1", "b": "2"}},
+		{"{a}/{b}/{a}", "1/2/3", nil},
+		{"{a}x{b}x{c}x{d}x{e}x{f}x{g}x{h}y", strings.Repeat("x", 500), nil}, // and soon
+	} {
+		got, err := fencedb.MustTemplate(c.template).Parse(c.resource)
+		if c.want == nil {
+			require.ErrorContains(t, err, "does not make the resource")
+			continue
+		}
+		require.NoError(t, err)
+		require.Equal(t, c.want, got)
+	}
+	_, err := fencedb.MustTemplate("{a}-{b}").Parse("1-2-3")
+	require.ErrorContains(t, err, "in more than one way")
+	require.ErrorContains(t, err, `map["a":"1" "b":"2-3"]`)
+	require.ErrorContains(t, err, `map["a":"1-2" "b":"3"]`)
+}
+
+// What is formatted is read again as it was, or it is said that there is another reading.
+func FuzzATemplateReadsWhatItFormats(f *testing.F) {
+	f.Add("sku:{a}-{b}", "1", "2-3")
+	f.Add("{a}{{}}{b}{{}}{a}", "{}", "")
+	f.Fuzz(func(t *testing.T, text, a, b string) {
+		template, err := fencedb.ParseTemplate(text)
+		if err != nil || len(template.Columns()) != 2 {
+			return
+		}
+		resource, err := template.Format(a, b)
+		if err != nil {
+			return
+		}
+		got, err := template.Parse(resource)
+		if err != nil {
+			require.ErrorContains(t, err, "in more than one way")
+			return
+		}
+		columns := template.Columns()
+		require.Equal(t, map[string]string{columns[0]: a, columns[1]: b}, got)
+	})
+}
+
+// protect reads the same templates, and its resources are the same text.
+func TestATemplateSaysWhatPostgresSays(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`CREATE TYPE state AS ENUM ('NEW', 'it''s "done"')`)
+	w.exec(`CREATE DOMAIN sku AS text CHECK (value <> 'none')`)
+	w.exec(`CREATE TABLE everything (s smallint NOT NULL, i int NOT NULL, b bigint NOT NULL, n numeric(38,0) NOT NULL, ok boolean NOT NULL,
+		t text NOT NULL, v varchar(20) NOT NULL, c char(5) NOT NULL, u uuid NOT NULL, d date NOT NULL, e state NOT NULL, k sku NOT NULL,
+		"any name, even -- ""this"" %s" int NOT NULL)`)
+	w.exec(`INSERT INTO everything VALUES
+		(0, 0, 0, 0, true, '', '', '', '00000000-0000-0000-0000-000000000000', '0001-01-01', 'NEW', '', 0),
+		(-32768, -2147483648, -9223372036854775808, -99999999999999999999999999999999999999, false, 'ü {x} %s \', ' a ', ' a ',
+			'FFFFFFFF-FFFF-FFFF-FFFF-FFFFFFFFFFFF', '9999-12-31', 'it''s "done"', '12', -1),
+		(32767, 2147483647, 9223372036854775807, 10000000000000000000000, true, E'a\nb', 'x', 'abcde', gen_random_uuid(), '2024-02-29', 'NEW', 'A', 7)`)
+	texts := []string{"config:global", "{{{s}}}:%", "i:{i}", "b:{b}", "n:{n}", "ok:{ok}", "t:{t}", "v:{v}", "c:{c}", "u:{u}", "d:{d}", "e:{e}", "k:{k}",
+		`x:{any name, even -- "this" %s}`, "{s}-{i}/{s}"}
+	w.exec(`SELECT fencedb.protect('everything', resource => $1::text[])`, texts)
+
+	rows, err := w.pool.Query(t.Context(), `SELECT r.*, fencedb.resources_of(r) AS resources FROM everything r`)
+	require.NoError(t, err)
+	all, err := pgx.CollectRows(rows, pgx.RowToMap)
+	require.NoError(t, err)
+	require.Len(t, all, 3)
+	for _, row := range all {
+		row["c"] = strings.TrimRight(row["c"].(string), " ")
+		for i, text := range texts {
+			got, err := fencedb.MustTemplate(text).FormatRow(row)
+			require.NoError(t, err, text)
+			require.Equal(t, row["resources"].([]any)[i], got, text)
+		}
+	}
+	for _, text := range []string{"", "i:{i", "i:{}", "i:{a{b}", "i:}", "i:{i}}", "{s}{i}", "{{{"} {
+		_, err := fencedb.ParseTemplate(text)
+		require.Error(t, err, text)
+		_, err = w.pool.Exec(t.Context(), `SELECT fencedb.protect('everything', resource => $1::text)`, text)
+		require.ErrorContains(t, err, "fencedb.protect", text)
+	}
+}

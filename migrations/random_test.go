@@ -1,0 +1,376 @@
+package migrations_test
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+)
+
+// Random transactions of several sessions, with every kind of statement, at every level, with
+// savepoints, old grants and settings written by hand. Whatever commits is judged against what its
+// transaction has entered: triggers of the test's own record each row change, and each session
+// records each entry, in the transaction itself, so that the two are rolled back together.
+
+var (
+	randomTransactions = flag.Int("random.transactions", 1500, "how many committed transactions that wrote the random test is to judge")
+	randomSeed         = flag.Uint64("random.seed", 0, "the seed of the random test; 0: a new one")
+)
+
+const randomTables = `
+CREATE TABLE changes (n bigint GENERATED ALWAYS AS IDENTITY, xid xid8, of_table text, op text, resources text[], first text, stamp bigint);
+CREATE TABLE entries (xid xid8, resource text, token bigint, lease uuid);
+
+CREATE TABLE stock (id int PRIMARY KEY, room text NOT NULL, n int);
+CREATE TABLE parts (id int NOT NULL, room text NOT NULL, n int) PARTITION BY LIST (room);
+CREATE TABLE parts_0 PARTITION OF parts FOR VALUES IN ('0');
+CREATE TABLE parts_1 PARTITION OF parts FOR VALUES IN ('1');
+CREATE TABLE two (id int NOT NULL, room text NOT NULL, shop text NOT NULL, n int);
+CREATE TABLE orders (id int PRIMARY KEY);
+CREATE TABLE lines (id int NOT NULL, order_id int REFERENCES orders ON DELETE CASCADE ON UPDATE CASCADE, room text NOT NULL, n int);
+CREATE TABLE plain (id int NOT NULL, room text NOT NULL, n int);
+SELECT fencedb.protect('stock', resource => 'room:{room}'), fencedb.protect('parts', resource => 'room:{room}'),
+	fencedb.protect('two', resource => ARRAY['room:{room}', 'room:{shop}']), fencedb.protect('lines', resource => 'room:{room}');
+CREATE TABLE parts_rest PARTITION OF parts DEFAULT; -- it has no guard of statements
+CREATE TABLE heir () INHERITS (plain); -- only the child is guarded
+SELECT fencedb.protect('heir', resource => 'room:{room}');
+
+CREATE TABLE ticks (room text, id int);
+CREATE FUNCTION tick() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN UPDATE stock SET n = n + 1 WHERE room = NEW.room; INSERT INTO parts VALUES (NEW.id, NEW.room, 0); RETURN NEW; END $$;
+CREATE TRIGGER tick AFTER INSERT ON ticks FOR EACH ROW EXECUTE FUNCTION tick();
+
+CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+	old_row jsonb := CASE WHEN TG_OP <> 'INSERT' THEN to_jsonb(OLD) END;
+	new_row jsonb := CASE WHEN TG_OP <> 'DELETE' THEN to_jsonb(NEW) END;
+BEGIN
+	INSERT INTO changes (xid, of_table, op, resources, first, stamp)
+	VALUES (pg_current_xact_id(), TG_TABLE_NAME, TG_OP, ARRAY(SELECT DISTINCT 'room:' || r FROM unnest(ARRAY[old_row ->> 'room', old_row ->> 'shop', new_row ->> 'room', new_row ->> 'shop']) r WHERE r IS NOT NULL),
+		'room:' || (new_row ->> 'room'), (new_row ->> 'last_fencing_token')::bigint);
+	RETURN NULL;
+END $$;
+CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON stock FOR EACH ROW EXECUTE FUNCTION note();
+CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON parts FOR EACH ROW EXECUTE FUNCTION note();
+CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON two FOR EACH ROW EXECUTE FUNCTION note();
+CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON lines FOR EACH ROW EXECUTE FUNCTION note();
+CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON heir FOR EACH ROW EXECUTE FUNCTION note();`
+
+// judgements each list what must not be, as text, or nothing.
+var judgements = map[string]string{
+	"a change of a resource that was not entered": `SELECT c::text FROM changes c, unnest(c.resources) r WHERE NOT EXISTS (SELECT FROM entries e WHERE e.xid = c.xid AND e.resource = r)`,
+	"a stamp that is not the token":               `SELECT c::text FROM changes c WHERE c.stamp IS DISTINCT FROM (SELECT min(e.token) FROM entries e WHERE e.xid = c.xid AND e.resource = c.first) AND c.op <> 'DELETE'`,
+	// A newer token waits for the transactions of the older one, so its changes come later.
+	"a token that goes down": `SELECT s::text FROM (SELECT c.n, r, e.token, max(e.token) OVER (PARTITION BY r ORDER BY c.n) AS highest
+		FROM changes c, unnest(c.resources) r JOIN LATERAL (SELECT min(token) AS token FROM entries e WHERE e.xid = c.xid AND e.resource = r) e ON true) s WHERE token < highest`,
+	"a token of two leases":       `SELECT concat(resource, ' ', token) FROM entries GROUP BY resource, token HAVING count(DISTINCT lease) > 1`,
+	"a token above its fence":     `SELECT e::text FROM entries e JOIN fencedb.fences f USING (resource) WHERE e.token > f.last_fencing_token`,
+	"two grants for one resource": `SELECT concat(xid, ' ', resource) FROM entries GROUP BY xid, resource HAVING count(DISTINCT (token, lease)) > 1`,
+}
+
+// roomGrant is one of a lease of a room.
+type roomGrant struct {
+	room  string
+	token int64
+	lease uuid.UUID
+}
+
+// randomWorld is what the sessions have in common: the grants that were issued so far.
+type randomWorld struct {
+	mu        sync.Mutex
+	issued    int64
+	grants    []roomGrant
+	committed atomic.Int64
+	passed    map[string]int // by the kind of statement
+	refused   map[string]int // by SQLSTATE
+}
+
+const randomRooms = 5
+
+// acquire issues a new lease of one to three rooms.
+func (w *randomWorld) acquire(r *rand.Rand) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	lease := uuid.New()
+	for _, room := range r.Perm(randomRooms)[:1+r.IntN(3)] {
+		w.issued++
+		w.grants = append(w.grants, roomGrant{fmt.Sprint(room), w.issued, lease})
+	}
+}
+
+// grant is mostly a recent one.
+func (w *randomWorld) grant(r *rand.Rand) roomGrant {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	back := min(len(w.grants), 6)
+	if r.IntN(20) == 0 {
+		back = min(len(w.grants), 30)
+	}
+	return w.grants[len(w.grants)-1-r.IntN(back)]
+}
+
+func (w *randomWorld) count(in map[string]int, what string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	in[what]++
+}
+
+// randomSession is one connection that does random things.
+type randomSession struct {
+	*randomWorld
+	conn    *pgx.Conn
+	r       *rand.Rand
+	stolen  [3]string // settings of a transaction that has ended
+	entered []string  // rooms, as far as the session knows
+}
+
+func (s *randomSession) exec(ctx context.Context, sql string) error {
+	_, err := s.conn.PgConn().Exec(ctx, sql).ReadAll()
+	return err
+}
+
+// statements are the kinds of writes; ID, A and B stand for an id and two rooms.
+var statements = map[string]string{
+	"INSERT":                  `INSERT INTO stock VALUES (ID, 'A', 0)`,
+	"INSERT of two rooms":     `INSERT INTO stock VALUES (ID, 'A', 0), (ID + 1000, 'B', 0)`,
+	"UPDATE":                  `UPDATE stock SET n = n + 1 WHERE room = 'A'`,
+	"UPDATE of the stamp":     `UPDATE stock SET n = n + 1, last_fencing_token = 0 WHERE room = 'A'`,
+	"UPDATE that moves":       `UPDATE stock SET room = 'B' WHERE room = 'A' AND id % 3 = 0`,
+	"UPDATE of all":           `UPDATE stock SET n = 0 WHERE id % 7 = 0`,
+	"DELETE":                  `DELETE FROM stock WHERE room = 'A' AND id % 5 = 0`,
+	"ON CONFLICT":             `INSERT INTO stock VALUES (ID, 'A', 0) ON CONFLICT (id) DO UPDATE SET n = stock.n + 1`,
+	"ON CONFLICT that moves":  `INSERT INTO stock VALUES (ID, 'A', 0) ON CONFLICT (id) DO UPDATE SET room = EXCLUDED.room`,
+	"MERGE":                   `MERGE INTO stock USING (VALUES (ID)) v(id) ON stock.id = v.id WHEN MATCHED AND n > 3 THEN DELETE WHEN MATCHED THEN UPDATE SET n = n + 1 WHEN NOT MATCHED THEN INSERT VALUES (v.id, 'A', 0)`,
+	"CTE":                     `WITH d AS (DELETE FROM stock WHERE id = ID RETURNING id) INSERT INTO two SELECT id, 'A', 'B' FROM d`,
+	"parts INSERT":            `INSERT INTO parts VALUES (ID, 'A', 0), (ID, 'A', 1)`,
+	"parts UPDATE":            `UPDATE parts SET n = n + 1 WHERE room = 'A'`,
+	"parts UPDATE that moves": `UPDATE parts SET room = 'B' WHERE room = 'A' AND id % 2 = 0`,
+	"parts DELETE":            `DELETE FROM parts WHERE room = 'A' AND id % 4 <> 0`,
+	"two DELETE":              `DELETE FROM two WHERE room = 'A' AND id % 4 <> 0`,
+	"heir DELETE":             `DELETE FROM heir WHERE room = 'A' AND id % 4 <> 0`,
+	"a partition by name":     `DELETE FROM parts_rest WHERE id % 3 = 0 AND room = 'A'`,
+	"a young partition":       `INSERT INTO parts_rest VALUES (ID, 'A', 0)`,
+	"two INSERT":              `INSERT INTO two VALUES (ID, 'A', 'B', 0)`,
+	"two UPDATE":              `UPDATE two SET n = n + 1 WHERE room = 'A'`,
+	"two UPDATE that moves":   `UPDATE two SET shop = 'A' WHERE shop = 'B'`,
+	"lines INSERT":            `INSERT INTO orders VALUES (ID) ON CONFLICT DO NOTHING; INSERT INTO lines VALUES (1, ID, 'A', 0)`,
+	"cascade DELETE":          `DELETE FROM orders WHERE id = ID`,
+	"cascade UPDATE":          `UPDATE orders SET id = id + 100000 WHERE id = ID`,
+	"a trigger":               `INSERT INTO ticks VALUES ('A', ID)`,
+	"an unguarded parent":     `UPDATE plain SET n = n + 1 WHERE room = 'A'`,
+	"heir INSERT":             `INSERT INTO heir VALUES (ID, 'A', 0)`,
+	"a function":              `DO $$ BEGIN UPDATE stock SET n = n + 1 WHERE room = 'A'; UPDATE parts SET n = n + 1 WHERE room = 'B'; EXCEPTION WHEN SQLSTATE 'FN003' THEN END $$`,
+	"COPY":                    ``,
+	"TRUNCATE":                `TRUNCATE parts_0`,
+}
+
+// forge writes settings by hand, in a WHERE or for the session, or before the statement.
+func (s *randomSession) forge(room string, sql string) string {
+	resource := "room:" + room
+	lease := fmt.Sprintf(`concat(pg_current_xact_id(), ' 60000 0 ', fencedb.entry('%s', (SELECT last_value FROM a_token), '%v'))`, resource, uuid.New())
+	switch s.r.IntN(8) {
+	case 0:
+		return fmt.Sprintf(`UPDATE stock SET n = 666 WHERE set_config('fencedb.lease', %s, true) IS NOT NULL AND set_config('fencedb.token', '100000000', true) IS NOT NULL AND set_config('fencedb.judged', '%s', true) IS NOT NULL AND room = '%s'`, lease, resource, room)
+	case 1:
+		return fmt.Sprintf(`SET fencedb.token = '100000000'; SET fencedb.judged = '%s'; SET fencedb.entered = '%[1]s'; %s`, resource, sql)
+	case 2:
+		return fmt.Sprintf(`SET fencedb.lease = '%s'; SET fencedb.token = '%s'; SET fencedb.judged = '%s'; %s`, s.stolen[0], s.stolen[1], s.stolen[2], sql)
+	case 3:
+		return fmt.Sprintf(`SELECT set_config('fencedb.lease', %s, true); %s`, lease, sql)
+	case 4:
+		return fmt.Sprintf(`SELECT set_config('fencedb.lease', concat(current_setting('fencedb.lease', true), ' ', fencedb.entry('%s', (SELECT last_value FROM a_token), '%v')), true), set_config('fencedb.token', '100000000', true); %s`, resource, uuid.New(), sql)
+	case 5, 6: // what was judged in an earlier transaction, for each room that it can have been about
+		return fmt.Sprintf(`DO $$ BEGIN FOR room IN 0 .. 4 LOOP
+			BEGIN
+				PERFORM set_config('fencedb.judged', '%s', true), set_config('fencedb.token', '%s', true);
+				UPDATE stock SET n = 666 WHERE stock.room = room::text;
+			EXCEPTION WHEN OTHERS THEN
+			END;
+		END LOOP; END $$`, s.stolen[2], s.stolen[1])
+	default:
+		return fmt.Sprintf(`UPDATE parts SET n = 666 WHERE room = '%s' AND set_config('fencedb.judged', '%s', true) IS NOT NULL AND set_config('fencedb.token', '%s', true) IS NOT NULL`, room, s.stolen[2], s.stolen[1])
+	}
+}
+
+// enters is what a session says to enter a grant, or two, and records it.
+func (s *randomSession) enters(grants ...roomGrant) string {
+	if len(grants) == 1 {
+		g := grants[0]
+		return fmt.Sprintf(`SELECT fencedb.enter('room:%s', %d, '%v', 20000, 60); INSERT INTO entries VALUES (pg_current_xact_id(), 'room:%[1]s', %[2]d, '%[3]v')`, g.room, g.token, g.lease)
+	}
+	a, b := grants[0], grants[1]
+	return fmt.Sprintf(`SELECT fencedb.enter_all('{room:%s,room:%s}', '{%d,%d}', '{%v,%v}', 20000, 60); INSERT INTO entries VALUES (pg_current_xact_id(), 'room:%[1]s', %[3]d, '%[5]v'), (pg_current_xact_id(), 'room:%[2]s', %[4]d, '%[6]v')`,
+		a.room, b.room, a.token, b.token, a.lease, b.lease)
+}
+
+// transaction runs one, and counts it if it committed and wrote.
+func (s *randomSession) transaction(ctx context.Context) error {
+	if s.r.IntN(4) == 0 {
+		s.acquire(s.r)
+	}
+	grants := []roomGrant{s.grant(s.r)}
+	if s.r.IntN(2) == 0 {
+		grants = append(grants, s.grant(s.r))
+	}
+	level := levels[s.r.IntN(len(levels))]
+	if level != "READ COMMITTED" && s.r.IntN(10) > 0 { // sealed
+		for _, g := range grants {
+			_ = s.exec(ctx, s.enters(g))
+		}
+	}
+	s.entered = nil
+	wrote, saved := false, 0
+	do := func(kind, sql string) (bool, error) {
+		err := s.exec(ctx, sql)
+		if err == nil {
+			return true, nil
+		}
+		code := sqlstate(err)
+		if code == "" {
+			return false, err
+		}
+		s.count(s.refused, code)
+		return false, nil
+	}
+	if ok, err := do("BEGIN", `BEGIN ISOLATION LEVEL `+level); !ok {
+		return err
+	}
+	steps := 2 + s.r.IntN(7)
+	for i := range steps {
+		ok, err := true, error(nil)
+		kind := ""
+		switch dice := s.r.IntN(20); {
+		case i == 0 && dice < 17 || dice == 0:
+			if ok, err = do("enter", s.enters(grants...)); ok {
+				for _, g := range grants {
+					s.entered = append(s.entered, g.room)
+				}
+			}
+		case dice == 1:
+			ok, err = do("enter", s.enters(s.grant(s.r)))
+		case dice < 5:
+			saved++
+			ok, err = do("SAVEPOINT", fmt.Sprintf(`SAVEPOINT s%d`, saved))
+		case dice == 5 && saved > 0:
+			ok, err = do("ROLLBACK TO", fmt.Sprintf(`ROLLBACK TO s%d`, saved))
+		case dice == 6 && saved > 0:
+			ok, err = do("RELEASE", fmt.Sprintf(`RELEASE s%d`, saved))
+			saved--
+		default:
+			a, b := fmt.Sprint(s.r.IntN(randomRooms)), fmt.Sprint(s.r.IntN(randomRooms))
+			if len(s.entered) > 0 && s.r.IntN(8) > 0 {
+				a, b = s.entered[s.r.IntN(len(s.entered))], s.entered[s.r.IntN(len(s.entered))]
+			}
+			kinds := randomKinds
+			kind = kinds[s.r.IntN(len(kinds))]
+			id := s.r.IntN(200)
+			if kind == "COPY" {
+				_, err = s.conn.PgConn().CopyFrom(ctx, strings.NewReader(fmt.Sprintf("%d\t%s\t0\n%[1]d\t%[3]s\t0\n", id, a, b)), `COPY parts (id, room, n) FROM STDIN`)
+				if ok = err == nil; sqlstate(err) != "" {
+					s.count(s.refused, sqlstate(err))
+					err = nil
+				}
+				break
+			}
+			sql := strings.NewReplacer("ID", fmt.Sprint(id), "'A'", "'"+a+"'", "'B'", "'"+b+"'").Replace(statements[kind])
+			if s.r.IntN(12) == 0 {
+				kind, sql = "forged", s.forge(a, sql)
+			}
+			ok, err = do(kind, sql)
+		}
+		if err != nil {
+			return err
+		}
+		if ok && kind != "" {
+			wrote = true
+			s.count(s.passed, kind)
+		}
+		if !ok {
+			if saved == 0 {
+				break
+			}
+			if ok, err = do("ROLLBACK TO", fmt.Sprintf(`ROLLBACK TO s%d`, saved)); !ok {
+				return errors.Join(err, errors.New("cannot roll back to a savepoint"))
+			}
+		}
+	}
+	if s.r.IntN(3) == 0 && s.conn.PgConn().TxStatus() == 'T' {
+		if err := s.conn.QueryRow(ctx, `SELECT coalesce(current_setting('fencedb.lease', true), ''), coalesce(current_setting('fencedb.token', true), ''), coalesce(current_setting('fencedb.judged', true), '')`).Scan(&s.stolen[0], &s.stolen[1], &s.stolen[2]); err != nil {
+			return err
+		}
+	}
+	if s.conn.PgConn().TxStatus() == 'T' {
+		if ok, err := do("COMMIT", `COMMIT`); ok && wrote {
+			s.committed.Add(1)
+		} else if err != nil {
+			return err
+		}
+	}
+	return s.exec(ctx, `ROLLBACK; RESET fencedb.lease; RESET fencedb.token; RESET fencedb.judged; RESET fencedb.entered`)
+}
+
+var randomKinds = func() (kinds []string) {
+	for kind := range maps.Keys(statements) {
+		kinds = append(kinds, kind)
+	}
+	return kinds
+}()
+
+func TestRandomTransactionsWriteWhatTheyEntered(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(randomTables + `; CREATE SEQUENCE a_token; GRANT SELECT ON a_token TO PUBLIC`)
+	seed := *randomSeed
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano())
+	}
+	t.Logf("seed %d (-random.seed)", seed)
+	w := &randomWorld{passed: map[string]int{}, refused: map[string]int{}}
+	w.acquire(rand.New(rand.NewPCG(seed, 0)))
+	wanted := int64(*randomTransactions)
+	if testing.Short() {
+		wanted = min(wanted, 300)
+	}
+	const sessions = 6
+	var running errgroup.Group
+	for i := range sessions {
+		conn := s.beside()
+		conn.exec(`SET lock_timeout = '200ms'; SET statement_timeout = '10s'`)
+		one := &randomSession{randomWorld: w, conn: conn.conn, r: rand.New(rand.NewPCG(seed, uint64(i+1)))}
+		running.Go(func() error {
+			for w.committed.Load() < wanted {
+				if err := one.transaction(t.Context()); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	require.NoError(t, running.Wait())
+
+	t.Logf("%d committed transactions, %s rows changed; passed %v; refused %v", w.committed.Load(), s.one(`SELECT count(*) FROM changes`), w.passed, w.refused)
+	s.exec(`CREATE INDEX ON entries (xid); ANALYZE entries, changes`)
+	for what, query := range judgements {
+		require.Empty(t, s.one(`SELECT string_agg(wrong, E'\n') FROM (`+query+` LIMIT 5) q(wrong)`), what)
+	}
+	for kind := range statements {
+		if kind != "TRUNCATE" && kind != "UPDATE of all" { // one names no rows, the other those of all rooms
+			require.NotZero(t, w.passed[kind], "never passed: %s", kind)
+		}
+	}
+	require.Zero(t, w.passed["TRUNCATE"])
+	for _, code := range []string{"FN001", "FN002", "FN003", "22023", "55P03", "40001"} {
+		require.NotZero(t, w.refused[code], "never refused: %s", code)
+	}
+}
