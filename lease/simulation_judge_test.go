@@ -299,6 +299,9 @@ func (j *judge) step(r *resource, x execution, n int, before, after owner, fence
 	}
 	if x.script == "revoke" && outcome == "revoked" && !r.revocations.has(x.args[0]) { // asking again issues nothing
 		j.issued(r, x.words[1], breaks)
+		if token := number(x.words[1]); fenceAfter == nil || number(fenceAfter.text) < token {
+			breaks("L2", "token %d of a revocation is not kept as the last", token)
+		}
 	}
 	if x.script == "revoke" && outcome == "revoked" {
 		r.revoked.add(x.words[2]+":"+x.words[3], j.s.now())
