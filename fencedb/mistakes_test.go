@@ -183,7 +183,7 @@ func TestALeaseThatIsOverSaysWhichAndWhy(t *testing.T) {
 				return errors.Join(err, tx.Rollback(t.Context()))
 			}
 			_, err = tx.Exec(t.Context(), `SELECT pg_sleep(60)`)
-			require.NoError(t, tx.Rollback(t.Context()))
+			_ = tx.Rollback(t.Context()) // from Postgres 17 on the session has ended
 			return entry.Outcome(t.Context(), w.pool, err)
 		}}
 		for call, run := range calls {
