@@ -726,8 +726,8 @@ BEGIN
     IF odd IS NOT NULL THEN
         RAISE EXCEPTION 'fencedb.protect: column % of %', odd, target USING ERRCODE = 'datatype_mismatch';
     END IF;
-    -- The strongest lock comes first: a writer that has the table already would be in a deadlock with
-    -- who wants more of it later.
+    -- The strongest lock comes first: a writer that has the table already would be in a deadlock
+    -- with who wants more of it later.
     added := coalesce(present.columns_added, '{}');
     IF stamp AND NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = target AND a.attname = 'last_fencing_token' AND NOT a.attisdropped) THEN
         EXECUTE format('ALTER TABLE %s ADD COLUMN last_fencing_token bigint NOT NULL DEFAULT 0', target);
