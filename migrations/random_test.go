@@ -365,12 +365,15 @@ func TestRandomTransactionsWriteWhatTheyEntered(t *testing.T) {
 		require.Empty(t, s.one(`SELECT string_agg(wrong, E'\n') FROM (`+query+` LIMIT 5) q(wrong)`), what)
 	}
 	for kind := range statements {
-		if kind != "TRUNCATE" && kind != "UPDATE of all" { // one names no rows, the other those of all rooms
+		if !testing.Short() && kind != "TRUNCATE" && kind != "UPDATE of all" { // one names no rows, the other those of all rooms
 			require.NotZero(t, w.passed[kind], "never passed: %s", kind)
 		}
 	}
 	require.Zero(t, w.passed["TRUNCATE"])
 	for _, code := range []string{"FN001", "FN002", "FN003", "22023", "55P03", "40001"} {
+		if testing.Short() { // too few to meet all
+			break
+		}
 		require.NotZero(t, w.refused[code], "never refused: %s", code)
 	}
 }
