@@ -14,10 +14,11 @@ import (
 )
 
 // Statements can end the transaction that holds the fence. One that says so is refused before it is
-// sent. What is in doubt (several statements in one string, the name of a prepared one, SQL that is
-// rewritten, what went through Conn) is sent, and the server is asked before COMMIT whether the
-// transaction is still the one that entered. So what ran outside the fence, in a transaction that
-// such a statement has begun, is not committed.
+// sent, also as one of several in a string: Postgres would commit what stands behind it by itself.
+// What is in doubt (the name of a prepared statement, SQL that is rewritten, what went through
+// Conn) is sent, and the server is asked before COMMIT whether the transaction is still the one
+// that entered. So what ran outside the fence, in a transaction that such a statement has begun, is
+// not committed.
 //
 // No simpler question does: after COMMIT AND CHAIN, or a BEGIN behind it, the connection looks as
 // before. The question has a round trip of its own, because otherwise its answer could be lost
@@ -70,15 +71,32 @@ func firstWord(sql string, args []any) string {
 var (
 	ends  = regexp.MustCompile(`(?i)^(commit|end|abort|rollback|prepare\s+transaction)\b`)
 	keeps = regexp.MustCompile(`(?i)^rollback\s+((work|transaction)\s+)?to\b`) // a savepoint
+
+	// In which a semicolon ends no statement: strings, names, comments, and bodies of functions.
+	quoted = regexp.MustCompile(`(?is)'[^']*'|"[^"]*"|\$([a-z_]\w*)?\$.*?\$([a-z_]\w*)?\$|--[^\r\n]*|/\*.*?\*/|\bbegin\s+atomic\b.*`)
 )
 
 // checkStatement refuses what ends the transaction, and arguments that are no values.
 func checkStatement(sql string, args []any) error {
-	text := strings.TrimRight(skipComments(sql), space+";")
-	if !strings.Contains(text, ";") && ends.MatchString(text) && !keeps.MatchString(text) {
-		return fmt.Errorf("fencedb: nothing was sent: %q would end the transaction that holds the fence; leave that to the function that you call", sql)
+	for _, statement := range split(sql) {
+		if text := skipComments(statement); ends.MatchString(text) && !keeps.MatchString(text) {
+			return fmt.Errorf("fencedb: nothing was sent: %q would end the transaction that holds the fence; leave that to the function that you call", sql)
+		}
 	}
 	return checkArgs(args)
+}
+
+// split returns the statements of a string, without what is quoted in them. In doubt (quotes that
+// are escaped, comments within comments) they stay together.
+func split(sql string) []string {
+	if !strings.Contains(sql, ";") {
+		return []string{sql}
+	}
+	bare := quoted.ReplaceAllString(sql, " ")
+	if strings.Contains(sql, `\`) || strings.ContainsAny(bare, `'"`) || strings.Contains(bare, "*/") {
+		return []string{sql}
+	}
+	return strings.Split(bare, ";")
 }
 
 // rewrites reports whether an argument is a rewriter that may make any statement of what it gets.

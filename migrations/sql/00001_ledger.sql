@@ -68,8 +68,8 @@ COMMENT ON SEQUENCE fencedb.former_epoch IS 'The epoch of the run before, if it 
 COMMENT ON SEQUENCE fencedb.former_end   IS 'The first transaction id that the run before did not give.';
 
 -- The one secret there is, and it is a session's. What a guard has judged last is in a setting, and
--- a statement could write that in its WHERE. So the guard signs it with this number (fencedb.sum),
--- which currval tells only to who may read the sequence.
+-- a statement could write that in its WHERE. So the guard signs it with this number
+-- (fencedb.signature), which currval tells only to who may read the sequence.
 CREATE UNLOGGED SEQUENCE fencedb.session_key MINVALUE -9223372036854775808;
 
 COMMENT ON SEQUENCE fencedb.session_key IS 'currval is a random number of this session, with which guards sign what they have judged. Only the owner of this schema may read it.';
@@ -185,14 +185,14 @@ DECLARE
     known  bigint := coalesce(fencedb.known_epoch(), CASE current_setting('transaction_read_only') WHEN 'on' THEN 0 END); -- which no epoch is: there is no outcome
     server bigint;
     former bigint;
-    mine   boolean;
+    alone  boolean;
 BEGIN
     FOR try IN 1..100 LOOP
         EXIT WHEN known IS NOT NULL;
-        mine := pg_try_advisory_lock(lock);
+        alone := pg_try_advisory_lock(lock);
         former := pg_sequence_last_value('fencedb.server_epoch');
         known := CASE WHEN former & 16777215 = fencedb.started() THEN former END;
-        IF known IS NULL AND (mine OR try = 100) THEN
+        IF known IS NULL AND (alone OR try = 100) THEN
             server := (SELECT hashint8extended(s.system_identifier, 'fencedb.fences'::regclass::oid::bigint) & 65535 FROM pg_control_system() s) << 24;
             PERFORM setval('fencedb.former_end', split_part(c.next_xid, ':', 1)::bigint << 32 | split_part(c.next_xid, ':', 2)::bigint), setval('fencedb.former_epoch', former)
             FROM pg_control_checkpoint() c
@@ -202,7 +202,11 @@ BEGIN
             END IF;
             known := setval('fencedb.server_epoch', hashtextextended(gen_random_uuid()::text, 0) & 9223370937343148032 | server | fencedb.started()); -- not by random(), which a session can seed
         END IF;
-        mine := CASE WHEN mine THEN pg_advisory_unlock(lock) ELSE pg_sleep(0.001) IS NULL END;
+        IF alone THEN
+            PERFORM pg_advisory_unlock(lock);
+        ELSE
+            PERFORM pg_sleep(0.001);
+        END IF;
     END LOOP;
     RETURN known;
 END
@@ -228,9 +232,7 @@ BEGIN
             PERFORM fencedb.raise_busy(resource);
         END IF;
         BEGIN
-            IF left_ms IS NOT NULL THEN
-                PERFORM set_config('lock_timeout', ceil(least(2147483647, left_ms, greatest(20, left_ms / 8)))::text, true);
-            END IF;
+            PERFORM set_config('lock_timeout', ceil(least(2147483647, left_ms, greatest(20, left_ms / 8)))::text, true);
             IF shared THEN
                 PERFORM FROM fencedb.fences f WHERE f.resource = await.resource COLLATE "C" FOR SHARE;
             ELSE
@@ -248,7 +250,7 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.await(text, boolean, numeric) IS 'Inner function. Returns when the fence could be locked, or raises 55P03 at the deadline, in milliseconds since 1970; NULL for none.';
+COMMENT ON FUNCTION fencedb.await(text, boolean, numeric) IS 'Inner function. Returns when the fence could be locked, or raises 55P03 at the deadline, in milliseconds since 1970.';
 
 -- take holds the fence of one resource until the transaction ends. Why transactions of one lease
 -- share it and a newcomer locks it exclusively:
@@ -276,7 +278,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     level   text := current_setting('transaction_isolation');
-    own     text := current_setting('lock_timeout');
+    limited text := current_setting('lock_timeout');
     stored  record;
     created boolean;
 BEGIN
@@ -306,7 +308,7 @@ BEGIN
             VALUES (take.resource, token, take.lease_id, greatest(clock_timestamp(), transaction_timestamp()))
             ON CONFLICT DO NOTHING;
             created := FOUND;
-            PERFORM set_config('lock_timeout', own, true);
+            PERFORM set_config('lock_timeout', limited, true);
             EXIT WHEN created;
             CONTINUE;
         ELSIF stored.token < token THEN
@@ -356,10 +358,10 @@ COMMENT ON FUNCTION fencedb.lower_transaction_timeout(bigint) IS 'Inner function
 -- not in each millisecond. As an expression this costs no call; what it costs is each function in
 -- it that the executor sets up. So the answer is put together in one go: its first word is the
 -- transaction id, its last the epoch.
-CREATE FUNCTION fencedb.admitted(since_start_ms bigint, left_ms bigint, limit_ms bigint, said text, idle boolean, epoch bigint) RETURNS text
+CREATE FUNCTION fencedb.admitted(since_start_ms bigint, left_ms bigint, limit_ms bigint, entered text, idle boolean, epoch bigint) RETURNS text
     LANGUAGE sql
     RETURN concat_ws(' ',
-        set_config('fencedb.lease', concat_ws(' ', pg_current_xact_id(), since_start_ms + left_ms - limit_ms, since_start_ms + left_ms, said), true),
+        set_config('fencedb.lease', concat_ws(' ', pg_current_xact_id(), since_start_ms + left_ms - limit_ms, since_start_ms + left_ms, entered), true),
         fencedb.lower_limit('statement_timeout', limit_ms),
         CASE WHEN idle IS NOT FALSE THEN fencedb.lower_limit('idle_in_transaction_session_timeout', limit_ms) END,
         CASE WHEN current_setting('transaction_timeout', true) = '0' THEN set_config('transaction_timeout', left_ms::text, true)
@@ -445,8 +447,8 @@ AS $$
 DECLARE
     n        int     := coalesce(cardinality(resources), 0);
     start    float8  := date_part('epoch', clock_timestamp()) * 1000;
-    before   float8  := fencedb.left_ms();
-    said     text[]  := CASE WHEN before IS NOT NULL THEN regexp_match(current_setting('fencedb.lease'), E'^\\S+ \\S+ \\S+ ([^\n]*)(.*)') END; -- entries, and names
+    had_ms   float8  := fencedb.left_ms(); -- NULL if this transaction has not entered before
+    entered  text[]  := CASE WHEN had_ms IS NOT NULL THEN regexp_match(current_setting('fencedb.lease'), E'^\\S+ \\S+ \\S+ ([^\n]*)(.*)') END; -- its entries, and the names
     until    float8;
     deadline numeric; -- of the wait for all fences together
     twice    text;
@@ -471,13 +473,13 @@ BEGIN
         RAISE EXCEPTION 'the lease is over: % ms of its validity remain', remaining_ms
             USING ERRCODE = 'FN004', HINT = 'Nothing was written. Acquire the lease again.';
     END IF;
-    until := start + least(before, remaining_ms, 2147483647); -- where settings of Postgres end
+    until := start + least(had_ms, remaining_ms, 2147483647); -- where settings of Postgres end
     deadline := least(until, start + wait_ms,
         start + nullif(extract(epoch FROM current_setting('lock_timeout')::interval) * 1000, 0));
 
     -- One order for everybody (bytes, not collation), so that two transactions cannot wait for each
     -- other.
-    IF n > 1 AND before IS NULL THEN
+    IF n > 1 AND had_ms IS NULL THEN
         taken := fencedb.take_free(resources, tokens, lease_ids);
     END IF;
     FOR u IN SELECT * FROM unnest(resources, tokens, lease_ids) g(resource, token, lease_id) ORDER BY g.resource COLLATE "C" OFFSET taken LOOP
@@ -492,9 +494,9 @@ BEGIN
     xid := pg_current_xact_id();
     left_ms := greatest(1, floor(until - now));
     PERFORM fencedb.admitted(floor(now - date_part('epoch', transaction_timestamp()) * 1000)::bigint, left_ms, left_ms - left_ms / 256,
-        concat(concat_ws(' ', said[1], string_agg(new.entry, ' ')), said[2], string_agg(E'\n' || new.resource, '')), true, epoch)
+        concat(concat_ws(' ', entered[1], string_agg(new.entry, ' ')), entered[2], string_agg(E'\n' || new.resource, '')), true, epoch)
     FROM (SELECT DISTINCT g.resource, fencedb.entry(g.resource, g.token, g.lease_id) AS entry FROM unnest(resources, tokens, lease_ids) g(resource, token, lease_id)) new
-    WHERE strpos(coalesce(said[1], ''), new.entry COLLATE "C") = 0;
+    WHERE strpos(coalesce(entered[1], ''), new.entry COLLATE "C") = 0;
 END
 $$;
 -- +goose StatementEnd
@@ -698,7 +700,6 @@ END
 $$;
 -- +goose StatementEnd
 GRANT EXECUTE ON FUNCTION fencedb.left_ms(), fencedb.require_entered(xid8) TO PUBLIC; -- whatever role is set once it has entered
-GRANT EXECUTE ON FUNCTION fencedb.lower_limit(text, bigint), fencedb.lower_transaction_timeout(bigint), fencedb.started(), fencedb.untouched(), fencedb.known_epoch(), fencedb.entry(text, bigint, uuid) TO PUBLIC; -- by reenter, in the name of its caller
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.allow(writer regrole) RETURNS void
@@ -713,7 +714,8 @@ BEGIN
     END IF;
     LOCK TABLE fencedb.goose_db_version IN SHARE UPDATE EXCLUSIVE MODE; -- two GRANTs at once on one function fail
     FOR door IN SELECT p.oid FROM pg_proc p
-                WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('enter', 'enter_all', 'reenter', 'admitted', 'shown', 'outcome', 'last_token', 'blockers', 'once_begin', 'once_end') LOOP
+                WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('enter', 'enter_all', 'outcome', 'last_token', 'blockers', 'once_begin', 'once_end', 'reenter',
+                    'admitted', 'shown', 'entry', 'untouched', 'started', 'lower_limit', 'lower_transaction_timeout') LOOP -- by reenter, in the name of its caller
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', door, writer);
     END LOOP;
     EXECUTE format('GRANT SELECT, UPDATE (share) ON fencedb.fences_to_share TO %s', writer); -- for reenter,

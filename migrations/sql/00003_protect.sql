@@ -13,17 +13,17 @@ ALTER DEFAULT PRIVILEGES IN SCHEMA fencedb GRANT EXECUTE ON FUNCTIONS TO PUBLIC;
 -- them has its schema: operators too, also the one that NULLIF or IN would look for. Where the body
 -- is an expression with RETURN, names were read when the migration ran.
 
--- What a guard has judged last: a setting says the token, another this sum of the resource, the
+-- What a guard has judged last: a setting says the token, another this hash of the resource, the
 -- token and the transaction, with the key of the session. For a role that overtakes (00006) the
--- table stands behind the token: what it has entered is good for that table alone. A sum of 64 bits
--- stops forging by hand, not cryptanalysis. A member of pg_write_all_data (6182) could set the key,
--- so there is no sum in its sessions, and their rows are judged one by one.
-CREATE FUNCTION fencedb.sum(resource text, token text) RETURNS text
+-- table stands behind the token: what it has entered is good for that table alone. A hash of 64
+-- bits stops forging by hand, not cryptanalysis. A member of pg_write_all_data (6182) could set the
+-- key, so there is no signature in its sessions, and their rows are judged one by one.
+CREATE FUNCTION fencedb.signature(resource text, token text) RETURNS text
     LANGUAGE sql
     RETURN CASE WHEN NOT pg_has_role(session_user, 6182::oid, 'MEMBER') OR current_setting('is_superuser') = 'on'
                 THEN hashtextextended(resource COLLATE "C", hashtextextended(token COLLATE "C", hashint8extended(txid_current(), currval('fencedb.session_key'))))::text END;
 
-COMMENT ON FUNCTION fencedb.sum(text, text) IS 'Inner function. Signs that rows of resource may be written with token in this transaction. Fails in a session that has no key; NULL in one that could set it.';
+COMMENT ON FUNCTION fencedb.signature(text, text) IS 'Inner function. Signs that rows of resource may be written with token in this transaction. Fails in a session that has no key; NULL in one that could set it.';
 
 -- A member of pg_read_all_data can read every sequence, so its sessions get no key either.
 -- fencedb.keyed remembers the sequence, or no: who forges that is refused, or judged row by row.
@@ -63,7 +63,7 @@ BEGIN
         ERRCODE = code,
         MESSAGE = CASE
             WHEN code = 'FN006' THEN 'the transaction has outlasted the validity that it entered with'
-            WHEN operation = 'TRUNCATE' THEN format('TRUNCATE on protected table %s is refused, since it names no rows; use DELETE', target::regclass)
+            WHEN operation = 'TRUNCATE' THEN format('TRUNCATE on protected table %s is refused', target::regclass)
             WHEN code = 'FN002' THEN format('%s on protected table %s without a fencing token', operation, target::regclass)
             WHEN resource IS NULL THEN format('%s on protected table %s: the row has no resource, since a column of the template is NULL or a date is not between the years 1 and 9999', operation, target::regclass)
             ELSE format('%s on protected table %s: the row belongs to resource "%s", whose fence this transaction did not enter', operation, target::regclass, resource)
@@ -99,7 +99,7 @@ DECLARE
     token pg_catalog.int8;
     noted pg_catalog.text;
 BEGIN
-    SELECT f.token, pg_catalog.concat(pg_catalog.set_config('fencedb.token', f.token::pg_catalog.text, true), pg_catalog.set_config('fencedb.judged', fencedb.sum(judge.resource, f.token::pg_catalog.text), true))
+    SELECT f.token, pg_catalog.concat(pg_catalog.set_config('fencedb.token', f.token::pg_catalog.text, true), pg_catalog.set_config('fencedb.judged', fencedb.signature(judge.resource, f.token::pg_catalog.text), true))
     INTO token, noted
     FROM (SELECT f.last_fencing_token AS token FROM fencedb.fences f
           WHERE f.resource OPERATOR(pg_catalog.=) judge.resource COLLATE pg_catalog."C" AND fencedb.says_entered(f.resource, f.last_fencing_token, f.lease_id)
@@ -113,22 +113,20 @@ $$;
 
 COMMENT ON FUNCTION fencedb.judge(text, bigint) IS 'Inner function. The token to stamp on a row of resource that has the stamp; NULL if this transaction has not entered its fence, and in some rarer cases.';
 
--- Judges any row, and refuses. before and after are the resources of the old and the new row, as
--- far as operation has them; about is what to remember of it (see write_guard). A fence that was
--- not entered is not locked, so a guard that observes meets no conflict with a newer holder, above
--- READ COMMITTED either.
+-- Judges any row, and refuses. own and former are its resources (see write_guard), memo what to
+-- remember them by. A fence that was not entered is not locked, so a guard that observes meets no
+-- conflict with a newer holder, above READ COMMITTED either.
 --
 -- The ledger has refused stale tokens already. That a row has a newer token than its fence means
 -- that the ledger was emptied under it, unless it was set back on purpose.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.judge_any(target oid, operation text, before text[], after text[], stamp bigint, about text, observing boolean) RETURNS bigint
+CREATE FUNCTION fencedb.judge_any(target oid, operation text, own text[], former text[], stamp bigint, memo text, observing boolean) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     left_ms float8 := fencedb.left_ms();
     keyed   boolean := CASE WHEN current_setting('fencedb.keyed', true) = 'no' THEN false WHEN fencedb.keyed() THEN true ELSE fencedb.draw_key() END;
-    own     text[] := CASE operation WHEN 'DELETE' THEN before ELSE after END; -- whose first gives its token to the row
     wanted  text;
     fence   bigint;
     ignored bigint; -- stamps up to it
@@ -136,9 +134,9 @@ DECLARE
     code    text;
 BEGIN
     IF left_ms IS NULL AND fencedb.overtakes(target) THEN
-        RETURN CASE WHEN NOT observing THEN fencedb.overtake(target, operation, before, after, stamp, about) END;
+        RETURN CASE WHEN NOT observing THEN fencedb.overtake(target, operation, own, former, stamp, memo) END;
     END IF;
-    FOREACH wanted IN ARRAY own || CASE WHEN operation = 'UPDATE' AND (before = after) IS NOT TRUE THEN before END LOOP
+    FOREACH wanted IN ARRAY own || CASE WHEN (own = former) IS NOT TRUE THEN former END LOOP
         fence := NULL;
         IF left_ms >= 0 THEN
             SELECT f.last_fencing_token, f.reset_from INTO fence, ignored FROM fencedb.fences f
@@ -148,7 +146,7 @@ BEGIN
         code := CASE WHEN left_ms IS NULL THEN 'FN002'
                      WHEN left_ms < 0 THEN 'FN006'
                      WHEN fence IS NULL THEN 'FN003'
-                     WHEN wanted = before[1] COLLATE "C" AND stamp > fence AND stamp > coalesce(ignored, 0) THEN 'FN001' END;
+                     WHEN wanted = former[1] COLLATE "C" AND stamp > fence AND stamp > coalesce(ignored, 0) THEN 'FN001' END;
         IF code IS NOT NULL AND observing THEN
             PERFORM fencedb.let_pass(target, operation, code, true, wanted);
             RETURN NULL;
@@ -160,14 +158,14 @@ BEGIN
         token := coalesce(token, fence);
     END LOOP;
     IF keyed THEN
-        PERFORM set_config('fencedb.token', token::text, true), set_config('fencedb.judged', fencedb.sum(about, token::text), true);
+        PERFORM set_config('fencedb.token', token::text, true), set_config('fencedb.judged', fencedb.signature(memo, token::text), true);
     END IF;
-    RETURN token;
+    RETURN token; -- of the first resource
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.judge_any(oid, text, text[], text[], bigint, text, boolean) IS 'Inner function. Raises FN001 to FN003 or FN006 unless this transaction entered the fences of all resources of a row; returns the token to stamp on it. A guard that observes gets NULL instead.';
+COMMENT ON FUNCTION fencedb.judge_any(oid, text, text[], text[], bigint, text, boolean) IS 'Inner function. Raises FN001 to FN003 or FN006 unless this transaction entered the fences of all resources of a row; returns the token to stamp on it, that of the first. A guard that observes gets NULL instead.';
 
 -- Refuses before the first row is touched, also where no row matches. A statement of another
 -- trigger, as a cascade is, is left to the guard of rows: it may match nothing, and then it writes
@@ -178,16 +176,19 @@ COMMENT ON FUNCTION fencedb.judge_any(oid, text, text[], text[], bigint, text, b
 -- of the database, and looks whether that is still above it: not with a query, which would read in
 -- the snapshot of the transaction.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.judge_statement(target oid, operation text, root text[], observing boolean) RETURNS void
+CREATE FUNCTION fencedb.judge_statement(target oid, operation text, args text[], observing boolean) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
+    ledger   text   := args[1]; -- of a partition alone; Postgres counts a trigger's arguments from 0
+    root     text   := args[2];
+    name     text   := args[3];
     left_ms  float8 := ceil(fencedb.left_ms());
     limit_ms bigint := (left_ms - floor(left_ms / 256))::bigint;
 BEGIN
-    IF cardinality(root) > 1 AND NOT EXISTS (SELECT FROM pg_partition_ancestors(target) a
-            WHERE a.relid = CASE WHEN root[1] = 'fencedb.fences'::regclass::oid::text THEN root[2]::oid ELSE to_regclass(root[3]) END) THEN
+    IF root IS NOT NULL AND NOT EXISTS (SELECT FROM pg_partition_ancestors(target) a
+            WHERE a.relid = CASE WHEN ledger = 'fencedb.fences'::regclass::oid::text THEN root::oid ELSE to_regclass(name) END) THEN
         IF observing THEN
             RETURN;
         END IF;
@@ -304,7 +305,7 @@ AS $$
 DECLARE
     parts   text[] := ARRAY(SELECT m[1] FROM regexp_matches(template, '\{\{|\}\}|\{[^{}]*\}|[^{}]+', 'g') WITH ORDINALITY r(m, i) ORDER BY r.i);
     part    text;
-    touches boolean := false; -- a column before it
+    after_column boolean := false;
     col     pg_attribute;
     base    pg_type;
     typmod  int;
@@ -328,7 +329,7 @@ BEGIN
             part := CASE part WHEN '{{' THEN '{' WHEN '}}' THEN '}' ELSE part END;
             terms := terms || replace(quote_literal(part), '%', '%%');
             bytes := bytes + octet_length(part);
-            touches := false;
+            after_column := false;
             CONTINUE;
         END IF;
         SELECT * INTO col FROM pg_attribute a WHERE a.attrelid = target AND a.attname = substr(part, 2, length(part) - 2) AND a.attnum > 0 AND NOT a.attisdropped;
@@ -344,7 +345,7 @@ BEGIN
         IF col.attname IS NULL THEN
             problem := format('there is no column "%s"', substr(part, 2, length(part) - 2));
             way_out := 'Name columns as the catalog has them, without quotes. If one was renamed, protect the table again with its new name.';
-        ELSIF touches THEN
+        ELSIF after_column THEN
             problem := format('there is no text between column "%s" and the column before, so other values could give the same resource', col.attname);
             way_out := 'Put a separator between them, as in {a}:{b}.';
         ELSIF col.attname = 'last_fencing_token' THEN
@@ -377,7 +378,7 @@ BEGIN
             WHEN type = 'numeric' THEN (typmod - 4) / 65536 + 1
             ELSE (SELECT l.bytes FROM (VALUES ('smallint', 6), ('integer', 11), ('bigint', 20), ('boolean', 5), ('uuid', 36)) l(name, bytes) WHERE l.name = type)
         END;
-        touches := true;
+        after_column := true;
     END LOOP;
     IF problem IS NOT NULL THEN
         RAISE EXCEPTION 'fencedb.protect: the template % gives no resource for the rows of %: %', quote_nullable(template), target, problem
@@ -415,7 +416,7 @@ $$;
 COMMENT ON FUNCTION fencedb.resources_of(anyelement) IS 'The resources that a row of a protected table belongs to: SELECT fencedb.resources_of(b) FROM bookings b.';
 
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.require_owner(target regclass, caller text) RETURNS void
+CREATE FUNCTION fencedb.require_owner(target regclass) RETURNS void
     LANGUAGE plpgsql STABLE
     SET search_path = pg_catalog, pg_temp
 AS $$
@@ -423,25 +424,26 @@ DECLARE
     class pg_class := (SELECT c FROM pg_class c WHERE c.oid = target);
 BEGIN
     IF class.relpersistence IS NULL OR class.relpersistence = 't' THEN
-        RAISE EXCEPTION 'fencedb.%: % is temporary', caller, target USING ERRCODE = 'wrong_object_type';
+        RAISE EXCEPTION 'fencedb: % is temporary', target USING ERRCODE = 'wrong_object_type';
     ELSIF NOT pg_has_role(session_user, class.relowner, 'MEMBER') THEN
-        RAISE EXCEPTION 'fencedb.%: % does not own %', caller, session_user, target
+        RAISE EXCEPTION 'fencedb: % does not own %', session_user, target
             USING ERRCODE = 'insufficient_privilege', HINT = 'Log in as the owner of the table, or as a member of that role: the audit names who logged in.';
     END IF;
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.require_owner(regclass, text) IS 'Inner function. Raises unless who logged in owns the table, for functions that run as the owner of this schema.';
+COMMENT ON FUNCTION fencedb.require_owner(regclass) IS 'Inner function. Raises unless who logged in owns the table, for functions that run as the owner of this schema.';
 
 -- The guard of a table is one trigger function for its statements and its rows, in this schema, so
 -- that no change of the table's schema takes half of it away. It runs as the owner of this schema,
 -- who may read the session's key. Comparing, it relies on no statement trigger having run before:
 -- a partition that is younger than protect has none.
 -- Its triggers for statements have arguments, the one for rows has none.
---     before, after  the resources of the old and the new row; of several, the text of the array,
---                    behind more spaces than a resource can have
---     token          the token to stamp: from what was judged last, if that is about this resource
+--     own     the resource of the row, as it will be, or as it was before a DELETE; of several, the
+--             text of the array, behind more spaces than a resource can have
+--     former  the same, but of the row before an UPDATE
+--     token   the token to stamp: from what was judged last, if that is about this resource
 -- A guard that observes has the same in a block that turns every error into a record; rows of a
 -- writer that was recorded lately do not come to that.
 -- +goose StatementBegin
@@ -459,7 +461,7 @@ DECLARE
     present     record;
     guard       text;
 BEGIN
-    PERFORM fencedb.require_owner(target, 'protect');
+    PERFORM fencedb.require_owner(target);
     SELECT p.guard, p.observed_since INTO present FROM fencedb.protected_tables p
     WHERE p.table_name = target AND p.resource IS NOT NULL AND NOT EXISTS ( -- a child that no longer inherits has it too, or a table of somebody else
         SELECT FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
@@ -474,8 +476,8 @@ BEGIN
     END LOOP;
     EXECUTE format('CREATE %s FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS %L', CASE WHEN present.guard IS NOT NULL THEN 'OR REPLACE' END, guard, format($guard$
 DECLARE -- %1$s
-    before pg_catalog.text;
-    after  pg_catalog.text;
+    own    pg_catalog.text;
+    former pg_catalog.text;
     token  pg_catalog.int8;
 BEGIN
     IF TG_NARGS OPERATOR(pg_catalog.>) 0 THEN -- a statement
@@ -491,16 +493,16 @@ BEGIN
     IF NOT (%12$s) THEN
         RAISE EXCEPTION 'columns of %% have other types than those that were protected', TG_RELID::pg_catalog.regclass USING ERRCODE = 'datatype_mismatch', HINT = 'Call fencedb.unprotect and fencedb.protect for the table.';
     END IF;
-    before := CASE WHEN TG_OP OPERATOR(pg_catalog.<>) 'INSERT' THEN %5$s END;
-    after := CASE WHEN TG_OP OPERATOR(pg_catalog.<>) 'DELETE' THEN %6$s END;
+    own := CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN %5$s ELSE %6$s END;
+    former := CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'UPDATE' THEN %5$s ELSE own END;
     IF pg_catalog.current_setting('fencedb.judged', true) OPERATOR(pg_catalog.<>) '' THEN
-        token := CASE WHEN (TG_OP OPERATOR(pg_catalog.<>) 'UPDATE' OR after OPERATOR(pg_catalog.=) before COLLATE pg_catalog."C")
+        token := CASE WHEN own OPERATOR(pg_catalog.=) former COLLATE pg_catalog."C"
             AND (TG_OP OPERATOR(pg_catalog.=) 'INSERT' OR %7$s OPERATOR(pg_catalog.<=) pg_catalog.current_setting('fencedb.token', true)::pg_catalog.int8)
-            AND pg_catalog.current_setting('fencedb.judged') OPERATOR(pg_catalog.=) fencedb.sum(CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN before ELSE after END, pg_catalog.current_setting('fencedb.token', true))
+            AND pg_catalog.current_setting('fencedb.judged') OPERATOR(pg_catalog.=) fencedb.signature(own, pg_catalog.current_setting('fencedb.token', true))
             THEN pg_catalog.current_setting('fencedb.token')::pg_catalog.int8 END;
     END IF;
     IF token IS NULL THEN
-        token := %13$sfencedb.judge_any(TG_RELID, TG_OP, %8$s, %9$s, CASE WHEN TG_OP OPERATOR(pg_catalog.<>) 'INSERT' THEN %7$s END, CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN before ELSE after END, %3$s)%14$s;
+        token := %13$sfencedb.judge_any(TG_RELID, TG_OP, %8$s, %9$s, CASE WHEN TG_OP OPERATOR(pg_catalog.<>) 'INSERT' THEN %7$s END, own, %3$s)%14$s;
     END IF;
     %10$s
     IF TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN
@@ -521,8 +523,8 @@ $guard$,
     END IF;
     BEGIN$observe$ ELSE '' END,
         format(resource, 'OLD'), format(resource, 'NEW'), old_stamp,
-        CASE WHEN several THEN format('CASE WHEN TG_OP OPERATOR(pg_catalog.<>) ''INSERT'' THEN ARRAY[' || expressions || '] END', 'OLD') ELSE 'ARRAY[before]' END,
-        CASE WHEN several THEN format('CASE WHEN TG_OP OPERATOR(pg_catalog.<>) ''DELETE'' THEN ARRAY[' || expressions || '] END', 'NEW') ELSE 'ARRAY[after]' END,
+        CASE WHEN several THEN format('CASE WHEN TG_OP OPERATOR(pg_catalog.=) ''DELETE'' THEN ARRAY[%s] ELSE ARRAY[%s] END', format(expressions, 'OLD'), format(expressions, 'NEW')) ELSE 'ARRAY[own]' END,
+        CASE WHEN several THEN format('CASE WHEN TG_OP OPERATOR(pg_catalog.=) ''INSERT'' THEN ARRAY[%s] ELSE ARRAY[%s] END', format(expressions, 'NEW'), format(expressions, 'OLD')) ELSE 'ARRAY[former]' END,
         CASE WHEN observes THEN replace($observe$IF TG_OP OPERATOR(pg_catalog.<>) 'DELETE' THEN
             ~stamp
         END IF;
@@ -531,8 +533,8 @@ $guard$,
     END;$observe$, '~stamp', coalesce(nullif(set_stamp, ''), 'NULL;')) ELSE '' END,
         CASE WHEN observes THEN '' ELSE replace(set_stamp, 'coalesce(token, NEW.last_fencing_token)', 'token') END,
         typed,
-        CASE WHEN NOT observes AND NOT several THEN format($fast$coalesce(CASE WHEN TG_OP OPERATOR(pg_catalog.<>) 'UPDATE' OR after OPERATOR(pg_catalog.=) before COLLATE pg_catalog."C"
-            THEN fencedb.judge(CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN before ELSE after END, CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'INSERT' THEN 0 ELSE %s END) END,
+        CASE WHEN NOT observes AND NOT several THEN format($fast$coalesce(CASE WHEN own OPERATOR(pg_catalog.=) former COLLATE pg_catalog."C"
+            THEN fencedb.judge(own, CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'INSERT' THEN 0 ELSE %s END) END,
             $fast$, old_stamp) ELSE '' END,
         CASE WHEN NOT observes AND NOT several THEN ')' ELSE '' END));
     EXECUTE format('GRANT EXECUTE ON FUNCTION %s() TO PUBLIC', guard); -- whoever creates a partition needs it
@@ -597,7 +599,7 @@ DECLARE
     recorded   record;
     event      text;
 BEGIN
-    PERFORM fencedb.require_owner(target, 'protect');
+    PERFORM fencedb.require_owner(target);
     SELECT p.observed, p.resource INTO protection FROM fencedb.protected_tables p WHERE p.table_name = target AND p.enabled AND p.resource IS NOT NULL;
     event := CASE WHEN NOT FOUND THEN 'unprotect' WHEN protection.observed THEN 'observe' ELSE 'protect' END;
     -- By its oid, as it may have been renamed; by its name where the database is a copy.
@@ -807,8 +809,8 @@ $$;
 
 COMMENT ON FUNCTION fencedb.unprotect(regclass, boolean) IS 'Undoes protect: any client can write without a token again. Drops the column that it had added, unless keep_columns. Forgets what was observed, and ends take-overs. Waits for open transactions on target and blocks new ones meanwhile, as protect does: set lock_timeout and try again.';
 
-REVOKE ALL ON FUNCTION fencedb.sum(text, text), fencedb.draw_key(), fencedb.keyed(), fencedb.refuse(text, oid, text, text), fencedb.judge(text, bigint), fencedb.judge_any(oid, text, text[], text[], bigint, text, boolean),
-    fencedb.judge_statement(oid, text, text[], boolean), fencedb.require_owner(regclass, text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION fencedb.signature(text, text), fencedb.draw_key(), fencedb.keyed(), fencedb.refuse(text, oid, text, text), fencedb.judge(text, bigint), fencedb.judge_any(oid, text, text[], text[], bigint, text, boolean),
+    fencedb.judge_statement(oid, text, text[], boolean), fencedb.require_owner(regclass) FROM PUBLIC;
 GRANT SELECT ON fencedb.protected_tables TO PUBLIC;
 
 ALTER DEFAULT PRIVILEGES IN SCHEMA fencedb REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC;
@@ -835,7 +837,7 @@ $$;
 DROP FUNCTION fencedb.unprotect(regclass, boolean), fencedb.protect(regclass, text, text, boolean);
 DROP FUNCTION fencedb.protect(regclass, text[], text, boolean), fencedb.create_triggers(regclass, regprocedure, regprocedure, name[]),
     fencedb.record_protection(regclass), fencedb.check_no_member(regclass), fencedb.drop_guard(regprocedure), fencedb.write_guard(regclass, text[], boolean, boolean, text[]),
-    fencedb.require_owner(regclass, text), fencedb.resources_of(anyelement), fencedb.read_template(regclass, text), fencedb.switched_off(regclass);
+    fencedb.require_owner(regclass), fencedb.resources_of(anyelement), fencedb.read_template(regclass, text), fencedb.switched_off(regclass);
 DROP VIEW fencedb.protected_tables;
 DROP FUNCTION fencedb.guarded_root(oid), fencedb.members(regclass), fencedb.judge_statement(oid, text, text[], boolean),
-    fencedb.judge(text, bigint), fencedb.judge_any(oid, text, text[], text[], bigint, text, boolean), fencedb.refuse(text, oid, text, text), fencedb.draw_key(), fencedb.keyed(), fencedb.sum(text, text);
+    fencedb.judge(text, bigint), fencedb.judge_any(oid, text, text[], text[], bigint, text, boolean), fencedb.refuse(text, oid, text, text), fencedb.draw_key(), fencedb.keyed(), fencedb.signature(text, text);

@@ -54,7 +54,7 @@ CREATE FUNCTION fencedb.reset_fence(resource text, token bigint, operator text, 
 AS $$
 #variable_conflict use_column
 DECLARE
-    own      text    := current_setting('lock_timeout');
+    limited  text    := current_setting('lock_timeout');
     deadline numeric := extract(epoch FROM clock_timestamp()) * 1000 + least(greatest(wait_ms, 0), 2147483647);
     created  boolean := false;
 BEGIN
@@ -76,7 +76,7 @@ BEGIN
         EXCEPTION WHEN lock_not_available THEN
             PERFORM fencedb.raise_busy(reset_fence.resource);
         END;
-        PERFORM set_config('lock_timeout', own, true);
+        PERFORM set_config('lock_timeout', limited, true);
     END IF;
     LOOP
         SELECT f.last_fencing_token, f.lease_id INTO former_token, former_lease_id
@@ -196,13 +196,12 @@ BEGIN
     IF operator IS NULL THEN
         RAISE EXCEPTION 'fencedb.allow_operator: needs a role, got NULL' USING ERRCODE = 'null_value_not_allowed';
     END IF;
-    LOCK TABLE fencedb.goose_db_version IN SHARE UPDATE EXCLUSIVE MODE; -- two GRANTs at once on one function fail
+    PERFORM fencedb.allow(operator);
     FOR door IN SELECT p.oid FROM pg_proc p
-                WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('enter', 'enter_all', 'reenter', 'admitted', 'shown', 'outcome', 'last_token', 'blockers', 'prepared_writers', 'record', 'forget_fences', 'old_audit', 'forget_audit', 'reset_fence') LOOP
+                WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('prepared_writers', 'record', 'forget_fences', 'old_audit', 'forget_audit', 'reset_fence') LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', door, operator);
     END LOOP;
-    EXECUTE format('GRANT SELECT, UPDATE (share) ON fencedb.fences_to_share TO %s', operator);
-    EXECUTE format('GRANT SELECT ON fencedb.fences, fencedb.server_epoch, fencedb.foreign_issuers, fencedb.audit, fencedb.observations, fencedb.take_overs, fencedb.goose_db_version TO %s', operator);
+    EXECUTE format('GRANT SELECT ON fencedb.fences, fencedb.foreign_issuers, fencedb.audit, fencedb.observations, fencedb.take_overs TO %s', operator);
 END
 $$;
 -- +goose StatementEnd

@@ -296,32 +296,31 @@ COMMENT ON FUNCTION fencedb.overtakes(oid) IS 'Inner function. Whether the role 
 -- fence while it holds a row, and the holder of the fence may come to wait for that row. That is a
 -- deadlock, and Postgres ends one of the two.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.overtake(target oid, operation text, before text[], after text[], stamp bigint, about text) RETURNS bigint
+CREATE FUNCTION fencedb.overtake(target oid, operation text, own text[], former text[], stamp bigint, memo text) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     lease    uuid;
-    own      text[]  := CASE operation WHEN 'DELETE' THEN before ELSE after END;
-    keeps    boolean := operation <> 'UPDATE' OR coalesce(before = after, false);
+    keeps    boolean := coalesce(own = former, false);
     signs    boolean := fencedb.keyed(); -- judge_any has seen to it
     wanted   text;
     stored   record;
     fence    bigint;
     token    bigint;
 BEGIN
-    lease := coalesce(md5(CASE WHEN signs THEN fencedb.sum('', 'take-over') END)::uuid, gen_random_uuid());
-    token := current_setting('fencedb.token', true)::bigint WHERE keeps AND signs AND current_setting('fencedb.judged', true) = fencedb.sum(about, concat(current_setting('fencedb.token', true), ' ', target));
+    lease := coalesce(md5(CASE WHEN signs THEN fencedb.signature('', 'take-over') END)::uuid, gen_random_uuid());
+    token := current_setting('fencedb.token', true)::bigint WHERE keeps AND signs AND current_setting('fencedb.judged', true) = fencedb.signature(memo, concat(current_setting('fencedb.token', true), ' ', target));
     IF token >= coalesce(stamp, 0) THEN
         RETURN token;
     END IF;
-    FOR wanted IN SELECT DISTINCT r COLLATE "C" FROM unnest(own || CASE WHEN NOT keeps THEN before END) r ORDER BY 1 LOOP
+    FOR wanted IN SELECT DISTINCT r COLLATE "C" FROM unnest(own || CASE WHEN NOT keeps THEN former END) r ORDER BY 1 LOOP
         IF wanted IS NULL THEN
             PERFORM fencedb.refuse('FN003', target, operation, NULL);
         END IF;
         INSERT INTO fencedb.fences (resource, last_fencing_token, lease_id) VALUES (wanted, 0, lease) ON CONFLICT DO NOTHING;
         SELECT f.last_fencing_token, f.lease_id, f.reset_from INTO stored FROM fencedb.fences f WHERE f.resource = wanted FOR NO KEY UPDATE;
-        fence := greatest(stored.last_fencing_token, CASE WHEN wanted = before[1] AND stamp > coalesce(stored.reset_from, 0) THEN stamp END);
+        fence := greatest(stored.last_fencing_token, CASE WHEN wanted = former[1] AND stamp > coalesce(stored.reset_from, 0) THEN stamp END);
         IF stored.lease_id <> lease OR fence = 0 OR fence > stored.last_fencing_token THEN
             fence := fence + 1;
             IF fence NOT BETWEEN 2 AND 1000000000000000 AND NOT EXISTS (SELECT FROM fencedb.foreign_issuers i WHERE i.resource_type = split_part(wanted, ':', 1)) THEN
@@ -333,7 +332,7 @@ BEGIN
         token := CASE WHEN wanted = own[1] THEN fence ELSE token END;
     END LOOP;
     IF signs THEN
-        PERFORM set_config('fencedb.token', token::text, true), set_config('fencedb.judged', fencedb.sum(about, concat(token, ' ', target)), true);
+        PERFORM set_config('fencedb.token', token::text, true), set_config('fencedb.judged', fencedb.signature(memo, concat(token, ' ', target)), true);
     END IF;
     RETURN token;
 END
@@ -353,7 +352,7 @@ DECLARE
     login name := (SELECT r.rolname FROM pg_roles r WHERE r.oid = take_over_as.role);
 BEGIN
     PERFORM fencedb.check_no_member(target);
-    PERFORM fencedb.require_owner(target, 'take_over_as');
+    PERFORM fencedb.require_owner(target);
     IF NOT has_function_privilege(session_user, 'fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)', 'EXECUTE') THEN
         RAISE EXCEPTION 'fencedb.take_over_as: % may not enter fences, so it cannot let others overtake', session_user
             USING ERRCODE = 'insufficient_privilege', HINT = 'The role that ran the migrations can let it enter, with fencedb.allow.';
@@ -385,7 +384,7 @@ AS $$
 DECLARE
     login text;
 BEGIN
-    PERFORM fencedb.require_owner(target, 'end_take_over');
+    PERFORM fencedb.require_owner(target);
     FOR login IN DELETE FROM fencedb.take_overs t
                  WHERE t.target = end_take_over.target AND (end_take_over.role IS NULL OR t.role = end_take_over.role)
                  RETURNING coalesce((SELECT r.rolname FROM pg_roles r WHERE r.oid = t.role), t.role::text) LOOP
