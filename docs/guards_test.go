@@ -124,7 +124,7 @@ var guards = []struct {
 		{"S4", "a take-over ends", " AND t.until > clock_timestamp()", "", "migrations.TestATakeOverIsRecordedAndEnds"},
 		{"S4", "a take-over is of one role", "t.role = to_regrole(quote_ident(coalesce(nullif(current_setting('role'), 'none'), session_user))) AND", "", "migrations.TestATakeOverIsRecordedAndEnds"},
 		{"S2", "who overtakes comes after the stamp of the row", "CASE WHEN wanted = former[1] AND stamp > coalesce(stored.reset_from, 0) THEN stamp END", "NULL::bigint", "migrations.TestWhoMayNotEnterLetsNobodyOvertake"},
-		{"S4", "nobody can compute the lease id of a role that overtakes", "coalesce(md5(CASE WHEN signs THEN fencedb.signature('', 'take-over') END)::uuid, gen_random_uuid())", "md5(concat(pg_current_xact_id(), ' ', extract(epoch FROM transaction_timestamp())))::uuid", "migrations.TestTheLeaseOfATakeOverIsNobodysToSay"},
+		{"S4", "nobody can compute the lease id of a role that overtakes", "coalesce(md5(CASE WHEN signs THEN fencedb.signature('', -1) END)::uuid, gen_random_uuid())", "md5(concat(pg_current_xact_id(), ' ', extract(epoch FROM transaction_timestamp())))::uuid", "migrations.TestTheLeaseOfATakeOverIsNobodysToSay"},
 	}},
 	{"fencedb/entry.go", []guard{
 		{"S7", "the time for preparing is part of the lease", "id, timeLeft{e}, e.patience(ctx))", "id, (func() any { ms, _ := e.remaining(); return ms })(), e.patience(ctx))", "fencedb.TestTheTimeForPreparingIsPartOfTheLease"},

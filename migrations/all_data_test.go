@@ -82,7 +82,7 @@ func TestWhoReadsOrWritesAllDataForgesNothing(t *testing.T) {
 						try(`BEGIN; SELECT set_config('fencedb.lease', concat_ws(' ', pg_current_xact_id(), 60000, 0, ` + entry + `), true), set_config('fencedb.token', '100', true),
 							set_config('fencedb.judged', hashtextextended('` + resource + `' COLLATE "C", hashtextextended('100' COLLATE "C", hashint8extended(txid_current(), 5)))::text, true); ` + write + `; COMMIT`)
 						try(`BEGIN; SELECT set_config('fencedb.lease', concat_ws(' ', pg_current_xact_id(), 60000, 0, ` + entry + `), true), set_config('fencedb.token', '100', true); ` + key + `;
-							SELECT set_config('fencedb.judged', fencedb.signature('` + resource + `', '100'), true); ` + write + `; COMMIT`)
+							SELECT set_config('fencedb.judged', fencedb.signature('` + resource + `', 100), true); ` + write + `; COMMIT`)
 					}
 				}
 				require.Equal(t, "ann,ann,ann", s.one(`SELECT string_agg(guest, ',') FROM seats`), name)

@@ -316,7 +316,7 @@ func TestASettingWrittenInTheStatementOpensNothing(t *testing.T) {
 	}
 	for _, secret := range []string{
 		`SELECT currval('fencedb.session_key')`, `SELECT nextval('fencedb.session_key')`, `SELECT setval('fencedb.session_key', 1)`, `SELECT last_value FROM fencedb.session_key`,
-		`SELECT fencedb.signature('room:red', '100')`, `SELECT fencedb.draw_key()`, `SELECT lease_id FROM fencedb.fences`, `SELECT lease_id FROM fencedb.fences_to_share`,
+		`SELECT fencedb.signature('room:red', 100)`, `SELECT fencedb.draw_key()`, `SELECT lease_id FROM fencedb.fences`, `SELECT lease_id FROM fencedb.fences_to_share`,
 		`SELECT fencedb.judge('room:red', 0)`, `SELECT fencedb.judge_any('seats'::regclass, 'INSERT', NULL, '{room:red}', NULL, 'room:red', false)`,
 	} {
 		eve.refused(insufficientPrivilege, secret)

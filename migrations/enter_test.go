@@ -500,7 +500,7 @@ func TestOnlyWhoIsAllowedEnters(t *testing.T) {
 		`SELECT last_value FROM fencedb.session_key`,
 		`SELECT currval('fencedb.session_key')`,
 		`SELECT fencedb.draw_key()`,
-		`SELECT fencedb.signature('seat:1', '42')`,
+		`SELECT fencedb.signature('seat:1', 42)`,
 		`SELECT fencedb.take('seat:1', 42, gen_random_uuid(), NULL)`,
 	} {
 		s.refused(insufficientPrivilege, past)

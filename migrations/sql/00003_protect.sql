@@ -14,16 +14,16 @@ ALTER DEFAULT PRIVILEGES IN SCHEMA fencedb GRANT EXECUTE ON FUNCTIONS TO PUBLIC;
 -- is an expression with RETURN, names were read when the migration ran.
 
 -- What a guard has judged last: a setting says the token, another this hash of the resource, the
--- token and the transaction, with the key of the session. For a role that overtakes (00006) the
--- table stands behind the token: what it has entered is good for that table alone. A hash of 64
--- bits stops forging by hand, not cryptanalysis. A member of pg_write_all_data (6182) could set the
--- key, so there is no signature in its sessions, and their rows are judged one by one.
-CREATE FUNCTION fencedb.signature(resource text, token text) RETURNS text
+-- token and the transaction, with the key of the session. What a role that overtakes (00006) has
+-- entered is good for one table alone. A hash of 64 bits stops forging by hand, not cryptanalysis.
+-- A member of pg_write_all_data (6182) could set the key, so there is no signature in its sessions,
+-- and their rows are judged one by one.
+CREATE FUNCTION fencedb.signature(resource text, token bigint, of_table oid DEFAULT 0) RETURNS text
     LANGUAGE sql
     RETURN CASE WHEN NOT pg_has_role(session_user, 6182::oid, 'MEMBER') OR current_setting('is_superuser') = 'on'
-                THEN hashtextextended(resource COLLATE "C", hashtextextended(token COLLATE "C", hashint8extended(txid_current(), currval('fencedb.session_key'))))::text END;
+                THEN hashtextextended(resource COLLATE "C", hashint8extended(token, hashint8extended(of_table::bigint, hashint8extended(txid_current(), currval('fencedb.session_key')))))::text END;
 
-COMMENT ON FUNCTION fencedb.signature(text, text) IS 'Inner function. Signs that rows of resource may be written with token in this transaction. Fails in a session that has no key; NULL in one that could set it.';
+COMMENT ON FUNCTION fencedb.signature(text, bigint, oid) IS 'Inner function. Signs that rows of resource may be written with token in this transaction. Fails in a session that has no key; NULL in one that could set it.';
 
 -- A member of pg_read_all_data can read every sequence, so its sessions get no key either.
 -- fencedb.keyed remembers the sequence, or no: who forges that is refused, or judged row by row.
@@ -99,7 +99,7 @@ DECLARE
     token pg_catalog.int8;
     noted pg_catalog.text;
 BEGIN
-    SELECT f.token, pg_catalog.concat(pg_catalog.set_config('fencedb.token', f.token::pg_catalog.text, true), pg_catalog.set_config('fencedb.judged', fencedb.signature(judge.resource, f.token::pg_catalog.text), true))
+    SELECT f.token, pg_catalog.concat(pg_catalog.set_config('fencedb.token', f.token::pg_catalog.text, true), pg_catalog.set_config('fencedb.judged', fencedb.signature(judge.resource, f.token), true))
     INTO token, noted
     FROM (SELECT f.last_fencing_token AS token FROM fencedb.fences f
           WHERE f.resource OPERATOR(pg_catalog.=) judge.resource COLLATE pg_catalog."C" AND fencedb.says_entered(f.resource, f.last_fencing_token, f.lease_id)
@@ -158,7 +158,7 @@ BEGIN
         token := coalesce(token, fence);
     END LOOP;
     IF keyed THEN
-        PERFORM set_config('fencedb.token', token::text, true), set_config('fencedb.judged', fencedb.signature(memo, token::text), true);
+        PERFORM set_config('fencedb.token', token::text, true), set_config('fencedb.judged', fencedb.signature(memo, token), true);
     END IF;
     RETURN token; -- of the first resource
 END
@@ -496,10 +496,10 @@ BEGIN
     own := CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN %5$s ELSE %6$s END;
     former := CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'UPDATE' THEN %5$s ELSE own END;
     IF pg_catalog.current_setting('fencedb.judged', true) OPERATOR(pg_catalog.<>) '' THEN
+        token := pg_catalog.current_setting('fencedb.token', true)::pg_catalog.int8;
         token := CASE WHEN own OPERATOR(pg_catalog.=) former COLLATE pg_catalog."C"
-            AND (TG_OP OPERATOR(pg_catalog.=) 'INSERT' OR %7$s OPERATOR(pg_catalog.<=) pg_catalog.current_setting('fencedb.token', true)::pg_catalog.int8)
-            AND pg_catalog.current_setting('fencedb.judged') OPERATOR(pg_catalog.=) fencedb.signature(own, pg_catalog.current_setting('fencedb.token', true))
-            THEN pg_catalog.current_setting('fencedb.token')::pg_catalog.int8 END;
+            AND (TG_OP OPERATOR(pg_catalog.=) 'INSERT' OR %7$s OPERATOR(pg_catalog.<=) token)
+            AND pg_catalog.current_setting('fencedb.judged') OPERATOR(pg_catalog.=) fencedb.signature(own, token) THEN token END;
     END IF;
     IF token IS NULL THEN
         token := %13$sfencedb.judge_any(TG_RELID, TG_OP, %8$s, %9$s, CASE WHEN TG_OP OPERATOR(pg_catalog.<>) 'INSERT' THEN %7$s END, own, %3$s)%14$s;
@@ -809,7 +809,7 @@ $$;
 
 COMMENT ON FUNCTION fencedb.unprotect(regclass, boolean) IS 'Undoes protect: any client can write without a token again. Drops the column that it had added, unless keep_columns. Forgets what was observed, and ends take-overs. Waits for open transactions on target and blocks new ones meanwhile, as protect does: set lock_timeout and try again.';
 
-REVOKE ALL ON FUNCTION fencedb.signature(text, text), fencedb.draw_key(), fencedb.keyed(), fencedb.refuse(text, oid, text, text), fencedb.judge(text, bigint), fencedb.judge_any(oid, text, text[], text[], bigint, text, boolean),
+REVOKE ALL ON FUNCTION fencedb.signature(text, bigint, oid), fencedb.draw_key(), fencedb.keyed(), fencedb.refuse(text, oid, text, text), fencedb.judge(text, bigint), fencedb.judge_any(oid, text, text[], text[], bigint, text, boolean),
     fencedb.judge_statement(oid, text, text[], boolean), fencedb.require_owner(regclass) FROM PUBLIC;
 GRANT SELECT ON fencedb.protected_tables TO PUBLIC;
 
@@ -840,4 +840,4 @@ DROP FUNCTION fencedb.protect(regclass, text[], text, boolean), fencedb.create_t
     fencedb.require_owner(regclass), fencedb.resources_of(anyelement), fencedb.read_template(regclass, text), fencedb.switched_off(regclass);
 DROP VIEW fencedb.protected_tables;
 DROP FUNCTION fencedb.guarded_root(oid), fencedb.members(regclass), fencedb.judge_statement(oid, text, text[], boolean),
-    fencedb.judge(text, bigint), fencedb.judge_any(oid, text, text[], text[], bigint, text, boolean), fencedb.refuse(text, oid, text, text), fencedb.draw_key(), fencedb.keyed(), fencedb.signature(text, text);
+    fencedb.judge(text, bigint), fencedb.judge_any(oid, text, text[], text[], bigint, text, boolean), fencedb.refuse(text, oid, text, text), fencedb.draw_key(), fencedb.keyed(), fencedb.signature(text, bigint, oid);

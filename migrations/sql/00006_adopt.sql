@@ -309,9 +309,9 @@ DECLARE
     fence    bigint;
     token    bigint;
 BEGIN
-    lease := coalesce(md5(CASE WHEN signs THEN fencedb.signature('', 'take-over') END)::uuid, gen_random_uuid());
-    token := current_setting('fencedb.token', true)::bigint WHERE keeps AND signs AND current_setting('fencedb.judged', true) = fencedb.signature(memo, concat(current_setting('fencedb.token', true), ' ', target));
-    IF token >= coalesce(stamp, 0) THEN
+    lease := coalesce(md5(CASE WHEN signs THEN fencedb.signature('', -1) END)::uuid, gen_random_uuid());
+    token := concat('0', current_setting('fencedb.token', true))::bigint;
+    IF keeps AND signs AND token >= coalesce(stamp, 1) AND current_setting('fencedb.judged', true) = fencedb.signature(memo, token, target) THEN
         RETURN token;
     END IF;
     FOR wanted IN SELECT DISTINCT r COLLATE "C" FROM unnest(own || CASE WHEN NOT keeps THEN former END) r ORDER BY 1 LOOP
@@ -332,7 +332,7 @@ BEGIN
         token := CASE WHEN wanted = own[1] THEN fence ELSE token END;
     END LOOP;
     IF signs THEN
-        PERFORM set_config('fencedb.token', token::text, true), set_config('fencedb.judged', fencedb.signature(memo, concat(token, ' ', target)), true);
+        PERFORM set_config('fencedb.token', token::text, true), set_config('fencedb.judged', fencedb.signature(memo, token, target), true);
     END IF;
     RETURN token;
 END
