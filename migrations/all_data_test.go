@@ -80,7 +80,7 @@ func TestWhoReadsOrWritesAllDataForgesNothing(t *testing.T) {
 					for _, resource := range []string{"room:red", "room:blue", "room:new"} {
 						try(key)
 						try(`BEGIN; SELECT set_config('fencedb.lease', concat_ws(' ', pg_current_xact_id(), 60000, 0, ` + entry + `), true), set_config('fencedb.token', '100', true),
-							set_config('fencedb.judged', hashtextextended('` + resource + `' COLLATE "C", hashtextextended('100' COLLATE "C", hashint8extended(txid_current(), 5)))::text, true); ` + write + `; COMMIT`)
+							set_config('fencedb.judged', ` + signed(resource, "100", "5") + `, true); ` + write + `; COMMIT`)
 						try(`BEGIN; SELECT set_config('fencedb.lease', concat_ws(' ', pg_current_xact_id(), 60000, 0, ` + entry + `), true), set_config('fencedb.token', '100', true); ` + key + `;
 							SELECT set_config('fencedb.judged', fencedb.signature('` + resource + `', 100), true); ` + write + `; COMMIT`)
 					}
@@ -102,7 +102,7 @@ func TestWhoReadsAllDataReadsNoKeyOfItsOwn(t *testing.T) {
 
 	member.refused("55000", `SELECT currval('fencedb.session_key')`) // not yet defined in this session
 	_, err := member.conn.PgConn().Exec(t.Context(), `BEGIN; `+enter(41, "room:red")+`; SELECT set_config('fencedb.token', '41', true), set_config('fencedb.judged',
-		hashtextextended('room:blue' COLLATE "C", hashtextextended('41' COLLATE "C", hashint8extended(txid_current(), (SELECT last_value FROM fencedb.session_key))))::text, true);
+		`+signed("room:blue", "41", `(SELECT last_value FROM fencedb.session_key)`)+`, true);
 		UPDATE seats SET guest = 'eve' WHERE id = 3; COMMIT`).ReadAll()
 	require.Error(t, err)
 	require.Equal(t, "0", s.one(`SELECT count(*) FROM seats WHERE guest = 'eve'`))

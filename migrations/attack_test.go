@@ -284,11 +284,22 @@ func (s *session) withKey(role string) *session {
 	return one
 }
 
+// signed is fencedb.signature as anybody can compute it who knows the key, as an expression.
+func signed(resource, token, key string) string {
+	return `hashtextextended('` + resource + `' COLLATE "C", hashint8extended(` + token + `, hashint8extended(0, hashint8extended(txid_current(), ` + key + `))))::text`
+}
+
+func TestSignedIsTheSignature(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	s.exec(`SELECT fencedb.draw_key()`)
+	require.Equal(t, "true", s.one(`SELECT fencedb.signature('room:red', 41) = `+signed("room:red", "41", `currval('fencedb.session_key')`)))
+}
+
 // forgeries is what a statement may write into the settings of the guard, as expressions, for the
-// resource room:red and token 100. The last of them is the sum without the key.
+// resource room:red and token 100. The last of them is the signature without the key.
 var forgeries = []string{
-	`'room:red'`, `hashtextextended('room:red', 0)::text`, `concat(pg_current_xact_id(), ' room:red')`,
-	`hashtextextended('room:red', hashtextextended('100', hashint8extended(txid_current(), 0)))::text`,
+	`'room:red'`, `hashtextextended('room:red', 0)::text`, `concat(pg_current_xact_id(), ' room:red')`, signed("room:red", "100", "0"),
 }
 
 // A role that may only write rows writes what a guard would have left, where each row reads it: in

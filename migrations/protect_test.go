@@ -210,6 +210,12 @@ func TestAWriteAfterTheLeaseIsOverIsRefused(t *testing.T) {
 			SELECT set_config(name, '0', true) FROM pg_settings WHERE name LIKE '%\_timeout' AND category LIKE 'Client%';
 			SELECT pg_sleep(1.001); `+write)
 	}
+
+	// A partition that came later has no guard of statements, and a session of its own no key yet.
+	s.exec(`CREATE TABLE parts (id int, room text NOT NULL) PARTITION BY LIST (room); SELECT fencedb.protect('parts', 'room:{room}'); CREATE TABLE red PARTITION OF parts FOR VALUES IN ('red')`)
+	s.beside().refused("FN006", `BEGIN; SELECT fencedb.enter('room:red', 41, '6ba7b810-9dad-11d1-80b4-00c04fd430c8', 1000);
+		SELECT set_config(name, '0', true) FROM pg_settings WHERE name LIKE '%\_timeout' AND category LIKE 'Client%';
+		SELECT pg_sleep(1.001); INSERT INTO red VALUES (1, 'red')`)
 }
 
 // Later grants of the transaction may have more time, and rows of theirs may have been judged
