@@ -193,6 +193,7 @@ func TestProtectRefusesRowsWithoutAResource(t *testing.T) {
 }
 
 // A row that is being written, and that nobody else sees yet, is one of them.
+// No column is added, which would wait by itself.
 func TestProtectWaitsForRowsThatAreBeingWritten(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
@@ -201,7 +202,7 @@ func TestProtectWaitsForRowsThatAreBeingWritten(t *testing.T) {
 	s.exec(`BEGIN; INSERT INTO seats VALUES (1, '')`)
 	done := make(chan error, 1)
 	go func() {
-		_, err := protecting.conn.Exec(t.Context(), `SELECT fencedb.protect('seats', '{room}')`)
+		_, err := protecting.conn.Exec(t.Context(), `SELECT fencedb.protect('seats', '{room}', stamp => false)`)
 		done <- err
 	}()
 	s.beside().awaitBlocked(protecting.conn.PgConn().PID())
