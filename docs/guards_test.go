@@ -147,6 +147,10 @@ var guards = []struct {
 		{"S7", "what the server rounds down is not the end of another limit", "const roundings = 3", "const roundings = 0", "fencedb.TestWhatTheServerEndsALittleEarlyHasEndedByItsLimit"},
 		{"S7", "nothing begins under a lease that is over", "e.until.Sub(e.asked) < time.Millisecond {", "false {", "fencedb.TestHoldBeginsNothingUnderALeaseThatIsOver"},
 	}},
+	{"fencedb/repository.go", []guard{
+		{"S4", "what a repository reads is not written", "AccessMode: pgx.ReadOnly}", "}", "fencedb.TestARepositoryDoesNotWriteWhatItReads"},
+		{"S4", "a repository reads on no connection that is in a transaction", "if err := free(conn); err != nil {", "if err := free(conn); err == nil {", "fencedb.TestARepositoryRefusesADatabaseOnWhichNothingCanBegin"},
+	}},
 	{"fencedb/grant.go", []guard{
 		{"S7", "the grant that ends first bounds all", "until.Before(earliest)) {", "until.After(earliest)) {", "fencedb.TestTheEarliestEndOfSeveralGrantsBoundsTheTransaction"},
 		{"S7", "a grant that does not say when it ends is refused", "\t\tif !end(g).IsZero() {\n\t\t\tcontinue", "\t\tif true {\n\t\t\tcontinue", "fencedb.TestAGrantThatDoesNotSayWhenItEndsIsRefused"},

@@ -360,22 +360,28 @@ func (e *entry) acquire(ctx context.Context) error {
 		conn, release, err = acquire(ctx, e.db)
 		return err
 	})
-	switch pg := pgxConn(conn); {
-	case err != nil:
+	if err != nil {
 		return err
+	}
+	if err := free(conn); err != nil {
+		release()
+		return err
+	}
+	e.conn, e.pg, e.giveBack = conn, pgxConn(conn), release
+	return nil
+}
+
+// free refuses a connection on which no transaction of ours can begin.
+func free(conn DB) error {
+	switch pg := pgxConn(conn); {
 	case pg == nil:
-		release()
-		return fmt.Errorf("fencedb: nothing was written: a %T does not show its connection; use the *pgxpool.Pool, *pgxpool.Conn or *pgx.Conn in it", e.db)
+		return fmt.Errorf("fencedb: nothing was written: a %T does not show its connection; use the *pgxpool.Pool, *pgxpool.Conn or *pgx.Conn in it", conn)
 	case pg.IsClosed():
-		release()
 		return errors.New("fencedb: nothing was written: the connection is closed")
 	case pg.PgConn().TxStatus() != 'I':
-		release()
 		return errors.New("fencedb: nothing was written: the connection is in a transaction already; use Enter in that")
-	default:
-		e.conn, e.pg, e.giveBack = conn, pg, release
-		return nil
 	}
+	return nil
 }
 
 // release gives the connection back, if there is one. The second time it does nothing.

@@ -110,6 +110,79 @@ func ExampleTx_stale() {
 	// Output: table:3 41 42
 }
 
+// Bookings are the statements of an application. Those that write can be called in Write alone.
+type Bookings struct{ tx pgx.Tx }
+
+func (b *Bookings) Add(ctx context.Context, table int, guest string) error {
+	_, err := b.tx.Exec(ctx, `INSERT INTO bookings (table_id, guest) VALUES ($1, $2)`, table, guest)
+	return err
+}
+
+func (b *Bookings) Guests(ctx context.Context, table int) ([]string, error) {
+	rows, _ := b.tx.Query(ctx, `SELECT guest FROM bookings WHERE table_id = $1`, table)
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
+func ExampleRepository() {
+	ctx, pool := context.Background(), database()
+	lease := acquired("table:20", 41)
+	repo := fencedb.NewRepository(pool, func(tx pgx.Tx) *Bookings { return &Bookings{tx} })
+
+	err := repo.Write(ctx, lease, func(b *Bookings) error {
+		guests, err := b.Guests(ctx, 20) // still true when the transaction commits
+		if err != nil || len(guests) > 0 {
+			return err
+		}
+		return b.Add(ctx, 20, "ann")
+	})
+	fmt.Println(err)
+
+	err = repo.Read(ctx, func(b *Bookings) error {
+		guests, err := b.Guests(ctx, 20)
+		fmt.Println(guests)
+		return err
+	})
+	fmt.Println(err)
+	// Output:
+	// <nil>
+	// [ann]
+	// <nil>
+}
+
+func ExampleNewRepository() {
+	pool := database()
+
+	repo := fencedb.NewRepository(pool, func(tx pgx.Tx) *Bookings { return &Bookings{tx} })
+
+	fmt.Printf("%T", repo)
+	// Output: *fencedb.Repository[*github.com/fencedb/fencedb/fencedb_test.Bookings]
+}
+
+// The holder before is refused, and what it would have decided is not written.
+func ExampleRepository_Write() {
+	ctx := context.Background()
+	repo := fencedb.NewRepository(database(), func(tx pgx.Tx) *Bookings { return &Bookings{tx} })
+	add := func(guest string) func(*Bookings) error {
+		return func(b *Bookings) error { return b.Add(ctx, 21, guest) }
+	}
+
+	fmt.Println(repo.Write(ctx, acquired("table:21", 42), add("ben")))
+	fmt.Println(repo.Write(ctx, acquired("table:21", 41), add("ann")))
+	// Output:
+	// <nil>
+	// fencedb: stale fencing token: resource "table:21": carried 41, stored 42
+}
+
+func ExampleRepository_Read() {
+	ctx := context.Background()
+	repo := fencedb.NewRepository(database(), func(tx pgx.Tx) *Bookings { return &Bookings{tx} })
+
+	err := repo.Read(ctx, func(b *Bookings) error { return b.Add(ctx, 22, "ann") })
+
+	fmt.Println(errors.Is(err, fencedb.ErrNoToken))
+	// Output: true
+}
+
 func ExampleExec() {
 	ctx, pool := context.Background(), database()
 

@@ -20,9 +20,9 @@ import (
 // Seal takes it. So a type that embeds a Grant in an interface, and loses the method, is noticed.
 // NoEnd says that there is no limit.
 //
-// Three more methods are asked where a grant has them, as a lease does: Err() error for why it is
+// Four more methods are asked where a grant has them, as a lease does: Err() error for why it is
 // over, Released() bool whether its holder has given it back, IsPermit() bool whether it is a
-// permit of a semaphore.
+// permit of a semaphore, and Grants() []Grant for those that it stands for, as of All.
 type Grant = interface {
 	// Resource names what is written to, as type:id, in 1 to 512 bytes of UTF-8.
 	Resource() string
@@ -89,9 +89,12 @@ type grantSet struct {
 	all   []Grant
 }
 
+// Grants are those that the set stands for.
+func (s grantSet) Grants() []Grant { return s.all }
+
 func flatten(g Grant) []Grant {
-	if set, ok := g.(grantSet); ok {
-		return set.all
+	if set, ok := g.(interface{ Grants() []Grant }); ok {
+		return set.Grants()
 	}
 	return []Grant{g}
 }

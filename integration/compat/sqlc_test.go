@@ -74,6 +74,24 @@ func TestEveryKindOfGeneratedQuery(t *testing.T) {
 	}
 }
 
+// docs/patterns.md shows it.
+func TestARepositoryOverSqlc(t *testing.T) {
+	t.Parallel()
+	pool := migrated(t)
+
+	repo := fencedb.NewRepository(pool, func(tx pgx.Tx) *bookings.Queries { return bookings.New(tx) })
+
+	book := func(q *bookings.Queries) error { return createBooking(t.Context(), q) }
+	require.NoError(t, repo.Write(t.Context(), grant("table:12", 42), book))
+	require.ErrorIs(t, repo.Write(t.Context(), grant("table:12", 41), book), fencedb.ErrStale)
+	require.ErrorIs(t, repo.Read(t.Context(), book), fencedb.ErrNoToken)
+	require.NoError(t, repo.Read(t.Context(), func(q *bookings.Queries) error {
+		found, err := q.ListBookings(t.Context())
+		require.Len(t, found, 1)
+		return err
+	}))
+}
+
 func createBooking(ctx context.Context, q *bookings.Queries) error {
 	_, err := q.CreateBooking(ctx, bookings.CreateBookingParams{TableID: 12, Guest: "ann"})
 	return err

@@ -83,7 +83,7 @@ type Store interface {
 	List(ctx context.Context, table int, from time.Time) ([]Booking, error)
 
 	// Answered returns what Save has answered to key, and false if it has not yet.
-	Answered(ctx context.Context, key string, b Booking) (Answer, bool, error)
+	Answered(ctx context.Context, grant fencedb.Grant, key string, b Booking) (Answer, bool, error)
 
 	// Save writes the booking over whatever is there, which then keeps its ID. The answer is kept
 	// in the same transaction: the same key gets it again and writes nothing. With another booking
@@ -186,7 +186,7 @@ func (s *Service) Reserve(ctx context.Context, key string, b Booking) (answer An
 	defer func() { err = giveBack(ctx, l, err) }()
 
 	if key != "" {
-		if answer, found, err := s.Store.Answered(ctx, key, b); found || err != nil {
+		if answer, found, err := s.Store.Answered(ctx, l, key, b); found || err != nil {
 			return answer, err
 		}
 	}

@@ -55,7 +55,7 @@ func TestEveryMethodExplains(t *testing.T) {
 		"Find":     func(ctx context.Context) error { _, _, err := s.Find(ctx, b.Table, b.Slot); return err },
 		"Get":      func(ctx context.Context) error { _, _, err := s.Get(ctx, b.ID); return err },
 		"List":     func(ctx context.Context) error { _, err := s.List(ctx, b.Table, b.Slot); return err },
-		"Answered": func(ctx context.Context) error { _, _, err := s.Answered(ctx, "0b6f", b); return err },
+		"Answered": func(ctx context.Context) error { _, _, err := s.Answered(ctx, holder, "0b6f", b); return err },
 		"Save":     func(ctx context.Context) error { _, err := s.Save(ctx, holder, "", b); return err },
 		"Remove":   func(ctx context.Context) error { _, err := s.Remove(ctx, holder, b.ID); return err },
 	} {

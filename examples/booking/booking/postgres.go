@@ -28,12 +28,12 @@ func Migrate(ctx context.Context, db *sql.DB) error {
 	return migrations.Apply(ctx, db, files, "booking_migrations")
 }
 
-// Postgres is a [Store] in a table that only the current holder of a lease can write to: everything
-// that writes does so in [fencedb.Tx], and the table accepts no other way in. The database must
-// have been brought up with [Migrate].
+// Postgres is a [Store] in a table that only the current holder of a lease can write to: what
+// writes goes through the Write of a repository, which takes the grant, and the table accepts no
+// other way in. The database must have been brought up with [Migrate].
 type Postgres struct {
-	db     *pgxpool.Pool
-	fenced fencedb.DB // db, with the tracers
+	repo   *fencedb.Repository[bookings]
+	fenced fencedb.DB // with the tracers
 }
 
 var _ Store = (*Postgres)(nil)
@@ -41,7 +41,38 @@ var _ Store = (*Postgres)(nil)
 // NewPostgres returns a store on db, which stays the caller's to close. The tracers are told of its
 // writes.
 func NewPostgres(db *pgxpool.Pool, tracers ...fencedb.Tracer) *Postgres {
-	return &Postgres{db, fencedb.With(db, fencedb.Trace(tracers...))}
+	fenced := fencedb.With(db, fencedb.Trace(tracers...))
+	return &Postgres{fencedb.NewRepository(fenced, func(tx pgx.Tx) bookings { return bookings{tx} }), fenced}
+}
+
+// bookings are the statements, each in a transaction of the repository.
+type bookings struct{ tx pgx.Tx }
+
+const columns = `id, table_id, slot, guest, party`
+
+func (b bookings) where(ctx context.Context, condition string, args ...any) ([]Booking, error) {
+	rows, _ := b.tx.Query(ctx, `SELECT `+columns+` FROM bookings WHERE `+condition, args...)
+	return pgx.CollectRows(rows, scan)
+}
+
+func (b bookings) save(ctx context.Context, want Booking) (Answer, error) {
+	rows, _ := b.tx.Query(ctx, `
+		INSERT INTO bookings (`+columns+`) VALUES ($1, $2, $3, $4, $5)
+		ON CONFLICT (table_id, slot) DO UPDATE SET guest = excluded.guest, party = excluded.party
+		RETURNING `+columns, want.ID, want.Table, want.Slot, want.Guest, want.Party)
+	saved, err := pgx.CollectExactlyOneRow(rows, scan)
+	return Answer{Booking: saved, Created: saved.ID == want.ID}, err
+}
+
+func (b bookings) remove(ctx context.Context, id uuid.UUID) (bool, error) {
+	tag, err := b.tx.Exec(ctx, `DELETE FROM bookings WHERE id = $1`, id)
+	return tag.RowsAffected() > 0, err
+}
+
+func scan(row pgx.CollectableRow) (b Booking, err error) {
+	err = row.Scan(&b.ID, &b.Table, &b.Slot, &b.Guest, &b.Party)
+	b.Slot = b.Slot.UTC()
+	return b, err
 }
 
 // Seal implements [Store].
@@ -49,57 +80,63 @@ func (p *Postgres) Seal(ctx context.Context, grant fencedb.Grant) error {
 	return explain(fencedb.Seal(ctx, p.fenced, grant))
 }
 
-const columns = `id, table_id, slot, guest, party`
-
 // Find implements [Store].
 func (p *Postgres) Find(ctx context.Context, table int, slot time.Time) (Booking, bool, error) {
-	return one(p.db.Query(ctx, `SELECT `+columns+` FROM bookings WHERE table_id = $1 AND slot = $2`, table, slot))
+	return first(p.read(ctx, `table_id = $1 AND slot = $2`, table, slot))
 }
 
 // Get implements [Store].
 func (p *Postgres) Get(ctx context.Context, id uuid.UUID) (Booking, bool, error) {
-	return one(p.db.Query(ctx, `SELECT `+columns+` FROM bookings WHERE id = $1`, id))
+	return first(p.read(ctx, `id = $1`, id))
 }
 
 // List implements [Store].
 func (p *Postgres) List(ctx context.Context, table int, from time.Time) ([]Booking, error) {
-	rows, _ := p.db.Query(ctx, `
-		SELECT `+columns+` FROM bookings WHERE table_id = $1 AND slot >= $2 ORDER BY slot LIMIT $3`, table, from, MaxList)
-	bookings, err := pgx.CollectRows(rows, scan)
-	return bookings, explain(err)
+	return p.read(ctx, `table_id = $1 AND slot >= $2 ORDER BY slot LIMIT $3`, table, from, MaxList)
+}
+
+func (p *Postgres) read(ctx context.Context, condition string, args ...any) (found []Booking, err error) {
+	err = p.repo.Read(ctx, func(b bookings) error {
+		found, err = b.where(ctx, condition, args...)
+		return err
+	})
+	return found, explain(err)
+}
+
+func first(found []Booking, err error) (Booking, bool, error) {
+	if err != nil || len(found) == 0 {
+		return Booking{}, false, err
+	}
+	return found[0], true, nil
 }
 
 // errNew undoes what Answered has begun with a key that is new.
 var errNew = errors.New("the key is new")
 
 // Answered implements [Store]. It waits for a transaction with the same key that is still open.
-func (p *Postgres) Answered(ctx context.Context, key string, b Booking) (answer Answer, found bool, err error) {
-	err = pgx.BeginFunc(ctx, p.db, func(tx pgx.Tx) error {
-		answer, found, err = fencedb.OnceJSON(ctx, tx, key, asked(b), func() (Answer, error) { return Answer{}, errNew })
-		return err
-	})
+func (p *Postgres) Answered(ctx context.Context, grant fencedb.Grant, key string, b Booking) (Answer, bool, error) {
+	answer, err := p.once(ctx, grant, key, b, func(bookings) (Answer, error) { return Answer{}, errNew })
 	if errors.Is(err, errNew) {
-		err = nil
+		return Answer{}, false, nil
 	}
-	return answer, found, explain(err)
+	return answer, err == nil, err
 }
 
 // Save implements [Store]: the booking and the answer to its key, in one transaction behind the
 // fence.
-func (p *Postgres) Save(ctx context.Context, grant fencedb.Grant, key string, b Booking) (answer Answer, err error) {
-	err = fencedb.Tx(ctx, p.fenced, grant, func(tx pgx.Tx) error {
-		save := func() (Answer, error) {
-			saved, _, err := one(tx.Query(ctx, `
-				INSERT INTO bookings (`+columns+`) VALUES ($1, $2, $3, $4, $5)
-				ON CONFLICT (table_id, slot) DO UPDATE SET guest = excluded.guest, party = excluded.party
-				RETURNING `+columns, b.ID, b.Table, b.Slot, b.Guest, b.Party))
-			return Answer{Booking: saved, Created: saved.ID == b.ID}, err
-		}
+func (p *Postgres) Save(ctx context.Context, grant fencedb.Grant, key string, b Booking) (Answer, error) {
+	return p.once(ctx, grant, key, b, func(in bookings) (Answer, error) { return in.save(ctx, b) })
+}
+
+// once writes, unless the key has been answered before.
+func (p *Postgres) once(ctx context.Context, grant fencedb.Grant, key string, b Booking,
+	write func(bookings) (Answer, error)) (answer Answer, err error) {
+	err = p.repo.Write(ctx, grant, func(in bookings) error {
 		if key == "" {
-			answer, err = save()
+			answer, err = write(in)
 			return err
 		}
-		answer, _, err = fencedb.OnceJSON(ctx, tx, key, asked(b), save)
+		answer, _, err = fencedb.OnceJSON(ctx, in.tx, key, asked(b), func() (Answer, error) { return write(in) })
 		return err
 	})
 	return answer, explain(err)
@@ -107,11 +144,11 @@ func (p *Postgres) Save(ctx context.Context, grant fencedb.Grant, key string, b 
 
 // Remove implements [Store].
 func (p *Postgres) Remove(ctx context.Context, grant fencedb.Grant, id uuid.UUID) (removed bool, err error) {
-	tag, err := fencedb.Exec(ctx, p.fenced, grant, `DELETE FROM bookings WHERE id = $1`, id)
-	if errors.Is(err, fencedb.ErrCommitted) { // it is gone, although the answer was lost
-		return true, nil
-	}
-	return tag.RowsAffected() > 0, explain(err)
+	err = p.repo.Write(ctx, grant, func(b bookings) error {
+		removed, err = b.remove(ctx, id)
+		return err
+	})
+	return removed, explain(err)
 }
 
 // asked is what a key stands for: the booking without its ID, which is new each time that the
@@ -119,20 +156,6 @@ func (p *Postgres) Remove(ctx context.Context, grant fencedb.Grant, id uuid.UUID
 func asked(b Booking) Booking {
 	b.ID = uuid.Nil
 	return b
-}
-
-func one(rows pgx.Rows, _ error) (Booking, bool, error) { // the rows have the error too
-	b, err := pgx.CollectOneRow(rows, scan)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return Booking{}, false, nil
-	}
-	return b, err == nil, explain(err)
-}
-
-func scan(row pgx.CollectableRow) (b Booking, err error) {
-	err = row.Scan(&b.ID, &b.Table, &b.Slot, &b.Guest, &b.Party)
-	b.Slot = b.Slot.UTC()
-	return b, err
 }
 
 // explain adds [ErrUnavailable] to the errors of a Postgres that does not answer, or not now.

@@ -459,7 +459,8 @@ func (m *memory) Get(_ context.Context, id uuid.UUID) (booking.Booking, bool, er
 
 func (m *memory) List(context.Context, int, time.Time) ([]booking.Booking, error) { return nil, nil }
 
-func (m *memory) Answered(_ context.Context, key string, _ booking.Booking) (booking.Answer, bool, error) {
+func (m *memory) Answered(_ context.Context, _ fencedb.Grant, key string,
+	_ booking.Booking) (booking.Answer, bool, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	answer, found := m.answers[key]

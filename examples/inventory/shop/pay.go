@@ -35,7 +35,10 @@ func (s *Shop) Pay(ctx context.Context, id uuid.UUID) error {
 	defer func() { _ = l.Release(ctx) }()
 
 	var cents int64 // written down before the bank is asked
-	err = fencedb.QueryRow(ctx, s.fenced, l, BeginPayment, id).Scan(&cents)
+	err = s.repo.Write(ctx, l, func(t Tables) error {
+		cents, err = t.BeginPayment(ctx, id)
+		return err
+	})
 	if errors.Is(err, pgx.ErrNoRows) {
 		c, err := s.Cart(ctx, id)
 		if err == nil && c.State != Sold {
@@ -58,13 +61,12 @@ func (s *Shop) Pay(ctx context.Context, id uuid.UUID) error {
 	}
 	// Not bounded by the lease's time: a payment that comes late, while nobody has taken the cart
 	// over, is as good as one in time. Postgres knows who has: the fence of the cart has their
-	// token. So the cart is still RESERVED if this commits, and there are no rows to count.
+	// token. So the cart is still RESERVED if this commits.
 	grant := fencedb.NewGrant(l.Resource(), l.Token(), l.LeaseID(), fencedb.NoEnd)
-	_, err = fencedb.Exec(ctx, s.fenced, grant, Sell, id)
-	if errors.Is(err, fencedb.ErrCommitted) { // it is sold, although the answer was lost
-		return nil
-	}
-	return err
+	return s.repo.Write(ctx, grant, func(t Tables) error {
+		_, err := t.Sell(ctx, id)
+		return err
+	})
 }
 
 // Sweep ends reservations that nobody has paid in time, and refunds money that was taken for them.
@@ -92,20 +94,20 @@ func (s *Shop) expire(ctx context.Context, id uuid.UUID) error {
 	if err != nil || payer.Token != 0 {
 		return err
 	}
-	lines, err := Lines(ctx, s.DB, id)
+	c, err := s.Cart(ctx, id)
 	if err != nil {
 		return err
 	}
-	return s.alone(ctx, append(skuResources(lines), cartResource(id)), func(ctx context.Context, tx pgx.Tx) error {
-		expired, err := Expire(ctx, tx, id)
+	return s.alone(ctx, append(skuResources(c.Lines), cartResource(id)), func(ctx context.Context, t Tables) error {
+		expired, err := t.Expire(ctx, id)
 		if err != nil || !expired {
 			return err
 		}
-		levels, err := Levels(ctx, tx, SKUs(lines))
+		levels, err := t.Levels(ctx, SKUs(c.Lines))
 		if err != nil {
 			return err
 		}
-		return SetLevels(ctx, tx, PutBack(levels, lines))
+		return t.SetLevels(ctx, PutBack(levels, c.Lines))
 	})
 }
 
@@ -114,9 +116,8 @@ func (s *Shop) refund(ctx context.Context, id uuid.UUID) error {
 	if err := s.Bank.Refund(ctx, id); err != nil {
 		return err
 	}
-	return s.alone(ctx, []string{cartResource(id)}, func(ctx context.Context, tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, Refunded, id)
-		return err
+	return s.alone(ctx, []string{cartResource(id)}, func(ctx context.Context, t Tables) error {
+		return t.Refunded(ctx, id)
 	})
 }
 

@@ -90,6 +90,7 @@ type Config struct {
 type Shop struct {
 	Config
 	fenced fencedb.DB // DB, with the tracers
+	repo   *fencedb.Repository[Tables]
 }
 
 // New checks the configuration. What is in it stays the caller's to close.
@@ -97,7 +98,8 @@ func New(c Config) (*Shop, error) {
 	if c.DB == nil || c.Leases == nil || c.Bank == nil || c.Keep < time.Millisecond || c.Wait <= 0 {
 		return nil, fmt.Errorf("%w: a Config needs DB, Leases and Bank, and positive Keep and Wait", ErrInvalid)
 	}
-	return &Shop{c, fencedb.With(c.DB, fencedb.Trace(c.Tracers...))}, nil
+	fenced := fencedb.With(c.DB, fencedb.Trace(c.Tracers...))
+	return &Shop{c, fenced, fencedb.NewRepository(fenced, In)}, nil
 }
 
 // The migration says the same in SQL.
@@ -122,8 +124,8 @@ func (s *Shop) Reserve(ctx context.Context, buyer string, lines []Line) (c Cart,
 		return Cart{}, err
 	}
 	id, skus := uuid.New(), SKUs(lines)
-	err = s.alone(ctx, append(skuResources(lines), cartResource(id)), func(ctx context.Context, tx pgx.Tx) error {
-		levels, err := Levels(ctx, tx, skus) // true until we commit: no other holder can write them before
+	err = s.alone(ctx, append(skuResources(lines), cartResource(id)), func(ctx context.Context, t Tables) error {
+		levels, err := t.Levels(ctx, skus) // true until we commit: no other holder can write them before
 		if err != nil {
 			return err
 		}
@@ -131,10 +133,10 @@ func (s *Shop) Reserve(ctx context.Context, buyer string, lines []Line) (c Cart,
 		if err != nil {
 			return err
 		}
-		if err := SetLevels(ctx, tx, after); err != nil {
+		if err := t.SetLevels(ctx, after); err != nil {
 			return err
 		}
-		c, err = AddCart(ctx, tx, id, buyer, priced, s.Keep)
+		c, err = t.AddCart(ctx, id, buyer, priced, s.Keep)
 		return err
 	})
 	return c, err
@@ -142,11 +144,11 @@ func (s *Shop) Reserve(ctx context.Context, buyer string, lines []Line) (c Cart,
 
 // alone runs fn in one transaction behind the fences of all resources, when it is our turn for all
 // of them.
-func (s *Shop) alone(ctx context.Context, resources []string, fn func(ctx context.Context, tx pgx.Tx) error) error {
+func (s *Shop) alone(ctx context.Context, resources []string, fn func(ctx context.Context, t Tables) error) error {
 	ctx, cancel := context.WithTimeout(ctx, s.Wait)
 	defer cancel()
 	return guard.TxAll(ctx, s.Leases, s.fenced, resources, func(ctx context.Context, _ lease.Leases, tx pgx.Tx) error {
-		return fn(ctx, tx)
+		return fn(ctx, In(tx))
 	})
 }
 
@@ -157,12 +159,27 @@ func (s *Shop) Stock(ctx context.Context, levels []Level) error {
 		resources = append(resources, skuResource(l.SKU))
 	}
 	return guard.TxAll(ctx, s.Leases, s.fenced, resources, func(ctx context.Context, _ lease.Leases, tx pgx.Tx) error {
-		return AddLevels(ctx, tx, levels)
+		return In(tx).AddLevels(ctx, levels)
 	})
 }
 
 // Levels tells what is left. It needs no lease, and is out of date when it arrives.
-func (s *Shop) Levels(ctx context.Context) ([]Level, error) { return AllLevels(ctx, s.DB) }
+func (s *Shop) Levels(ctx context.Context) (all []Level, err error) {
+	err = s.repo.Read(ctx, func(t Tables) error {
+		all, err = t.AllLevels(ctx)
+		return err
+	})
+	return all, err
+}
+
+// Cart finds a cart, or fails with [ErrNoCart].
+func (s *Shop) Cart(ctx context.Context, id uuid.UUID) (c Cart, err error) {
+	err = s.repo.Read(ctx, func(t Tables) error {
+		c, err = t.Cart(ctx, id)
+		return err
+	})
+	return c, err
+}
 
 // What one cart can hold.
 const (

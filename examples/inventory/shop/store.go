@@ -13,11 +13,6 @@ import (
 	"github.com/fencedb/fencedb/migrations"
 )
 
-// This file is the SQL of the shop: one function for each statement, over whatever the caller reads
-// or writes with. None of them protects anything. The triggers that the migration puts on the
-// tables keep a late writer out: they refuse every row whose resource the transaction has not
-// entered with a current token. So the writes here succeed only within package fencedb.
-
 //go:embed *.sql
 var files embed.FS
 
@@ -36,21 +31,25 @@ type Level struct {
 	Version   int64  `json:"-"`
 }
 
-// Reader is a pool or a transaction.
-type Reader interface {
-	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
-}
+// Tables are the statements of the shop, in one transaction. The [Shop] gets them from its
+// repository, behind a fence or to read only. Whoever makes them of another transaction is kept out
+// by the triggers of the migration: they refuse every row whose resource the transaction has not
+// entered with a current token.
+type Tables struct{ tx pgx.Tx }
+
+// In returns the tables as tx sees and writes them.
+func In(tx pgx.Tx) Tables { return Tables{tx} }
 
 const selectLevels = `SELECT sku, start, remaining, cents, version FROM stock`
 
 // AllLevels reads everything that is for sale, in the order of the SKUs.
-func AllLevels(ctx context.Context, db Reader) ([]Level, error) {
-	return collect[Level](db.Query(ctx, selectLevels+` ORDER BY sku`))
+func (t Tables) AllLevels(ctx context.Context) ([]Level, error) {
+	return collect[Level](t.tx.Query(ctx, selectLevels+` ORDER BY sku`))
 }
 
 // Levels reads those of some SKUs, in the order of the SKUs. What does not exist is missing.
-func Levels(ctx context.Context, db Reader, skus []string) ([]Level, error) {
-	return collect[Level](db.Query(ctx, selectLevels+` WHERE sku = ANY ($1) ORDER BY sku`, skus))
+func (t Tables) Levels(ctx context.Context, skus []string) ([]Level, error) {
+	return collect[Level](t.tx.Query(ctx, selectLevels+` WHERE sku = ANY ($1) ORDER BY sku`, skus))
 }
 
 func collect[T any](rows pgx.Rows, _ error) ([]T, error) { // the rows have the error too
@@ -58,22 +57,22 @@ func collect[T any](rows pgx.Rows, _ error) ([]T, error) { // the rows have the 
 }
 
 // SetLevels writes how much remains. The caller must know that nobody has written since it read.
-func SetLevels(ctx context.Context, tx pgx.Tx, levels []Level) error {
+func (t Tables) SetLevels(ctx context.Context, levels []Level) error {
 	var b pgx.Batch
 	for _, l := range levels {
 		b.Queue(`UPDATE stock SET remaining = $2, version = version + 1 WHERE sku = $1`, l.SKU, l.Remaining)
 	}
-	return tx.SendBatch(ctx, &b).Close()
+	return t.tx.SendBatch(ctx, &b).Close()
 }
 
 // AddLevels puts new SKUs up for sale and leaves those alone that are there.
-func AddLevels(ctx context.Context, tx pgx.Tx, levels []Level) error {
+func (t Tables) AddLevels(ctx context.Context, levels []Level) error {
 	var b pgx.Batch
 	for _, l := range levels {
 		b.Queue(`INSERT INTO stock (sku, start, remaining, cents) VALUES ($1, $2, $2, $3) ON CONFLICT DO NOTHING`,
 			l.SKU, l.Start, l.Cents)
 	}
-	return tx.SendBatch(ctx, &b).Close()
+	return t.tx.SendBatch(ctx, &b).Close()
 }
 
 // The states of a cart.
@@ -101,7 +100,7 @@ type Cart struct {
 }
 
 // AddCart inserts a cart of priced lines, reserved for a time from now on, by Postgres's clock.
-func AddCart(ctx context.Context, tx pgx.Tx, id uuid.UUID, buyer string, priced []Line,
+func (t Tables) AddCart(ctx context.Context, id uuid.UUID, buyer string, priced []Line,
 	keep time.Duration) (Cart, error) {
 	c := Cart{ID: id, Buyer: buyer, State: Reserved, Lines: priced}
 	for _, l := range priced {
@@ -116,34 +115,34 @@ func AddCart(ctx context.Context, tx pgx.Tx, id uuid.UUID, buyer string, priced 
 	for _, l := range priced {
 		b.Queue(`INSERT INTO cart_lines (cart_id, sku, units, cents) VALUES ($1, $2, $3, $4)`, id, l.SKU, l.Units, l.Cents)
 	}
-	err := tx.SendBatch(ctx, &b).Close()
+	err := t.tx.SendBatch(ctx, &b).Close()
 	return c, err
 }
 
 // Cart finds a cart, or fails with [ErrNoCart].
-func (s *Shop) Cart(ctx context.Context, id uuid.UUID) (Cart, error) {
+func (t Tables) Cart(ctx context.Context, id uuid.UUID) (Cart, error) {
 	c := Cart{ID: id}
-	err := s.DB.QueryRow(ctx, `SELECT buyer, state, cents, expires_at FROM carts WHERE id = $1`, id).
+	err := t.tx.QueryRow(ctx, `SELECT buyer, state, cents, expires_at FROM carts WHERE id = $1`, id).
 		Scan(&c.Buyer, &c.State, &c.Cents, &c.Expires)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return Cart{}, ErrNoCart
 	}
 	if err == nil {
-		c.Lines, err = Lines(ctx, s.DB, id)
+		c.Lines, err = t.Lines(ctx, id)
 	}
 	return c, err
 }
 
 // Lines reads those of a cart, which never change.
-func Lines(ctx context.Context, db Reader, id uuid.UUID) ([]Line, error) {
-	return collect[Line](db.Query(ctx, `SELECT sku, units, cents FROM cart_lines WHERE cart_id = $1 ORDER BY sku`, id))
+func (t Tables) Lines(ctx context.Context, id uuid.UUID) ([]Line, error) {
+	return collect[Line](t.tx.Query(ctx, `SELECT sku, units, cents FROM cart_lines WHERE cart_id = $1 ORDER BY sku`, id))
 }
 
 // Expire ends a reservation that is overdue, and makes the money of a payment under way due to be
 // given back. It returns false, and has done nothing, if the cart is not RESERVED any more, or not
 // yet overdue.
-func Expire(ctx context.Context, tx pgx.Tx, id uuid.UUID) (bool, error) {
-	tag, err := tx.Exec(ctx, `
+func (t Tables) Expire(ctx context.Context, id uuid.UUID) (bool, error) {
+	tag, err := t.tx.Exec(ctx, `
 		WITH over AS (
 			UPDATE carts SET state = 'EXPIRED'
 			WHERE id = $1 AND state = 'RESERVED' AND expires_at <= clock_timestamp()
@@ -155,22 +154,35 @@ func Expire(ctx context.Context, tx pgx.Tx, id uuid.UUID) (bool, error) {
 	return tag.RowsAffected() == 1, err
 }
 
-// Statements that need no transaction around them: each decides and writes at once.
-const (
-	// BeginPayment notes that the bank will be asked, before it is, and returns for how much. Again
-	// for a payment that was begun before, so that it can be taken up. No row: the cart cannot be
-	// paid.
-	BeginPayment = `
+// BeginPayment notes that the bank will be asked, before it is, and returns for how much. Again for
+// a payment that was begun before, so that it can be taken up. [pgx.ErrNoRows]: the cart cannot be
+// paid.
+func (t Tables) BeginPayment(ctx context.Context, id uuid.UUID) (cents int64, err error) {
+	err = t.tx.QueryRow(ctx, `
 		INSERT INTO payments AS p (cart_id, cents)
 		SELECT id, cents FROM carts WHERE id = $1 AND state = 'RESERVED' AND expires_at > clock_timestamp()
 		ON CONFLICT (cart_id) DO UPDATE SET state = p.state
-		RETURNING cents`
+		RETURNING cents`, id).Scan(&cents)
+	return cents, err
+}
 
-	// Sell makes a paid cart SOLD. It writes no row if the cart is not RESERVED any more.
-	Sell = `
+// Sell makes a paid cart SOLD. It returns false, and has done nothing, if the cart is not RESERVED
+// any more.
+func (t Tables) Sell(ctx context.Context, id uuid.UUID) (bool, error) {
+	tag, err := t.tx.Exec(ctx, `
 		WITH sold AS (UPDATE carts SET state = 'SOLD' WHERE id = $1 AND state = 'RESERVED' RETURNING id)
-		UPDATE payments SET state = 'TAKEN' FROM sold WHERE cart_id = sold.id`
+		UPDATE payments SET state = 'TAKEN' FROM sold WHERE cart_id = sold.id`, id)
+	return tag.RowsAffected() == 1, err
+}
 
+// Refunded notes that the bank has given the money back.
+func (t Tables) Refunded(ctx context.Context, id uuid.UUID) error {
+	_, err := t.tx.Exec(ctx, `UPDATE payments SET state = 'REFUNDED' WHERE cart_id = $1 AND state = 'REFUND_DUE'`, id)
+	return err
+}
+
+// What [Shop.Each] can be told to find.
+const (
 	// Overdue finds reservations that nobody has paid in time, the oldest first.
 	Overdue = `
 		SELECT id FROM carts WHERE state = 'RESERVED' AND expires_at <= clock_timestamp() ORDER BY expires_at LIMIT 200`
@@ -178,7 +190,4 @@ const (
 	// RefundsDue finds carts whose money the bank has to give back, in no order: some that the bank
 	// keeps refusing must not keep the rest out.
 	RefundsDue = `SELECT cart_id FROM payments WHERE state = 'REFUND_DUE' ORDER BY random() LIMIT 200`
-
-	// Refunded notes that the bank has given the money back.
-	Refunded = `UPDATE payments SET state = 'REFUNDED' WHERE cart_id = $1 AND state = 'REFUND_DUE'`
 )

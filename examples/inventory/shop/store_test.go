@@ -33,19 +33,19 @@ func TestExpireLooksAgain(t *testing.T) {
 		grant := fencedb.NewGrant("cart:"+id.String(), 41, uuid.New(), fencedb.NoEnd)
 		var expired, again bool
 		err := fencedb.Tx(t.Context(), db, grant, func(tx pgx.Tx) error {
-			_, err := shop.AddCart(t.Context(), tx, id, "ann", []shop.Line{{SKU: "a", Units: 1, Cents: 1}}, tc.keep)
+			_, err := shop.In(tx).AddCart(t.Context(), id, "ann", []shop.Line{{SKU: "a", Units: 1, Cents: 1}}, tc.keep)
 			if err == nil && tc.sell {
 				_, err = tx.Exec(t.Context(), `INSERT INTO payments (cart_id, cents) VALUES ($1, 1)`, id)
-				_, sold := tx.Exec(t.Context(), shop.Sell, id)
+				_, sold := shop.In(tx).Sell(t.Context(), id)
 				err = errors.Join(err, sold)
 			}
 			if err != nil {
 				return err
 			}
-			if expired, err = shop.Expire(t.Context(), tx, id); err != nil {
+			if expired, err = shop.In(tx).Expire(t.Context(), id); err != nil {
 				return err
 			}
-			again, err = shop.Expire(t.Context(), tx, id)
+			again, err = shop.In(tx).Expire(t.Context(), id)
 			return err
 		})
 		require.NoError(t, err, name)
@@ -61,7 +61,7 @@ func newDB(t *testing.T) *pgxpool.Pool {
 	plain := stdlib.OpenDBFromPool(db)
 	require.NoError(t, errors.Join(shop.Migrate(t.Context(), plain), plain.Close()))
 	err := fencedb.Tx(t.Context(), db, fencedb.NewGrant("sku:a", 41, uuid.New(), fencedb.NoEnd), func(tx pgx.Tx) error {
-		return shop.AddLevels(t.Context(), tx, []shop.Level{{SKU: "a", Start: 9, Cents: 1}})
+		return shop.In(tx).AddLevels(t.Context(), []shop.Level{{SKU: "a", Start: 9, Cents: 1}})
 	})
 	require.NoError(t, err)
 	return db

@@ -60,7 +60,7 @@ func (s *rival) alone(ctx context.Context, id uuid.UUID, skus []string, fn func(
 
 func (s *rival) levels(ctx context.Context, tx pgx.Tx, skus []string) ([]shop.Level, error) {
 	if s.mode != ForUpdate {
-		return shop.Levels(ctx, tx, skus)
+		return shop.In(tx).Levels(ctx, skus)
 	}
 	rows, _ := tx.Query(ctx, `
 		SELECT sku, start, remaining, cents, version FROM stock WHERE sku = ANY ($1) ORDER BY sku FOR UPDATE`, skus)
@@ -76,7 +76,7 @@ func (s *rival) setLevels(ctx context.Context, tx pgx.Tx, held lease.Leases, lev
 		}
 	}
 	if s.mode != Optimistic {
-		return shop.SetLevels(ctx, tx, levels)
+		return shop.In(tx).SetLevels(ctx, levels)
 	}
 	unchanged := 0
 	var b pgx.Batch
@@ -115,7 +115,7 @@ func (s *rival) Reserve(ctx context.Context, buyer string, lines []shop.Line) (c
 		if err := s.setLevels(ctx, tx, held, after); err != nil {
 			return err
 		}
-		c, err = shop.AddCart(ctx, tx, id, buyer, priced, s.Keep)
+		c, err = shop.In(tx).AddCart(ctx, id, buyer, priced, s.Keep)
 		return err
 	})
 	return c, err
@@ -131,7 +131,10 @@ func (s *rival) Pay(ctx context.Context, id uuid.UUID) error {
 		defer func() { _ = l.Release(ctx) }()
 	}
 	var cents int64
-	err := s.DB.QueryRow(ctx, shop.BeginPayment, id).Scan(&cents)
+	err := pgx.BeginFunc(ctx, s.DB, func(tx pgx.Tx) (err error) {
+		cents, err = shop.In(tx).BeginPayment(ctx, id)
+		return err
+	})
 	if errors.Is(err, pgx.ErrNoRows) {
 		return shop.ErrExpired
 	}
@@ -142,11 +145,13 @@ func (s *rival) Pay(ctx context.Context, id uuid.UUID) error {
 		return err
 	}
 	// The condition on the state decides: a cart goes one way only.
-	tag, err := s.DB.Exec(ctx, shop.Sell, id)
-	if err == nil && tag.RowsAffected() == 0 {
-		return shop.ErrExpired
-	}
-	return err
+	return pgx.BeginFunc(ctx, s.DB, func(tx pgx.Tx) error {
+		sold, err := shop.In(tx).Sell(ctx, id)
+		if err == nil && !sold {
+			return shop.ErrExpired
+		}
+		return err
+	})
 }
 
 // Sweep is as in package shop, but in all processes at once.
@@ -155,8 +160,7 @@ func (s *rival) Sweep(ctx context.Context) error {
 		if err := s.Bank.Refund(ctx, id); err != nil {
 			return err
 		}
-		_, err := s.DB.Exec(ctx, shop.Refunded, id)
-		return err
+		return pgx.BeginFunc(ctx, s.DB, func(tx pgx.Tx) error { return shop.In(tx).Refunded(ctx, id) })
 	}
 	return errors.Join(s.Each(ctx, shop.Overdue, s.expire), s.Each(ctx, shop.RefundsDue, refund))
 }
@@ -164,13 +168,13 @@ func (s *rival) Sweep(ctx context.Context) error {
 func (s *rival) expire(ctx context.Context, id uuid.UUID) error {
 	ctx, cancel := context.WithTimeout(ctx, s.Wait)
 	defer cancel()
-	lines, err := shop.Lines(ctx, s.DB, id)
+	c, err := s.Cart(ctx, id)
 	if err != nil {
 		return err
 	}
-	skus := shop.SKUs(lines)
+	skus := shop.SKUs(c.Lines)
 	return s.alone(ctx, id, skus, func(tx pgx.Tx, held lease.Leases) error {
-		expired, err := shop.Expire(ctx, tx, id)
+		expired, err := shop.In(tx).Expire(ctx, id)
 		if err != nil || !expired {
 			return err
 		}
@@ -178,6 +182,6 @@ func (s *rival) expire(ctx context.Context, id uuid.UUID) error {
 		if err != nil {
 			return err
 		}
-		return s.setLevels(ctx, tx, held, shop.PutBack(levels, lines))
+		return s.setLevels(ctx, tx, held, shop.PutBack(levels, c.Lines))
 	})
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/fencedb/fencedb/examples/inventory/shop"
+	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/internal/demo/service"
 	"github.com/fencedb/fencedb/internal/worker"
 )
@@ -243,7 +244,7 @@ func (p *play) pause(w *worker.Process[report]) error {
 // buyer is about to write over, where the mode lets them: so that the result does not depend on
 // luck. If nobody buys it, the verdict says so.
 func (p *play) outlast(skus []string) error {
-	before, err := shop.Levels(p, p.DB, skus)
+	before, err := p.levels(skus)
 	if err == nil {
 		err = worker.Sleep(p, p.load.Pause)
 	}
@@ -251,7 +252,7 @@ func (p *play) outlast(skus []string) error {
 	defer cancel()
 	for err == nil && p.mode != ForUpdate && patience.Err() == nil {
 		var now []shop.Level
-		now, err = shop.Levels(p, p.DB, skus)
+		now, err = p.levels(skus)
 		for i := range now {
 			if now[i].Remaining < before[i].Remaining {
 				return nil
@@ -262,11 +263,24 @@ func (p *play) outlast(skus []string) error {
 	return err
 }
 
+// levels are those of some SKUs, or all of them.
+func (p *play) levels(skus []string) (levels []shop.Level, err error) {
+	err = fencedb.NewRepository(p.DB, shop.In).Read(p, func(t shop.Tables) error {
+		if skus == nil {
+			levels, err = t.AllLevels(p)
+		} else {
+			levels, err = t.Levels(p, skus)
+		}
+		return err
+	})
+	return levels, err
+}
+
 // empty reserves all that the shelves say is left, so that what was promised can be compared with
 // what there was.
 func (p *play) empty() error {
 	for {
-		levels, err := shop.AllLevels(p, p.DB)
+		levels, err := p.levels(nil)
 		if err != nil {
 			return err
 		}

@@ -1,0 +1,68 @@
+package fencedb
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Repository hands out T, the reads and writes of an application, such as the Queries of sqlc, in
+// one of two ways: Write takes a grant, Read cannot write. So where nothing else has the database,
+// every mutation carries a fencing token, also of tables that are not protected. It is safe for
+// concurrent use.
+type Repository[T any] struct {
+	db DB
+	of func(tx pgx.Tx) T
+}
+
+// NewRepository returns a repository on db, which stays the caller's to close. Options of every
+// transaction come with db, see With. of makes the T of one transaction, and is called for each:
+//
+//	repo := fencedb.NewRepository(pool, func(tx pgx.Tx) *Bookings { return &Bookings{tx} })
+//	repo := fencedb.NewRepository(pool, func(tx pgx.Tx) *sqlc.Queries { return sqlc.New(tx) })
+func NewRepository[T any](db DB, of func(tx pgx.Tx) T) *Repository[T] {
+	return &Repository[T]{db, of}
+}
+
+// Write runs fn in a transaction that holds the fence of grant, and commits it if fn returns nil.
+// It is Tx: so is its error, what cancelling ctx does, and the time that the transaction has. What
+// is read in fn can be decided on. The T is over when fn returns.
+//
+// It takes two round trips at least. Exec and SendBatch take one, for statements without a decision
+// between them.
+func (r *Repository[T]) Write(ctx context.Context, grant Grant, fn func(T) error, opts ...Option) error {
+	return Tx(ctx, r.db, grant, func(tx pgx.Tx) error { return fn(r.of(tx)) }, opts...)
+}
+
+// Read runs fn in a transaction that is READ ONLY, under no fence: its answer is out of date when
+// it arrives. All that fn reads is of one moment, at REPEATABLE READ, unless TxOptions of the
+// database set another isolation level.
+//
+// A statement that writes is refused with ErrNoToken, and nothing is written. Other errors are
+// those of fn and of its statements, as Explain returns them. Cancelling ctx closes the connection,
+// as in every pgx call. The T is over when fn returns.
+func (r *Repository[T]) Read(ctx context.Context, fn func(T) error) error {
+	db, c := r.db, config{}
+	if own, ok := db.(withOptions); ok {
+		db = own.DB
+		for _, opt := range own.opts {
+			opt(&c)
+		}
+	}
+	conn, release, err := acquire(ctx, db)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if err := free(conn); err != nil {
+		return err
+	}
+	readOnly := pgx.TxOptions{IsoLevel: cmp.Or(c.txOptions.IsoLevel, pgx.RepeatableRead), AccessMode: pgx.ReadOnly}
+	err = pgx.BeginTxFunc(ctx, conn, readOnly, func(tx pgx.Tx) error { return fn(r.of(tx)) })
+	if answered(err).code == codeReadOnly {
+		return &rejection{ErrNoToken, fmt.Errorf("Read of a Repository does not write; call Write with a grant: %w", err)}
+	}
+	return Explain(err)
+}
