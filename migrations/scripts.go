@@ -18,12 +18,8 @@ type Script struct {
 }
 
 // Scripts returns the migrations as plain SQL, oldest first. Apply every Up in order and in a
-// transaction, and the Downs in reverse: with psql, or as the files of another tool:
-//
-//	golang-migrate   000001_fencedb_ledger.up.sql holds Up, 000001_fencedb_ledger.down.sql holds Down
-//	dbmate           one file: "-- migrate:up", Up, "-- migrate:down", Down
-//	goose            one file: "-- +goose Up", "-- +goose StatementBegin", Up, "-- +goose StatementEnd", and so for Down
-//	atlas            one file of the migration directory holds Up
+// transaction, and the Downs in reverse. fencedb migrate export writes them as files of goose,
+// golang-migrate, dbmate and atlas.
 //
 // What they leave is what Up leaves, fencedb.goose_db_version included. So Status and Pending tell
 // the truth whoever migrated, and Up and Down can go on from there.

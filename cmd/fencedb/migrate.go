@@ -22,6 +22,7 @@ func (a *app) migrate() *cli.Command {
 			{Name: "down", Usage: "remove the schema with all fences; asks first", Flags: []cli.Flag{a.yesFlag()}, Action: a.migrateDown},
 			{Name: "status", Usage: "list the migrations and whether they are applied", Action: a.onSchema(func(context.Context, *sql.DB) error { return nil })},
 			{Name: "print", Usage: "print the SQL of all migrations, without a server", Action: a.migratePrint},
+			a.migrateExport(),
 		},
 		Action: unknownCommand,
 	}

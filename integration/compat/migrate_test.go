@@ -3,63 +3,96 @@ package compat
 import (
 	"database/sql"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"testing/fstest"
 
 	"github.com/golang-migrate/migrate/v4"
-	driver "github.com/golang-migrate/migrate/v4/database/pgx/v5"
-	"github.com/golang-migrate/migrate/v4/source/iofs"
-	"github.com/pressly/goose/v3"
+	_ "github.com/golang-migrate/migrate/v4/database/pgx/v5" // pgx5://
+	_ "github.com/golang-migrate/migrate/v4/source/file"     // file://
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/migrations"
 )
 
-// An application that migrates with golang-migrate takes the scripts over as files of its own.
-func TestGolangMigrate(t *testing.T) {
+// What fencedb migrate export has written behind a migration of the application, run by goose's
+// command.
+func TestGoosesCommandRunsWhatWasExported(t *testing.T) {
 	t.Parallel()
-	url := testenv.PostgresURL(t)
-	files := fstest.MapFS{}
-	for _, script := range migrations.Scripts() {
-		name := fmt.Sprintf("%06d_fencedb_%s", script.Version, script.Name)
-		files[name+".up.sql"] = &fstest.MapFile{Data: []byte(script.Up)}
-		files[name+".down.sql"] = &fstest.MapFile{Data: []byte(script.Down)}
-	}
-	source, err := iofs.New(files, ".")
-	require.NoError(t, err)
-	database, err := driver.WithInstance(openSQL(t, "pgx", url), &driver.Config{})
-	require.NoError(t, err)
-	migrator, err := migrate.NewWithInstance("iofs", source, "pgx5", database)
-	require.NoError(t, err)
+	goose := build(t, "-C", "../../internal/tools/goose", "-tags", gooseDrivers, "github.com/pressly/goose/v3/cmd/goose")
+	url, dir := testenv.PostgresURL(t), t.TempDir()
+	write(t, dir, "00007_first.sql", "-- +goose Up\nCREATE TABLE first ();\n-- +goose Down\nDROP TABLE first;\n")
+	export(t, "goose", dir)
 
-	require.NoError(t, migrator.Up())
-	requireMigrated(t, openSQL(t, "pgx", url))
-	require.NoError(t, migrator.Down())
-	requireGone(t, openSQL(t, "pgx", url))
+	requireUpDownUp(t, url, func(direction string) error {
+		command := map[string][]string{"up": {"up"}, "down": {"down-to", "0"}}[direction]
+		return execute(t, goose, append([]string{"-dir", dir, "postgres", url}, command...)...)
+	})
 }
 
-// One that migrates with goose can do so too, between migrations of its own.
-func TestGooseWithTheApplicationsOwnMigrations(t *testing.T) {
-	t.Parallel()
-	db := openSQL(t, "pgx", testenv.PostgresURL(t))
-	files := fstest.MapFS{}
-	for i, script := range migrations.Scripts() {
-		files[fmt.Sprintf("%05d_fencedb_%s.sql", i+1, script.Name)] = &fstest.MapFile{Data: []byte(
-			"-- +goose Up\n-- +goose StatementBegin\n" + script.Up + "-- +goose StatementEnd\n" +
-				"-- +goose Down\n-- +goose StatementBegin\n" + script.Down + "-- +goose StatementEnd\n")}
-	}
-	files["00099_bookings.sql"] = &fstest.MapFile{Data: []byte("-- +goose Up\n-- +goose StatementBegin\n" + schema + "-- +goose StatementEnd\n" +
-		"-- +goose Down\nSELECT fencedb.unprotect('bookings');\nDROP TABLE bookings;\n")}
-	provider, err := goose.NewProvider(goose.DialectPostgres, db, files)
-	require.NoError(t, err)
+// All its drivers but that of Postgres.
+const gooseDrivers = "no_azuresql no_clickhouse no_libsql no_mssql no_mysql no_sqlite3 no_vertica no_ydb"
 
-	_, err = provider.Up(t.Context())
+func TestGolangMigrateRunsWhatWasExported(t *testing.T) {
+	t.Parallel()
+	url, dir := testenv.PostgresURL(t), t.TempDir()
+	write(t, dir, "000007_first.up.sql", "CREATE TABLE first ();")
+	write(t, dir, "000007_first.down.sql", "DROP TABLE first;")
+	export(t, "golang-migrate", dir)
+	migrator, err := migrate.New("file://"+dir, strings.Replace(url, "postgres://", "pgx5://", 1))
 	require.NoError(t, err)
+	t.Cleanup(func() { _, _ = migrator.Close() })
+
+	requireUpDownUp(t, url, func(direction string) error {
+		if direction == "up" {
+			return migrator.Up()
+		}
+		return migrator.Down()
+	})
+}
+
+func requireUpDownUp(t *testing.T, url string, run func(direction string) error) {
+	t.Helper()
+	db := openSQL(t, "pgx", url)
+	require.NoError(t, run("up"))
 	requireMigrated(t, db)
-	_, err = provider.DownTo(t.Context(), 0)
-	require.NoError(t, err)
+	require.NoError(t, run("down"))
 	requireGone(t, db)
+	require.NoError(t, run("up"))
+	requireMigrated(t, db)
+}
+
+func export(t *testing.T, tool, dir string) {
+	t.Helper()
+	require.NoError(t, execute(t, build(t, "-C", "../..", "./cmd/fencedb"), "migrate", "export", "--for", tool, dir))
+}
+
+// build compiles a command, whose package comes last.
+func build(t *testing.T, args ...string) (program string) {
+	t.Helper()
+	program = filepath.Join(t.TempDir(), "program")
+	args = slices.Insert(args, len(args)-1, "-o", program)
+	require.NoError(t, execute(t, "go", append([]string{"build"}, args...)...))
+	return program
+}
+
+func execute(t *testing.T, program string, args ...string) error {
+	t.Helper()
+	said, err := exec.CommandContext(t.Context(), program, args...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%w: %s", err, said)
+	}
+	return nil
+}
+
+func write(t *testing.T, dir, name, text string) {
+	t.Helper()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 }
 
 // Drivers leave the hint of Postgres out of the error text, and that says what to do.
