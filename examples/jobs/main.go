@@ -1,6 +1,8 @@
 // Command jobs runs long jobs, each owned by one worker at a time. See README.md.
 //
 //	jobs add REPORT...   # enqueues a job for each report
+//	jobs failed          # lists what was given up, and why
+//	jobs retry ID...     # lets it be tried again
 //	jobs [NAME]          # works until it is interrupted; start as many as you like
 package main
 
@@ -15,6 +17,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
@@ -54,13 +57,8 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	if len(args) > 0 && args[0] == "add" {
-		for _, report := range args[1:] {
-			if _, err := queue.Enqueue(ctx, report); err != nil {
-				return err
-			}
-		}
-		return nil
+	if len(args) > 0 && operate[args[0]] != nil {
+		return operate[args[0]](ctx, queue, args[1:])
 	}
 	name := fmt.Sprint("worker ", os.Getpid())
 	if len(args) > 0 {
@@ -68,6 +66,37 @@ func run(ctx context.Context, args []string) error {
 	}
 	work(ctx, queue, name)
 	return leases.Close(context.WithoutCancel(ctx)) // so that the next worker need not wait for a lease to expire
+}
+
+// operate are the commands beside working.
+var operate = map[string]func(ctx context.Context, queue *Queue, args []string) error{
+	"add": func(ctx context.Context, queue *Queue, reports []string) error {
+		for _, report := range reports {
+			if _, err := queue.Enqueue(ctx, report); err != nil {
+				return err
+			}
+		}
+		return nil
+	},
+	"failed": func(ctx context.Context, queue *Queue, _ []string) error {
+		failed, err := queue.Failed(ctx)
+		for _, job := range failed {
+			fmt.Println(job.ID, job.Report, job.Error)
+		}
+		return err
+	},
+	"retry": func(ctx context.Context, queue *Queue, ids []string) error {
+		for _, text := range ids {
+			id, err := uuid.Parse(text)
+			if err == nil {
+				err = queue.Retry(ctx, id)
+			}
+			if err != nil {
+				return fmt.Errorf("job %s: %w", text, err)
+			}
+		}
+		return nil
+	},
 }
 
 // work runs one job after the other, and looks again every second when there is none. On an error

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
@@ -119,6 +120,15 @@ func TestEveryJobIsDoneOnceThoughOwnersDieAndStop(t *testing.T) {
 	require.NoError(t, w.db.QueryRow(t.Context(), `SELECT count(*) FROM report_jobs
 		WHERE state = 'DONE' AND attempts = 2 AND result = 'rendered'`).Scan(&done))
 	require.Equal(t, 2, done)
+}
+
+func TestTheProgramRetries(t *testing.T) {
+	t.Setenv("FENCEDB_POSTGRES_URL", testenv.PostgresURL(t))
+	t.Setenv("FENCEDB_REDIS_URL", "redis://"+testenv.OwnRedis(t).Addr())
+	require.NoError(t, run(t.Context(), []string{"add", "sales"}))
+	require.NoError(t, run(t.Context(), []string{"failed"}))
+	require.NoError(t, run(t.Context(), []string{"retry", uuid.NewString()}))
+	require.ErrorContains(t, run(t.Context(), []string{"retry", "sales"}), "job sales")
 }
 
 // The next worker need not wait until the lease of one that was interrupted has expired, though its

@@ -5,6 +5,7 @@ import (
 	"embed"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -23,8 +24,9 @@ var files embed.FS
 // lease on it. It is safe for concurrent use.
 //
 //	QUEUED ──▶ RUNNING ──▶ DONE          RUNNING and DONE are written under one lease, with one token.
-//	              │  ▲
-//	              └──┘  the owner died or was stopped: another one takes over, with a higher token
+//	   ▲        │  │  ▲
+//	   └────────┤  └──┘  the owner died or was stopped: another one takes over, with a higher token
+//	    failed  └──▶ FAILED              given up after MaxAttempts, until an operator calls Retry
 //
 // The lease decides who works; its renewals are the heartbeat. The fence of the job decides whose
 // writes count: it keeps the highest token that has entered and refuses every lower one, so an
@@ -42,6 +44,13 @@ func OpenQueue(ctx context.Context, db *pgxpool.Pool, leases *lease.Issuer) (*Qu
 }
 
 func resource(id uuid.UUID) string { return "job:" + id.String() }
+
+// MaxAttempts is how often a job is begun before it is given up. An owner that dies, perhaps of the
+// job itself, counts as well; one that is interrupted does not.
+const MaxAttempts = 5
+
+// ErrGivenUp: the job has failed as often as it may. It stays, FAILED, and its row says why.
+var ErrGivenUp = errors.New("given up")
 
 // Enqueue adds a job. Its row is born under a lease, like everything that is written to it later.
 // After [fencedb.ErrCommitUnknown] the job with that id may be there or not.
@@ -79,7 +88,8 @@ type Work func(ctx context.Context, run *Run) (result string, err error)
 // Nil means that the job is done. [fencedb.ErrStale] means that another owner has taken the job
 // over in the meantime, and that nothing of this run's result was written.
 // [fencedb.ErrCommitUnknown] leaves open whether the job is done; the next call that looks for a
-// job finds out. If work fails, the job is free at once, but comes after those that wait by then.
+// job finds out. If work fails, the job is free at once, but comes after those that wait by then;
+// after [MaxAttempts] it is given up, with [ErrGivenUp].
 func (q *Queue) RunOne(ctx context.Context, work Work) (ran bool, err error) {
 	// Whether anybody works on what is not done, only its lease knows. Jobs that run must not hide
 	// those that wait.
@@ -115,10 +125,13 @@ func (q *Queue) run(ctx context.Context, l *lease.Lease, id uuid.UUID, work Work
 	// has begun, and the fence knows whether one has.
 	grant := fencedb.NewGrant(l.Resource(), l.Token(), l.LeaseID(), fencedb.NoEnd)
 	run := &Run{ID: id, Token: l.Token(), queue: q, grant: grant}
+	var state string
 	err = fencedb.QueryRow(ctx, q.db, grant, `
-		UPDATE report_jobs SET state = 'RUNNING', attempts = attempts + 1, progress = 0, queued_at = clock_timestamp()
-		WHERE id = $1 AND state <> 'DONE'
-		RETURNING report, attempts`, id).Scan(&run.Report, &run.Attempt) // from here on the fence refuses every earlier owner
+		UPDATE report_jobs SET progress = 0, queued_at = clock_timestamp(), attempts = least(attempts + 1, $2),
+			state = CASE WHEN attempts < $2 THEN 'RUNNING' ELSE 'FAILED' END
+		WHERE id = $1 AND state IN ('QUEUED', 'RUNNING')
+		RETURNING report, attempts, state`, id, MaxAttempts).
+		Scan(&run.Report, &run.Attempt, &state) // from here on the fence refuses every earlier owner
 	if errors.Is(err, pgx.ErrNoRows) {
 		return false, nil // done since it was listed
 	}
@@ -130,13 +143,53 @@ func (q *Queue) run(ctx context.Context, l *lease.Lease, id uuid.UUID, work Work
 	if err != nil {
 		return false, err
 	}
+	if state == "FAILED" { // whose last owner has died
+		return true, fmt.Errorf("job %s: %w after %d attempts", id, ErrGivenUp, run.Attempt)
+	}
 	bound, unbind := l.Bind(ctx)
 	defer unbind()
 	result, err := work(bound, run)
 	if err != nil {
-		return true, fmt.Errorf("job %s: %w", id, err)
+		return true, fmt.Errorf("job %s: %w", id, run.fail(ctx, err))
 	}
 	return true, run.write(ctx, `UPDATE report_jobs SET state = 'DONE', progress = 100, result = $2 WHERE id = $1`, result)
+}
+
+// fail makes the job free, or gives it up, and returns what to say.
+func (r *Run) fail(ctx context.Context, cause error) error {
+	if ctx.Err() != nil { // the worker was interrupted, which is not the job's fault
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		return errors.Join(cause, r.write(ctx, `UPDATE report_jobs SET state = 'QUEUED', attempts = $2 WHERE id = $1`, r.Attempt-1))
+	}
+	if r.Attempt < MaxAttempts {
+		return errors.Join(cause, r.write(ctx, `UPDATE report_jobs SET state = 'QUEUED', error = $2 WHERE id = $1`, cause.Error()))
+	}
+	err := r.write(ctx, `UPDATE report_jobs SET state = 'FAILED', error = $2 WHERE id = $1`, cause.Error())
+	return fmt.Errorf("%w after %d attempts: %w", ErrGivenUp, r.Attempt, errors.Join(cause, err))
+}
+
+// Failed is a job that was given up.
+type Failed struct {
+	ID     uuid.UUID
+	Report string
+	Error  string // of the last attempt that came to an end; "" if none has
+}
+
+// Failed lists the jobs that were given up, the latest first.
+func (q *Queue) Failed(ctx context.Context) ([]Failed, error) {
+	rows, _ := q.db.Query(ctx, `
+		SELECT id, report, coalesce(error, '') FROM report_jobs WHERE state = 'FAILED' ORDER BY queued_at DESC LIMIT 100`)
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[Failed])
+}
+
+// Retry makes a job that was given up free, with all its attempts. Another job stays as it is.
+func (q *Queue) Retry(ctx context.Context, id uuid.UUID) error {
+	return q.leases.Do(ctx, resource(id), func(ctx context.Context, l *lease.Lease) error {
+		_, err := fencedb.Exec(ctx, q.db, l,
+			`UPDATE report_jobs SET state = 'QUEUED', attempts = 0 WHERE id = $1 AND state = 'FAILED'`, id)
+		return err
+	})
 }
 
 // Progress tells everybody how far the job is, in percent, and the owner whether it still is the

@@ -138,6 +138,75 @@ func TestAJobThatKeepsFailingDoesNotKeepTheOthersOut(t *testing.T) {
 	require.True(t, ran)
 }
 
+func TestAJobIsGivenUpWhereAnOperatorSeesIt(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		die   bool // the owners tell nothing
+		error string
+	}{
+		"it fails":       {false, "no paper"},
+		"its owners die": {true, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			q := w.queue(time.Minute)
+			id := w.enqueue(q, "sales")
+			attempts := 0
+			work := func(context.Context, *Run) (string, error) {
+				if attempts++; tc.die {
+					panic("out of memory")
+				}
+				return "", errors.New("no paper")
+			}
+			run := func() (ran bool, err error) {
+				defer func() { _ = recover() }()
+				return q.RunOne(t.Context(), work)
+			}
+			var err error
+			for range MaxAttempts {
+				_, err = run()
+			}
+			if tc.die {
+				_, err = run()
+			}
+			require.ErrorIs(t, err, ErrGivenUp)
+			require.Equal(t, MaxAttempts, attempts)
+
+			ran, err := run()
+			require.NoError(t, err)
+			require.False(t, ran, "it is not tried again")
+			failed, err := q.Failed(t.Context())
+			require.NoError(t, err)
+			require.Equal(t, []Failed{{id, "sales", tc.error}}, failed)
+
+			require.NoError(t, q.Retry(t.Context(), id))
+			ran, err = q.RunOne(t.Context(), result("42"))
+			require.NoError(t, err)
+			require.True(t, ran)
+			require.NoError(t, q.Retry(t.Context(), id), "one that is done stays as it is")
+			require.Equal(t, "42", *w.row().result)
+		})
+	}
+}
+
+func TestAnInterruptedAttemptDoesNotCount(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	q := w.queue(time.Minute)
+	w.enqueue(q, "sales")
+	for range MaxAttempts + 1 {
+		ctx, interrupt := context.WithCancel(t.Context())
+		_, err := q.RunOne(ctx, func(ctx context.Context, _ *Run) (string, error) {
+			interrupt()
+			<-ctx.Done()
+			return "", context.Cause(ctx)
+		})
+		require.ErrorIs(t, err, context.Canceled)
+	}
+	require.Equal(t, row{state: "QUEUED"}, w.row())
+}
+
 func TestARedisThatWentBackwardsHoldsAJobUpOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

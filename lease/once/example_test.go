@@ -35,6 +35,11 @@ func connect() (client *redis.Client, disconnect func()) {
 	}
 }
 
+func ExampleKey() {
+	fmt.Println(once.Key("report", "acme", 2026, time.November))
+	// Output: ["report","acme",2026,11]
+}
+
 func Example() {
 	client, disconnect := connect()
 	defer disconnect()

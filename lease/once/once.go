@@ -71,7 +71,7 @@
 // costs only work: caches, reports, webhooks whose receiver is idempotent. Where the effect is in
 // Postgres and must not happen twice, fencedb.Once keeps the key in the transaction of the effect.
 // It decides; this package in front of it is the fast path that keeps duplicates away from
-// Postgres:
+// Postgres, both with a key that the caller sends or that [Key] makes of a name and its arguments:
 //
 //	answer, _, err := keys.Do(ctx, key, body, func(ctx context.Context, claim *lease.Lease) (answer []byte, err error) {
 //		err = fencedb.Tx(ctx, pool, claim, func(tx pgx.Tx) error {
