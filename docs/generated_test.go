@@ -28,7 +28,7 @@ type dependency struct {
 }
 
 // published are the packages that others import or install, as go list takes them.
-var published = []string{"lease", "fencedb", "migrations", "guard", "fencedbtest", "observe", "cmd/fencedb"}
+var published = []string{"lease", "fencedb", "migrations", "guard", "grant", "fencedbtest", "observe", "cmd/fencedb"}
 
 func dependencies(t *testing.T) (all []dependency) {
 	t.Helper()

@@ -151,6 +151,20 @@ var guards = []struct {
 		{"S4", "what a repository reads is not written", "AccessMode: pgx.ReadOnly}", "}", "fencedb.TestARepositoryDoesNotWriteWhatItReads"},
 		{"S4", "a repository reads on no connection that is in a transaction", "if err := free(conn); err != nil {", "if err := free(conn); err == nil {", "fencedb.TestARepositoryRefusesADatabaseOnWhichNothingCanBegin"},
 	}},
+	{"grant/grant.go", []guard{
+		{"S7", "a grant from elsewhere lasts no longer than the receiver says", ", atMost.Milliseconds())", ", left)", "grant.TestWhatRemainsOnlyGetsShorter"},
+		{"S7", "the time on its way is taken off", "left-max(now.UnixMilli()-sent, 0)", "left-min(sent, 0)", "grant.TestWhatRemainsOnlyGetsShorter"},
+		{"S7", "a clock that is behind makes no grant longer", "left-max(now.UnixMilli()-sent, 0)", "left-(now.UnixMilli()-sent)", "grant.TestWhatRemainsOnlyGetsShorter"},
+		{"S1", "a permit of a semaphore does not travel as a grant", "ok && permit.IsPermit() {", "ok && permit.IsPermit() && false {", "grant.TestOnlyAGrantThatCanBeUsedIsEncoded"},
+	}},
+	{"grant/trust.go", []guard{
+		{"S4", "a grant that Redis does not know is not believed", "case found.Holder == g.leaseID && found.Token == g.token && found.LastToken <= g.token:", "case true:", "grant.TestALineThatWasMadeUpShutsNobodyOutWhoIsVerified"},
+		{"S7", "a grant from elsewhere lasts no longer than Redis keeps the lease", "until.Before(g.validUntil) {", "until.Before(g.validUntil) && false {", "grant.TestWhatIsBelievedIsNoLongerThanRedisSays"},
+		{"S4", "a receiver that has not chosen whom it believes believes nobody", "if t == (Trust{}) {", "if false {", "grant.TestWhatAHandlerDoesWithALine"},
+	}},
+	{"grant/http.go", []guard{
+		{"S4", "a redirect to another host gets no grant", "if !ok || elsewhere(r) {", "if !ok {", "grant.TestARedirectElsewhereGetsNoGrant"},
+	}},
 	{"fencedb/grant.go", []guard{
 		{"S7", "the grant that ends first bounds all", "until.Before(earliest)) {", "until.After(earliest)) {", "fencedb.TestTheEarliestEndOfSeveralGrantsBoundsTheTransaction"},
 		{"S7", "a grant that does not say when it ends is refused", "\t\tif !end(g).IsZero() {\n\t\t\tcontinue", "\t\tif true {\n\t\t\tcontinue", "fencedb.TestAGrantThatDoesNotSayWhenItEndsIsRefused"},

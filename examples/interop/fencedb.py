@@ -9,6 +9,7 @@ import random
 import re
 import threading
 import time
+import urllib.parse
 import uuid
 from pathlib import Path
 
@@ -25,6 +26,7 @@ class Held(Exception): "Another holds the resource. Nothing was changed."
 class Lost(Exception): "The lease is over. Stop working."
 class Stale(Exception): "A newer token has entered in Postgres. Nothing was written."
 class RolledBack(Exception): "The transaction was rolled back. Nothing was written."
+class Malformed(Exception): "The text is not a grant."
 class CommitUnknown(Exception): "COMMIT was sent, and nobody knows whether it was carried out."
 
 
@@ -74,7 +76,7 @@ class Issuer:
     def __init__(self, client, scripts, ttl=10.0, namespace="", hashed=False, holder="python"):
         self.client, self.ttl, self.namespace, self.hashed = client, ttl, namespace, hashed
         self.label = re.sub(r"[^A-Ya-z0-9-]", lambda m: "".join(f"Z{b:02x}" for b in m[0].encode()), holder)[:47]
-        sources = {name: load(scripts, name) for name in ("acquire", "extend", "release", "withdraw")}
+        sources = {name: load(scripts, name) for name in ("acquire", "extend", "release", "withdraw", "verify")}
         self.scripts = {name: (text, hashlib.sha1(text.encode()).hexdigest()) for name, text in sources.items()}
 
     def run(self, name, keys, *args):
@@ -112,6 +114,14 @@ class Issuer:
         if not lease:
             raise Held(resource)
         return lease
+
+
+    def verify(self, grant):
+        """Raises Lost unless the grant is of the current lease, for grants that came from elsewhere."""
+        keys = names(grant.resource, self.namespace, self.hashed)
+        answer = self.run("verify", [keys["owner"], keys["fence"]], grant.lease_id, grant.token)[0]
+        if answer != "current":
+            raise Lost(f"{grant.resource}: {answer}")
 
 
 class _Acquisition:
@@ -236,6 +246,38 @@ class Lease:
             self.release()
         except (redis.RedisError, RuntimeError):
             pass  # what the work has said stands; the lease runs out by itself
+
+
+class Received:
+    """A grant that came from another process. transaction takes it as a lease."""
+
+    def __init__(self, resource, token, lease_id, until):
+        self.resource, self.token, self.lease_id, self.until = resource, token, lease_id, until
+
+    def remaining(self):
+        return max(self.until - time.monotonic(), 0.0)
+
+
+def encode(lease):
+    """The line of a lease, for the header Fencing-Grant of one request. It is the right to write: log it nowhere."""
+    left = int(lease.remaining() * 1000)
+    if left <= 0:
+        raise Lost(lease.resource)
+    return f"v1 {lease.token} {lease.lease_id} {left} {time.time_ns() // 10**6} {urllib.parse.quote(lease.resource, safe=':')}"
+
+
+def decode(line, at_most):
+    """The grant of a line, for what remained when it was sent and at_most seconds. Pass it to Issuer.verify."""
+    words = re.fullmatch(r"v1 ([1-9]\d{0,18}) ([0-9a-f-]{36}) (\d{1,19}) (\d{1,19}) ([!-~]+)", line, re.ASCII)
+    try:
+        resource = urllib.parse.unquote(words[5], errors="strict")
+    except (TypeError, UnicodeDecodeError):
+        raise Malformed() from None  # without the line
+    token, left, sent = int(words[1]), int(words[3]), int(words[4])
+    seconds = min((left - max(time.time_ns() // 10**6 - sent, 0)) / 1000, at_most)
+    if seconds <= 0:
+        raise Lost(resource)
+    return Received(resource, token, words[2], time.monotonic() + seconds)
 
 
 def transaction(connect, lease, work, milliseconds=None):

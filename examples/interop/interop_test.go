@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/grant"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/internal/worker"
 	"github.com/fencedb/fencedb/lease"
@@ -37,6 +39,7 @@ type order struct {
 	WaitMS   int64  `json:"wait_ms"`
 	Hold     bool   `json:"hold"` // tell when it holds, and go on after the next line
 	Late     bool   `json:"late"` // write without a look at its own time
+	Line     string `json:"line"` // write under this grant, and acquire nothing
 }
 
 // event is that a worker is ready, that it holds, or what came of an order.
@@ -45,6 +48,7 @@ type event struct {
 	Outcome string          `json:"outcome"`
 	Value   int64           `json:"value"`
 	Token   int64           `json:"token"`
+	Line    string          `json:"line"`   // the grant of a holder in Python
 	Stored  int64           `json:"stored"` // of stale
 	Error   string          `json:"error"`
 	Step    json.RawMessage `json:"step"` // of the vectors that was carried out
@@ -306,6 +310,43 @@ func TestAStoppedHolderOfEachLanguageIsRefused(t *testing.T) {
 			}
 		}
 	}
+}
+
+// What a holder in one language sends, another language verifies and writes under.
+func TestAGrantTravelsBetweenLanguages(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 10*time.Second, 0)
+	w.start("python", "python1")
+	python := w.members[0]
+	under := func(line string) event {
+		require.NoError(t, python.Order(order{Resource: resource, Line: line}))
+		return w.next(python)
+	}
+	l, err := w.issuer.Acquire(t.Context(), resource)
+	require.NoError(t, err)
+	line, err := grant.Encode(l)
+	require.NoError(t, err)
+	require.Equal(t, event{Outcome: "written", Value: 1, Token: l.Token()}, under(line))
+
+	require.NoError(t, l.Release(t.Context()))
+	require.Equal(t, "lost", under(line).Outcome, "it is not current")
+	stale := strings.Replace(line, strconv.FormatInt(l.Token(), 10), strconv.FormatInt(l.Token()+1, 10), 1)
+	require.Equal(t, "lost", under(stale).Outcome, "it was made up")
+	for _, other := range []string{"v2" + line[2:], line + " more", strings.Replace(line, l.LeaseID().String(), "none", 1)} {
+		require.Equal(t, "malformed", under(other).Outcome)
+	}
+
+	require.NoError(t, python.Order(order{Resource: resource, Hold: true}))
+	holds := w.next(python)
+	ctx, cancel, err := grant.Verified(w.issuer).Accept(t.Context(), holds.Line)
+	require.NoError(t, err)
+	defer cancel()
+	g, _ := grant.FromContext(ctx)
+	require.Equal(t, []any{resource, holds.Token}, []any{g.Resource(), g.Token()})
+	_, err = fencedb.Exec(ctx, w.pool, g, `UPDATE counters SET value = value + 1`)
+	require.NoError(t, err)
+	require.NoError(t, python.Order(nil))
+	require.Equal(t, event{Outcome: "written", Value: 3, Token: holds.Token}, w.next(python))
 }
 
 // Every fourth order holds. Holders are stopped then, until others have written, so their lease is

@@ -37,9 +37,13 @@ def write(issuer, order):
                    (order["resource"], value, lease.token, os.environ["WORKER"]))
         return value
 
+    if line := order.get("line"):  # under the lease of another
+        lease = fencedb.decode(line, issuer.ttl)
+        issuer.verify(lease)
+        return {"outcome": "written", "value": fencedb.transaction(connect, lease, add_one), "token": lease.token}
     with issuer.acquire(order["resource"], wait=order["wait_ms"] / 1000) as lease:
         if order.get("hold"):
-            tell(at="holding", token=lease.token)
+            tell(at="holding", token=lease.token, line=fencedb.encode(lease))
             sys.stdin.readline()
         # Late is for a holder that does not look at its own time.
         value = fencedb.transaction(connect, lease, add_one, 10000 if order.get("late") else None)
@@ -55,7 +59,7 @@ def serve():
             done = write(issuer, json.loads(line))
         except fencedb.Stale as stale:
             done = {"outcome": "stale", **stale.args[0]}
-        except (fencedb.Held, fencedb.Lost, fencedb.RolledBack, fencedb.CommitUnknown) as error:
+        except (fencedb.Held, fencedb.Lost, fencedb.Malformed, fencedb.RolledBack, fencedb.CommitUnknown) as error:
             done = {"outcome": type(error).__name__.lower(), "error": str(error)}
         except psycopg.Error as error:
             done = {"outcome": "rolledback", "error": repr(error)}

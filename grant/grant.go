@@ -1,0 +1,225 @@
+// Package grant carries a grant to another process, so that it can write under the lease of its
+// caller: over HTTP with Transport and Handler, over gRPC with package grant/grpc, and over
+// anything else with Encode and Trust.Accept.
+//
+//	client := &http.Client{Transport: grant.Transport(nil)}
+//	err := leases.Do(ctx, "table:12", func(ctx context.Context, l *lease.Lease) error {
+//		r, err := http.NewRequestWithContext(grant.NewContext(ctx, l), http.MethodPost, url, body)
+//		...
+//		answer, err := client.Do(r)
+//		...
+//	})
+//
+// The other service writes under it, and its context ends with the lease or when its caller goes:
+//
+//	http.Handle("/seats", grant.Handler(seats, grant.Verified(leases)))
+//	...
+//	g, ok := grant.FromContext(r.Context())
+//	err := fencedb.Tx(r.Context(), pool, g, func(tx pgx.Tx) error { ... })
+//
+// # The line
+//
+// A grant is one line of printable ASCII, in an HTTP header with the name Fencing-Grant:
+//
+//	v1 1795178573132056 0d3f7c3e-5c0b-4a0e-9d5e-0f6f7f0f3c11 9500 1795178573140 table:12
+//
+// That is the version, the token, the lease id, the milliseconds that remained when it was sent,
+// when that was (in milliseconds since 1970, by the clock of the sender), and the resource,
+// percent-encoded. Several grants are joined by commas.
+//
+// # Time
+//
+// What remains can only get shorter on the way: by the time since it was sent, if the receiver's
+// clock shows any, and by what the receiver believes at the most. A renewal by the holder does not
+// reach a line that was sent: call lease.Lease.Extend before a call that takes long. A receiver
+// whose clock is ahead by more than what remains refuses every line; one whose clock is behind
+// takes a line for as long as the sender said.
+//
+// # Trust
+//
+// Whoever has the line may write until the lease is over, and a made-up line with a token that is
+// too high shuts the next holders out: in Postgres the highest token wins. So a receiver chooses
+// what it believes, and there is no default. Verified asks Redis whether the lease is current, at
+// the cost of a round trip, and so believes no line that was made up. Trusted believes all that
+// comes, and is for a network in which every sender is yours.
+//
+// # What it does not give you
+//
+// The line is the right itself, as a password is: do not log it, nor put it in a URL. Errors of
+// this package do not contain it, and Handler takes it out of the request. Send it over TLS, and to
+// your own services only.
+//
+// A queue must not carry a grant: a line is for the time of one call. docs/services.md says why.
+package grant
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/google/uuid"
+
+	"github.com/fencedb/fencedb/fencedb"
+)
+
+// ErrMalformed: the text is not what Encode makes. The error says what is wrong, without the text.
+var ErrMalformed = errors.New("grant: malformed")
+
+const (
+	version     = "v1"
+	maxLine     = 64 << 10 // bytes
+	maxResource = 512      // bytes, as in package fencedb
+)
+
+// Encode returns the line of a grant, or of all grants that g stands for. It is made anew for each
+// request, since it says how long the grant still lasts; package grant does that by itself.
+//
+// The error is fencedb.ErrLeaseOver, with what the lease says of its end, if nothing of it is left,
+// and fencedb.ErrInvalidGrant for what cannot be a grant: nil, without an end, a permit of a
+// semaphore.
+func Encode(g fencedb.Grant) (string, error) {
+	var lines []string
+	for _, one := range each(g) {
+		line, err := encode(one, time.Now())
+		if err != nil {
+			return "", err
+		}
+		lines = append(lines, line)
+	}
+	if lines == nil {
+		return "", fmt.Errorf("%w: there is no grant", fencedb.ErrInvalidGrant)
+	}
+	return strings.Join(lines, ", "), nil
+}
+
+// each is what g stands for.
+func each(g fencedb.Grant) []fencedb.Grant {
+	if set, ok := g.(interface{ Grants() []fencedb.Grant }); ok {
+		return set.Grants()
+	}
+	return []fencedb.Grant{g}
+}
+
+func encode(g fencedb.Grant, now time.Time) (string, error) {
+	if g == nil || g.Resource() == "" {
+		return "", fmt.Errorf("%w: the grant is nil; was the lease acquired?", fencedb.ErrInvalidGrant)
+	}
+	if permit, ok := g.(interface{ IsPermit() bool }); ok && permit.IsPermit() {
+		return "", fmt.Errorf("%w: the grant for %q is a permit of a semaphore, whose holders do not exclude each other", fencedb.ErrInvalidGrant, g.Resource())
+	}
+	if lease, ok := g.(interface{ Err() error }); ok {
+		if over := lease.Err(); over != nil {
+			return "", fmt.Errorf("%w: that on %q, before it was sent: %w", fencedb.ErrLeaseOver, g.Resource(), over)
+		}
+	}
+	until := validUntil(g)
+	if until.IsZero() {
+		return "", fmt.Errorf("%w: the grant for %q, a %T, has no ValidUntil", fencedb.ErrInvalidGrant, g.Resource(), g)
+	}
+	left := until.Sub(now).Milliseconds()
+	if left <= 0 {
+		return "", fmt.Errorf("%w: that on %q, before it was sent", fencedb.ErrLeaseOver, g.Resource())
+	}
+	return fmt.Sprintf("%s %d %s %d %d %s", version, g.Token(), g.LeaseID(), left, now.UnixMilli(), url.PathEscape(g.Resource())), nil
+}
+
+// validUntil is when a grant ends, by its own word.
+func validUntil(g fencedb.Grant) time.Time {
+	if bounded, ok := g.(interface{ ValidUntil() time.Time }); ok {
+		return bounded.ValidUntil()
+	}
+	return time.Time{}
+}
+
+// Decode returns the grant of a line, or one that stands for the several in it. It lasts for what
+// remained when the line was sent, less the time since then, and for atMost: a line that was forged
+// or sent again does not make transactions of days. It asks nobody whether the lease is current; a
+// server wants Trust.Accept.
+//
+// The error is ErrMalformed, and fencedb.ErrLeaseOver if nothing remains.
+func Decode(line string, atMost time.Duration) (fencedb.Grant, error) {
+	switch {
+	case atMost <= 0:
+		return nil, fmt.Errorf("grant: atMost is %v; say for how long a grant is believed at the most, such as the TTL of its leases", atMost)
+	case len(line) > maxLine:
+		return nil, malformed("it has more than %d bytes", maxLine)
+	}
+	var all []fencedb.Grant
+	now := time.Now()
+	for one := range strings.SplitSeq(line, ",") {
+		g, err := decode(strings.Trim(one, " \t"), now, atMost)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, g)
+	}
+	if len(all) == 1 {
+		return all[0], nil
+	}
+	return fencedb.All(all...), nil
+}
+
+func decode(line string, now time.Time, atMost time.Duration) (fencedb.Grant, error) {
+	words := strings.Split(line, " ")
+	if words[0] != version {
+		return nil, malformed("it does not begin with %s", version)
+	}
+	if len(words) != 6 {
+		return nil, malformed("it has %d words, not 6", len(words))
+	}
+	var numbers [3]int64
+	for i, word := range []string{words[1], words[3], words[4]} {
+		n, err := strconv.ParseUint(word, 10, 63)
+		if err != nil {
+			return nil, malformed("the %s is not a number", [...]string{"token", "time that remains", "time of sending"}[i])
+		}
+		numbers[i] = int64(n)
+	}
+	token, left, sent := numbers[0], numbers[1], numbers[2]
+	id, err := uuid.Parse(words[2])
+	if err != nil || len(words[2]) != 36 || id == uuid.Nil {
+		return nil, malformed("the lease id is not a UUID")
+	}
+	if token == 0 {
+		return nil, malformed("the token is 0")
+	}
+	resource, err := url.PathUnescape(words[5])
+	if err != nil || resource == "" || len(resource) > maxResource || !utf8.ValidString(resource) || strings.ContainsRune(resource, 0) {
+		return nil, malformed("the resource is not 1 to %d bytes of UTF-8, percent-encoded", maxResource)
+	}
+	// In milliseconds, which a made-up line cannot overflow, because both are positive.
+	left = min(left-max(now.UnixMilli()-sent, 0), atMost.Milliseconds())
+	if left <= 0 {
+		return nil, fmt.Errorf("%w: that on %q, when it arrived; did it wait on its way, or is this clock ahead of the sender's?", fencedb.ErrLeaseOver, resource)
+	}
+	return received{resource, token, id, now.Add(time.Duration(left) * time.Millisecond)}, nil
+}
+
+func malformed(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", ErrMalformed, fmt.Sprintf(format, args...))
+}
+
+// received is a grant of another process.
+type received struct {
+	resource   string
+	token      int64
+	leaseID    uuid.UUID
+	validUntil time.Time
+}
+
+func (g received) Resource() string      { return g.resource }
+func (g received) Token() int64          { return g.token }
+func (g received) LeaseID() uuid.UUID    { return g.leaseID }
+func (g received) ValidUntil() time.Time { return g.validUntil }
+
+// String is for logs, which must not have the lease id.
+func (g received) String() string {
+	return fmt.Sprintf("grant for %q with token %d", g.resource, g.token)
+}
+
+// GoString is String.
+func (g received) GoString() string { return g.String() }

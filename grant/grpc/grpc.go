@@ -1,0 +1,146 @@
+// Package grpc carries grants over gRPC, in the metadata fencing-grant, as package grant does over
+// HTTP. It is a module of its own.
+//
+//	conn, err := grpc.NewClient(target,
+//		grpc.WithChainUnaryInterceptor(grantgrpc.UnaryClient()),
+//		grpc.WithChainStreamInterceptor(grantgrpc.StreamClient()))
+//	...
+//	answer, err := seats.Book(grant.NewContext(ctx, lease), request)
+//
+// The server says whom it believes, and its handlers find the grant with grant.FromContext:
+//
+//	trust := grant.Verified(leases)
+//	server := grpc.NewServer(
+//		grpc.ChainUnaryInterceptor(grantgrpc.UnaryServer(trust)),
+//		grpc.ChainStreamInterceptor(grantgrpc.StreamServer(trust)))
+//
+// A call without a grant passes as it is. The context of a handler ends with the grant or when the
+// caller goes. The metadata is taken out of it, so that nothing behind the interceptor can log it;
+// put what logs metadata behind this interceptor.
+//
+// A grant that is not believed does not reach the handler: InvalidArgument for a line that is
+// malformed, Aborted if the lease is over or not current, Unavailable if Redis could not be asked,
+// Internal for a Trust that nobody has chosen.
+package grpc
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/grant"
+	"github.com/fencedb/fencedb/lease"
+)
+
+// key is the name of the metadata, grant.Header in lower case.
+var key = strings.ToLower(grant.Header)
+
+// UnaryClient sends the grant of a call's context, see grant.NewContext, with the call. Retries
+// that gRPC makes by itself carry the same line, which says when it was sent. A call whose grant
+// cannot be encoded fails with the error of grant.Encode, and is not sent.
+func UnaryClient() grpc.UnaryClientInterceptor {
+	return func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn,
+		invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		ctx, err := sending(ctx)
+		if err != nil {
+			return err
+		}
+		return invoke(ctx, method, req, reply, conn, opts...)
+	}
+}
+
+// StreamClient is UnaryClient for streams. The line is made when the stream begins, and a stream
+// that outlasts it ends with it in the server.
+func StreamClient() grpc.StreamClientInterceptor {
+	return func(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string,
+		open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+		ctx, err := sending(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return open(ctx, desc, conn, method, opts...)
+	}
+}
+
+func sending(ctx context.Context) (context.Context, error) {
+	g, ok := grant.FromContext(ctx)
+	if !ok {
+		return ctx, nil
+	}
+	line, err := grant.Encode(g)
+	if err != nil {
+		return nil, err
+	}
+	md, _ := metadata.FromOutgoingContext(ctx) // a copy
+	if md == nil {
+		md = metadata.MD{}
+	}
+	md.Set(key, line)
+	return metadata.NewOutgoingContext(ctx, md), nil
+}
+
+// UnaryServer gives handlers the grant that a call came with, if trust believes it.
+func UnaryServer(trust grant.Trust) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+		ctx, cancel, err := received(ctx, trust)
+		if err != nil {
+			return nil, err
+		}
+		defer cancel()
+		return handle(ctx, req)
+	}
+}
+
+// StreamServer is UnaryServer for streams. The end of the grant ends the context of the stream, and
+// not a Recv that waits: look at the context, or bound the stream by the caller's.
+func StreamServer(trust grant.Trust) grpc.StreamServerInterceptor {
+	return func(server any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+		ctx, cancel, err := received(stream.Context(), trust)
+		if err != nil {
+			return err
+		}
+		defer cancel()
+		return handle(server, under{stream, ctx})
+	}
+}
+
+// under is a stream with another context.
+type under struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+// Context is for the handler.
+func (s under) Context() context.Context { return s.ctx }
+
+func received(ctx context.Context, trust grant.Trust) (context.Context, context.CancelFunc, error) {
+	md, _ := metadata.FromIncomingContext(ctx) // a copy
+	lines := md.Get(key)
+	if len(lines) == 0 {
+		return ctx, func() {}, nil
+	}
+	md.Delete(key)
+	ctx, cancel, err := trust.Accept(metadata.NewIncomingContext(ctx, md), strings.Join(lines, ","))
+	if err != nil {
+		return nil, nil, status.Error(code(trust, err), err.Error())
+	}
+	return ctx, cancel, nil
+}
+
+func code(trust grant.Trust, err error) codes.Code {
+	switch {
+	case trust == grant.Trust{}:
+		return codes.Internal
+	case errors.Is(err, grant.ErrMalformed):
+		return codes.InvalidArgument
+	case errors.Is(err, fencedb.ErrLeaseOver), lease.IsLost(err):
+		return codes.Aborted
+	}
+	return codes.Unavailable
+}

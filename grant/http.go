@@ -1,0 +1,93 @@
+package grant
+
+import (
+	"errors"
+	"net/http"
+	"strings"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/lease"
+)
+
+// Header is the name of the header field that carries the line.
+const Header = "Fencing-Grant"
+
+// Transport sends the grant of a request's context, see NewContext, with it, encoded at that
+// moment: once for each attempt of a client that tries again. A request without one passes as it
+// is. A redirect to another host or scheme gets no grant. Use it in clients for your own services
+// only. base is http.DefaultTransport if it is nil.
+//
+// A request whose grant cannot be encoded fails with the error of Encode, and is not sent.
+func Transport(base http.RoundTripper) http.RoundTripper {
+	if base == nil {
+		base = http.DefaultTransport
+	}
+	return transport{base}
+}
+
+type transport struct{ base http.RoundTripper }
+
+// RoundTrip is for http.Client.
+func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	g, ok := FromContext(r.Context())
+	if !ok || elsewhere(r) {
+		return t.base.RoundTrip(r)
+	}
+	line, err := Encode(g)
+	if err != nil {
+		if r.Body != nil {
+			_ = r.Body.Close()
+		}
+		return nil, err
+	}
+	r = r.Clone(r.Context())
+	r.Header.Set(Header, line)
+	return t.base.RoundTrip(r)
+}
+
+// elsewhere reports whether r follows a redirect away from where the caller has sent it.
+func elsewhere(r *http.Request) bool {
+	first := r
+	for first.Response != nil && first.Response.Request != nil {
+		first = first.Response.Request
+	}
+	return first.URL.Scheme != r.URL.Scheme || first.URL.Host != r.URL.Host
+}
+
+// Handler gives next the grant that a request came with, in its context, which then ends with the
+// grant or when the caller goes; see FromContext. The header is taken out, so that next cannot log
+// it. A request without one reaches next without a grant.
+//
+// A grant that is not believed does not reach next: 400 for a line that is malformed, 409 if the
+// lease is over or not current, 503 if Redis could not be asked, 500 for a Trust that nobody has
+// chosen.
+func Handler(next http.Handler, trust Trust) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		lines := r.Header.Values(Header)
+		if len(lines) == 0 {
+			next.ServeHTTP(w, r)
+			return
+		}
+		ctx, cancel, err := trust.Accept(r.Context(), strings.Join(lines, ","))
+		if err != nil {
+			http.Error(w, err.Error(), status(err))
+			return
+		}
+		defer cancel()
+		r = r.Clone(ctx)
+		r.Header.Del(Header)
+		next.ServeHTTP(w, r)
+	})
+}
+
+func status(err error) int {
+	switch {
+	case errors.Is(err, errNoTrust):
+		return http.StatusInternalServerError
+	case errors.Is(err, ErrMalformed):
+		return http.StatusBadRequest
+	case errors.Is(err, fencedb.ErrLeaseOver), lease.IsLost(err):
+		return http.StatusConflict
+	}
+	return http.StatusServiceUnavailable
+}

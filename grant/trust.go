@@ -1,0 +1,114 @@
+package grant
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/lease"
+)
+
+// Trust is what a receiver believes: Verified or Trusted. The zero Trust believes nothing.
+type Trust struct {
+	issuer *lease.Issuer // nil: nobody is asked
+	atMost time.Duration
+}
+
+// Verified asks the Redis of issuer whether the lease of a grant is current, and believes it for as
+// long as Redis keeps it without renewal, or for what the line says, whichever is shorter. The
+// issuer has the Namespace of the sender's. It costs a round trip to Redis for each resource.
+//
+// The answer is out of date when it arrives, as every answer of Redis: the fence decides at the
+// write.
+func Verified(issuer *lease.Issuer) Trust {
+	if issuer == nil {
+		return Trust{}
+	}
+	return Trust{issuer, math.MaxInt64}
+}
+
+// Trusted believes every line, for atMost: the TTL of the sender's leases is enough. Whoever can
+// send a line can write to every resource, and can shut its next holders out with a token that is
+// ahead of the clock. So it is for services that only your own programs reach, and for leases of
+// other issuers.
+func Trusted(atMost time.Duration) Trust { return Trust{nil, atMost} }
+
+// errNoTrust is the answer of the zero Trust.
+var errNoTrust = errors.New("grant: the Trust is neither Verified nor Trusted; choose one")
+
+// Accept takes the line that came with a call. The context that it returns carries the grant, for
+// FromContext, and ends with ctx or with the grant, with fencedb.ErrLeaseOver as its cause. Call
+// the function when the call is over.
+//
+// The error is ErrMalformed; fencedb.ErrLeaseOver if nothing of the grant remains; lease.ErrLost,
+// lease.ErrRevoked or lease.ErrStale if Redis says that the lease is not current; or that of asking
+// Redis, such as lease.ErrUnreachable. Then nothing was written. Cancelling ctx ends the question.
+func (t Trust) Accept(ctx context.Context, line string) (context.Context, context.CancelFunc, error) {
+	if t == (Trust{}) {
+		return nil, nil, errNoTrust
+	}
+	g, err := Decode(line, t.atMost)
+	if err != nil {
+		return nil, nil, err
+	}
+	var all []fencedb.Grant
+	var end time.Time
+	for _, one := range each(g) {
+		known := one.(received)
+		if t.issuer != nil {
+			if known, err = t.verify(ctx, known); err != nil {
+				return nil, nil, err
+			}
+		}
+		if end.IsZero() || known.validUntil.Before(end) {
+			end = known.validUntil
+		}
+		all = append(all, known)
+	}
+	g = all[0]
+	if len(all) > 1 {
+		g = fencedb.All(all...)
+	}
+	ctx, cancel := context.WithDeadlineCause(ctx, end, fmt.Errorf("%w: what remained of the caller's grant on %q", fencedb.ErrLeaseOver, g.Resource()))
+	return NewContext(ctx, g), cancel, nil
+}
+
+// verify asks Redis for the lease. What is left of it there counts from before the question.
+func (t Trust) verify(ctx context.Context, g received) (received, error) {
+	asked := time.Now()
+	found, err := t.issuer.Inspect(ctx, g.resource)
+	switch {
+	case err != nil:
+		return g, fmt.Errorf("grant: %w", err)
+	case found.Holder == g.leaseID && found.Token == g.token && found.LastToken <= g.token:
+		if until := asked.Add(found.ExpiresIn); until.Before(g.validUntil) {
+			g.validUntil = until
+		}
+		return g, nil
+	case found.Holder == g.leaseID && found.Token == g.token:
+		err = lease.ErrStale
+	case found.Revoked == g.leaseID:
+		err = lease.ErrRevoked
+	default:
+		err = lease.ErrLost
+	}
+	return g, fmt.Errorf("grant: the lease on %q is not current: %w", g.resource, err)
+}
+
+type key struct{}
+
+// NewContext returns a context that carries g, for Transport and the clients of grant/grpc to send.
+func NewContext(ctx context.Context, g fencedb.Grant) context.Context {
+	return context.WithValue(ctx, key{}, g)
+}
+
+// FromContext returns the grant of NewContext, or the one that a call came with, and whether there
+// is one. Without one it is nil, which every function of package fencedb refuses. A call that is
+// made with that context, over Transport or grant/grpc, carries it on.
+func FromContext(ctx context.Context) (fencedb.Grant, bool) {
+	g, ok := ctx.Value(key{}).(fencedb.Grant)
+	return g, ok
+}
