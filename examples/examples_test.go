@@ -84,6 +84,9 @@ func writeModule(t *testing.T, dir string) {
 	root, err := filepath.Abs("..")
 	require.NoError(t, err)
 	for _, name := range []string{"go.mod", "go.sum"} {
+		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
+			continue // it is one already
+		}
 		text, err := os.ReadFile(filepath.Join(root, name))
 		require.NoError(t, err)
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), text, 0o600))

@@ -1,0 +1,61 @@
+// Package asynq shows a handler of asynq that works under a lease. See ../README.md.
+package asynq
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/lease"
+)
+
+// Invoice is the payload of a task. It names its resource, and carries no grant.
+type Invoice struct {
+	Customer string `json:"customer"`
+	Cents    int64  `json:"cents"`
+}
+
+// Handler books invoices. asynq keeps its tasks in Redis, so none can be completed within the
+// transaction: the id of the task is a key that commits with the data, and a task that comes again
+// is replayed.
+func Handler(leases *lease.Issuer, db fencedb.DB) asynq.HandlerFunc {
+	return func(ctx context.Context, task *asynq.Task) error {
+		var i Invoice
+		if err := json.Unmarshal(task.Payload(), &i); err != nil {
+			return fmt.Errorf("%w: %w", asynq.SkipRetry, err)
+		}
+		id, _ := asynq.GetTaskID(ctx)
+		err := leases.Do(ctx, lease.Resource("customer", i.Customer), func(ctx context.Context, l *lease.Lease) error {
+			return fencedb.Tx(ctx, db, l, func(tx pgx.Tx) error {
+				_, _, err := fencedb.Once(ctx, tx, "asynq:"+id, task.Payload(), func() ([]byte, error) {
+					_, err := tx.Exec(ctx, `
+						INSERT INTO accounts AS a (customer, cents) VALUES ($1, $2)
+						ON CONFLICT (customer) DO UPDATE SET cents = a.cents + excluded.cents`, i.Customer, i.Cents)
+					return nil, err
+				})
+				return err
+			})
+		}, lease.NoWait())
+		if errors.Is(err, lease.ErrWorkDone) {
+			return nil
+		}
+		return err
+	}
+}
+
+// Settings make a task that found its customer held come again soon, without using up a retry.
+var Settings = asynq.Config{
+	IsFailure: func(err error) bool { return !lease.IsLost(err) },
+	RetryDelayFunc: func(n int, err error, task *asynq.Task) time.Duration {
+		if held, is := errors.AsType[*lease.HeldError](err); is {
+			return held.RetryAfter
+		}
+		return asynq.DefaultRetryDelayFunc(n, err, task)
+	},
+}

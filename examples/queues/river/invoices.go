@@ -1,0 +1,94 @@
+package main
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivermigrate"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/migrations"
+)
+
+//go:embed *.sql
+var files embed.FS
+
+// Migrate brings the database up: the fences, the accounts, the tables of River.
+func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
+	plain := stdlib.OpenDBFromPool(pool)
+	if err := errors.Join(migrations.Apply(ctx, plain, files, "invoices_migrations"), plain.Close()); err != nil {
+		return err
+	}
+	schema, err := rivermigrate.New(riverpgxv5.New(pool), nil)
+	if err != nil {
+		return err
+	}
+	_, err = schema.Migrate(ctx, rivermigrate.DirectionUp, nil)
+	return err
+}
+
+// Invoice is a job: what a customer owes for a month. It names its resource, and carries no grant.
+type Invoice struct {
+	Customer string `json:"customer"`
+	Cents    int64  `json:"cents"`
+}
+
+// Kind is River's name for the job.
+func (Invoice) Kind() string { return "invoice" }
+
+// Worker does the jobs of one customer one after the other, in whatever process they come up.
+type Worker struct {
+	river.WorkerDefaults[Invoice]
+	Leases *lease.Issuer // of sealed leases: what is read under one can be decided on
+	DB     fencedb.DB
+	Render func(ctx context.Context, i Invoice) error // takes a while; ctx ends with the lease
+}
+
+// complete ends a job within a transaction.
+var complete = river.JobCompleteTx[*riverpgxv5.Driver, pgx.Tx, Invoice]
+
+// Work acquires the customer, renders the invoice, and books it in the transaction that completes
+// the job. So a job whose worker was overtaken has booked nothing and is not completed either;
+// River brings it up again.
+func (w *Worker) Work(ctx context.Context, job *river.Job[Invoice]) error {
+	err := w.Leases.Do(ctx, lease.Resource("customer", job.Args.Customer), func(ctx context.Context, l *lease.Lease) error {
+		if err := w.Render(ctx, job.Args); err != nil {
+			return err
+		}
+		return fencedb.Tx(ctx, w.DB, l, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `
+				INSERT INTO accounts AS a (customer, cents) VALUES ($1, $2)
+				ON CONFLICT (customer) DO UPDATE SET cents = a.cents + excluded.cents`, job.Args.Customer, job.Args.Cents)
+			if err != nil {
+				return err
+			}
+			_, err = complete(ctx, tx, job)
+			return err
+		})
+	}, lease.NoWait()) // who waits here keeps one of the queue's workers from the other customers
+	if errors.Is(err, lease.ErrWorkDone) { // completed; only its lease has ended early
+		return nil
+	}
+	if lease.IsLost(err) {
+		return river.JobSnooze(later(err)) // no attempt of River's is used up
+	}
+	return err
+}
+
+// later is when it makes sense to try again.
+func later(err error) time.Duration {
+	const least, most = 50 * time.Millisecond, 5 * time.Second
+	held, is := errors.AsType[*lease.HeldError](err)
+	if !is {
+		return least
+	}
+	return min(max(held.RetryAfter, least), most)
+}
