@@ -88,7 +88,7 @@ type restaurant struct {
 func newRestaurant(t *testing.T) *restaurant {
 	t.Helper()
 	w := sound(t, "--appendonly", "no")
-	w.redis, w.screen.width, w.answer = w.own.Client(), 100, "y\n"
+	w.screen.width, w.answer = 100, "y\n"
 	w.exec(`CREATE TABLE waitlist (last_fencing_token bigint)`)
 	r := &restaurant{world: w, tables: map[string]fencedb.Grant{}}
 	for _, table := range []string{"table:11", "table:12", "table:13"} {

@@ -6,6 +6,7 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"regexp"
 	"slices"
@@ -100,7 +101,8 @@ type examination struct {
 	findings []finding
 	long     time.Duration
 
-	redis []lease.ServerHealth // that answered with their clock
+	redis  []lease.ServerHealth // that answered with their clock
+	leases []lease.Key          // held now, in all namespaces, if there is more than that of the flags
 }
 
 // add adds the finding of that code in doctor.sql. Each of about is text, an error or a duration.
@@ -119,7 +121,8 @@ func (e *examination) run(ctx context.Context) error {
 	e.examineRedis(half)
 	err := e.pool.Ping(ctx)
 	away := err != nil
-	asks := []func(context.Context) error{e.askVersion, e.askSchema, e.askClock, e.askQuestions, e.askCounters}
+	asks := []func(context.Context) error{e.askVersion, e.askSchema, e.askClock, e.askQuestions, e.askCounters,
+		e.askSeals, e.askNamespaces}
 	for _, ask := range asks {
 		if err == nil {
 			err = ask(ctx)
@@ -220,11 +223,19 @@ func (e *examination) examineRedis(ctx context.Context) {
 			}
 		}
 		if s.RoundTrip > 0 {
-			e.redis = append(e.redis, s)
+			e.redis, e.ahead = append(e.redis, s), s.Clock
 		}
 	}
 	if problem == nil {
 		e.examineLeases(ctx)
+		e.examineNamespaces(ctx)
+	}
+}
+
+// hidden adds, once, that something in Redis was not looked at.
+func (e *examination) hidden(err error) {
+	if !slices.ContainsFunc(e.findings, func(f finding) bool { return f.Code == "leases_hidden" }) {
+		e.add("leases_hidden", err)
 	}
 }
 
@@ -239,7 +250,7 @@ func (e *examination) examineLeases(ctx context.Context) {
 	defer cancel()
 	found, err := e.findLeases(ctx, selection{limit: math.MaxInt})
 	if err != nil {
-		e.add("leases_hidden", err)
+		e.hidden(err)
 		return
 	}
 	for _, problem := range found.Problems[:min(most, len(found.Problems))] {
@@ -257,6 +268,99 @@ func (e *examination) examineLeases(ctx context.Context) {
 			e.add("lease_unbounded", visible(h.Resource), who, span(now.Sub(*h.IssuedAt)))
 		}
 	}
+}
+
+// askSeals looks for tokens that have entered, or are of a revocation, and that the ledger lacks.
+func (e *examination) askSeals(ctx context.Context) error {
+	if len(e.redis) == 0 {
+		return nil
+	}
+	search, cancel := context.WithTimeout(ctx, searchTime)
+	defer cancel()
+	tokens, err := e.proven(search)
+	if err != nil {
+		e.hidden(err)
+	}
+	names, values := slices.Sorted(maps.Keys(tokens)), []int64{}
+	for _, name := range names {
+		values = append(values, tokens[name])
+	}
+	rows, _ := e.pool.Query(ctx, `SELECT * FROM (`+behindLedger+`) b WHERE NOT pg_is_in_recovery() LIMIT 10`, names, values)
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[unsealed])
+	for _, u := range all {
+		e.add("seals_missing", fmt.Sprint(u.Token), visible(u.Resource), cmp.Or(tokenText(u.Ledger), "none"))
+	}
+	return err
+}
+
+// examineNamespaces lists the namespaces that have leases, if one has that is not looked at.
+func (e *examination) examineNamespaces(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, searchTime)
+	defer cancel()
+	count := map[string]int{}
+	found, err := scanKeys(ctx, e.client, lease.Key{Field: "owner"}, func(k lease.Key) bool { return k.Kind == protocol.LeaseKind })
+	for _, k := range found {
+		if k.Namespace != e.names.namespace {
+			count[k.Namespace]++
+		}
+	}
+	if err != nil {
+		e.hidden(err)
+	}
+	if len(count) == 0 {
+		return
+	}
+	var all []string
+	for _, namespace := range slices.Sorted(maps.Keys(count)) {
+		all = append(all, fmt.Sprintf("%d %s", count[namespace], inNamespace(namespace)))
+	}
+	e.add("namespaces", inNamespace(e.names.namespace), visible(strings.Join(all, ", ")))
+	e.leases = found
+}
+
+// askNamespaces looks for fences that a holder in one namespace has entered and for which another
+// namespace issues tokens too: their programs write to this database, and do not see each other.
+func (e *examination) askNamespaces(ctx context.Context) error {
+	const most = 1000
+	namespaces := map[string]bool{e.names.namespace: true}
+	var ids, from []string
+	var tokens []int64
+	for _, k := range e.leases[:min(most, len(e.leases))] {
+		p := place{Namespace: k.Namespace} // by the name that Redis has, hashed or not
+		if err := p.look(ctx, e.servers, k.Resource); err != nil {
+			continue // one that cannot be read is a finding of its own
+		}
+		namespaces[k.Namespace] = true
+		if p.Holder != nil {
+			ids, tokens, from = append(ids, p.Holder.LeaseID.String()), append(tokens, p.Holder.Token), append(from, k.Namespace)
+		}
+	}
+	rows, _ := e.pool.Query(ctx, `SELECT f.resource, o.namespace FROM unnest($1::uuid[], $2::bigint[], $3::text[]) AS o(id, token, namespace)
+		JOIN fencedb.fences f ON f.lease_id = o.id AND f.last_fencing_token = o.token ORDER BY f.resource LIMIT 10`, ids, tokens, from)
+	type entered struct{ Resource, Namespace string }
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[entered])
+	for _, f := range all {
+		for _, other := range slices.Sorted(maps.Keys(namespaces)) {
+			if other != f.Namespace && e.issuesTokens(ctx, other, f.Resource) {
+				e.add("namespaces_overtake", visible(f.Resource), inNamespace(f.Namespace), inNamespace(other))
+			}
+		}
+	}
+	return err
+}
+
+// issuesTokens tells whether Redis has issued one for the resource there in the last hour.
+func (e *examination) issuesTokens(ctx context.Context, namespace, resource string) bool {
+	for _, hashed := range []bool{false, true} {
+		p := place{Namespace: namespace, Hashed: hashed}
+		if p.look(ctx, e.servers, resource) != nil {
+			continue
+		}
+		if at := issuedAt(value(p.LastToken)); at != nil && time.UnixMicro(floor(e.redis)).Sub(*at) < time.Hour {
+			return true
+		}
+	}
+	return false
 }
 
 // addProblem finds the server that the error of Check is about, if possible.

@@ -59,7 +59,7 @@
 -- Do: change what is named and run doctor again
 
 -- warning leases_hidden: the leases in Redis were not examined: %s
--- Why: some may never end, or be corrupt
+-- Why: some may never end, or be corrupt; other namespaces, and seals that the ledger lacks, were not looked for
 -- Do: let the user run SCAN: ACL SETUSER ... +scan; if Redis is slow or holds much else, use fencedb leases --timeout
 
 -- error redis_corrupt: %s
@@ -74,6 +74,14 @@
 -- Why: nothing bounds it: a holder that is stuck keeps it for ever
 -- Do: leave it if it is a role that one process has for as long as it lives; otherwise set lease.Config.MaxHold, and see who it is
 
+-- warning namespaces: besides the leases %s, which are looked at, Redis has %s
+-- Why: programs that write to the same tables and are not in the same lease.Config.Namespace hold a resource at the same time
+-- Do: leave it if those write to other databases, or hold other resources; otherwise docs/runbook/writes.md, two namespaces overtake each other
+
+-- error namespaces_overtake: the fence of %s was entered by a holder %s, and Redis issues tokens for it %s too
+-- Why: two hold it at once, and each shuts the other out when it enters; what fences protect stays safe
+-- Do: stop the programs with the wrong lease.Config.Namespace, and deploy them with the right one: docs/runbook/writes.md, two namespaces overtake each other
+
 -- warning clock_difference: the clock of %s is %s %s Postgres's
 -- Why: tokens carry Redis's time; if a clock that is ahead is put right and Redis then forgets a token, the next ones are refused until its clock has caught up
 -- Do: run NTP on both machines; let the clock be slewed, not stepped
@@ -81,6 +89,10 @@
 -- error redis_behind: the ledger has token %s for %s, Redis knows %s
 -- Why: Redis has lost data and its clock is behind, so new holders are refused
 -- Do: run fencedb revoke for the resource, which takes Redis above the ledger; package guard does it by itself
+
+-- error seals_missing: token %s of %s has committed or was revoked, and the ledger has %s
+-- Why: Postgres has lost it, in a fail-over or when it was restored, or the revocation was not sealed: a former holder can write
+-- Do: run fencedb revoke --behind, which shuts former holders out and ends no lease; then follow docs/runbook/writes.md, postgres fails over
 
 -- error postgres_replica: this Postgres is a standby
 -- Why: it shows what the primary has sent so far, and nothing can be revoked or written here

@@ -30,11 +30,7 @@ import (
 // nobody connected.
 func sound(t *testing.T, redisArgs ...string) *world {
 	t.Helper()
-	w := newWorld(t)
-	args := append([]string{"--appendonly", "yes", "--maxmemory-policy", "noeviction"}, redisArgs...)
-	w.own = testenv.OwnRedis(t, args...)
-	w.issuer = newIssuer(t, w.own.Client(), lease.Config{Namespace: w.namespace})
-	return w.as("--redis", "redis://"+w.own.Addr())
+	return newWorld(t, append([]string{"--appendonly", "yes", "--maxmemory-policy", "noeviction"}, redisArgs...)...)
 }
 
 // disconnect waits until the server has seen that the application is gone: connected as a superuser

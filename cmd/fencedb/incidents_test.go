@@ -439,7 +439,6 @@ func newNight(t *testing.T) *night {
 		world: sound(t), metrics: prom.New(prom.Config{}), registry: promclient.NewRegistry(),
 		samples: map[string][]string{}, gauges: map[string]gauge{},
 	}
-	n.redis = n.own.Client()
 	n.registry.MustRegister(n.metrics)
 	n.issuer = n.lease(lease.Config{TTL: time.Minute})
 	n.db = fencedb.With(n.pool, fencedb.Trace(n.metrics))

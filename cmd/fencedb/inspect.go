@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/urfave/cli/v3"
 
+	"github.com/fencedb/fencedb/internal/protocol"
 	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/observe/feed"
 )
@@ -24,17 +25,31 @@ func (a *app) inspect() *cli.Command {
 		Usage:     "show the holder, fence and open transactions of a resource",
 		ArgsUsage: "RESOURCE",
 		Description: `Reads Redis and Postgres and changes nothing. The notes at the end say who
-can write now, and whether Redis has lost data. It shows the last refusals
-if programs publish events (see watch). Of a semaphore, fencedb leases shows
-who has its permits.
+can write now, and whether Redis has lost data. It looks in every namespace
+that Redis has, and names those that have the resource too. If one server
+does not answer, it shows what the other knows; the exit code is 1 then. It
+shows the last refusals if programs publish events (see watch). Of a
+semaphore, fencedb leases shows who has its permits.
 
    fencedb inspect table:12`,
-		Action: a.read(onBoth, nil, func(ctx context.Context, s *servers) (report, error) {
-			found, err := s.look(ctx, a.argument)
-			if err == nil {
-				err = s.lookAround(ctx, found)
+		Action: a.read(onBoth|halves, nil, func(ctx context.Context, s *servers) (report, error) {
+			var refusals []refused
+			var proven int64
+			if s.redisAway == nil { // first, so that the ledger has what it tells
+				if refusals, proven, s.redisAway = s.readFeed(ctx, a.argument); s.redisAway != nil {
+					s.redisAway = fmt.Errorf("redis: the feed: %w", s.redisAway)
+				}
 			}
-			return found, err
+			found, err := s.look(ctx, a.argument)
+			if err != nil {
+				return nil, err
+			}
+			found.Refusals, found.proven = refusals, max(found.proven, proven)
+			found.Notes = found.conclude()
+			if err := s.away(); err != nil {
+				return nil, errors.Join(s.show(found), fmt.Errorf("this is only what the other server knows: %w", err))
+			}
+			return found, nil
 		}),
 	}
 }
@@ -48,11 +63,32 @@ type inspection struct {
 	RememberedForMS *int64        `json:"remembered_for_ms"` // by Redis, for how much longer
 	Revoked         *uuid.UUID    `json:"revoked_lease_id"`  // in the last minute or so
 	revokedTo       int64         // by that revocation
+	proven          int64         // the highest token that is known to have entered, or to be a revocation's
 	floor           int64         // of new tokens, if the last one is below the fence
 	Fence           *fence        `json:"fence"` // in Postgres
 	Transactions    []transaction `json:"transactions"`
-	Refusals        []refused     `json:"refusals"` // newest first; nil: no program publishes events
-	Notes           []note        `json:"notes"`
+	Refusals        []refused     `json:"refusals"`  // newest first; nil: no program publishes events
+	Elsewhere       []place       `json:"elsewhere"` // nil: not found out, for the reason unsearched
+	unsearched      error
+	namespace       string
+	Missing         []missing `json:"missing"` // servers that have not told their half
+	Notes           []note    `json:"notes"`
+}
+
+// missing is a server that has not told its half, and why.
+type missing struct {
+	Server string `json:"server"`
+	Error  string `json:"error"`
+}
+
+// lacks returns why the server has not told its half, or "".
+func (r *inspection) lacks(server string) string {
+	for _, m := range r.Missing {
+		if m.Server == server {
+			return m.Error
+		}
+	}
+	return ""
 }
 
 // holder is a lease in Redis.
@@ -64,30 +100,52 @@ type holder struct {
 	Label       string     `json:"label"` // who holds, for people: lease.Config.Holder; "": not known
 }
 
-// look reads Redis first, so that the fence is never older than the lease it is compared with.
+// look reads Redis first, so that the fence is never older than the lease it is compared with. What
+// a server does not tell is missing, for a reason that the servers have then; the error is one of
+// usage.
 func (s *servers) look(ctx context.Context, resource string) (*inspection, error) {
-	known, err := s.issuer.Inspect(ctx, resource)
-	if errors.Is(err, lease.ErrInvalid) {
+	if err := protocol.CheckRequired("resource", resource, "table:12", protocol.MaxResource); err != nil {
 		return nil, usage("%w", err)
 	}
-	if err != nil {
-		return nil, err
+	found := &inspection{Resource: resource, namespace: s.names.namespace,
+		Transactions: []transaction{}, Missing: []missing{}}
+	if s.redisAway == nil {
+		var known lease.Inspection
+		if known, s.redisAway = s.issuer.Inspect(ctx, resource); s.redisAway == nil {
+			found.add(known)
+		}
 	}
-	found := newInspection(known)
-	if found.Fence, err = readFence(ctx, s.pool, resource); err != nil {
-		return nil, err
+	if s.postgresAway == nil {
+		s.postgresAway = s.lookInLedger(ctx, found)
 	}
-	if value(found.LastToken) < value(found.Fence).Token {
-		health, _ := s.issuer.Check(ctx) // a server that is unfit has a clock too
-		found.floor = floor(health.Servers)
+	if s.redisAway == nil {
+		if value(found.LastToken) < value(found.Fence).Token {
+			health, _ := s.issuer.Check(ctx) // a server that is unfit has a clock too
+			found.floor = floor(health.Servers)
+		}
+		var places map[string][]place
+		if places, found.unsearched = s.search(ctx, resource); found.unsearched == nil {
+			found.Elsewhere = append([]place{}, places[resource]...)
+		}
 	}
-	rows, _ := s.pool.Query(ctx, `SELECT pid, application, state, open_ms
-		FROM fencedb.blockers(ARRAY[$1::text]) ORDER BY open_ms DESC NULLS LAST`, resource)
-	if found.Transactions, err = pgx.AppendRows([]transaction{}, rows, pgx.RowToStructByPos[transaction]); err != nil {
-		return nil, explained(err)
+	if s.redisAway != nil {
+		found.Missing = append(found.Missing, missing{"redis", s.redisAway.Error()})
+	}
+	if s.postgresAway != nil {
+		found.Missing = append(found.Missing, missing{"postgres", s.postgresAway.Error()})
 	}
 	found.Notes = found.conclude()
 	return found, nil
+}
+
+func (s *servers) lookInLedger(ctx context.Context, found *inspection) (err error) {
+	if found.Fence, err = readFence(ctx, s.pool, found.Resource); err != nil {
+		return err
+	}
+	rows, _ := s.pool.Query(ctx, `SELECT pid, application, state, open_ms
+		FROM fencedb.blockers(ARRAY[$1::text]) ORDER BY open_ms DESC NULLS LAST`, found.Resource)
+	found.Transactions, err = pgx.AppendRows(found.Transactions, rows, pgx.RowToStructByPos[transaction])
+	return explained(err)
 }
 
 // floor is what a new token is at least: the clock of Redis, of several servers the slowest one's.
@@ -102,18 +160,22 @@ func floor(servers []lease.ServerHealth) (least int64) {
 }
 
 func newInspection(known lease.Inspection) *inspection {
-	remembered := known.RememberedFor.Milliseconds()
-	found := &inspection{
-		Resource: known.Resource, Waiters: known.Waiters,
-		LastToken:       optional(known.LastToken, known.LastToken > 0),
-		RememberedForMS: optional(remembered, remembered >= 0),
-		Revoked:         optional(known.Revoked, known.Revoked != uuid.Nil),
-		revokedTo:       known.RevokedTo,
-	}
-	if known.Token > 0 {
-		found.Holder = &holder{known.Holder, known.Token, issuedAt(known.Token), known.ExpiresIn.Milliseconds(), known.Label}
-	}
+	found := &inspection{Resource: known.Resource}
+	found.add(known)
 	return found
+}
+
+// add adds what Redis knows.
+func (r *inspection) add(known lease.Inspection) {
+	remembered := known.RememberedFor.Milliseconds()
+	r.Waiters = known.Waiters
+	r.LastToken = optional(known.LastToken, known.LastToken > 0)
+	r.RememberedForMS = optional(remembered, remembered >= 0)
+	r.Revoked = optional(known.Revoked, known.Revoked != uuid.Nil)
+	r.revokedTo, r.proven = known.RevokedTo, known.RevokedTo
+	if known.Token > 0 {
+		r.Holder = &holder{known.Holder, known.Token, issuedAt(known.Token), known.ExpiresIn.Milliseconds(), known.Label}
+	}
 }
 
 // optional is nil unless there is a value.
@@ -135,13 +197,22 @@ func value[T any](there *T) (v T) {
 func (r *inspection) print(p page) {
 	p.facts(
 		[2]string{"RESOURCE", visible(r.Resource)},
-		[2]string{"HOLDER", r.Holder.text(p)},
-		[2]string{"WAITING", fmt.Sprint(r.Waiters)},
-		[2]string{"REDIS", r.counter()},
-		[2]string{"LEDGER", r.Fence.text(p)},
+		[2]string{"HOLDER", r.holds(p)},
+		[2]string{"WAITING", r.known("redis", fmt.Sprint(r.Waiters))},
+		[2]string{"REDIS", r.known("redis", r.counter())},
+		[2]string{"LEDGER", r.known("postgres", r.Fence.text(p))},
 	)
 	list(p, []string{"PID", "APPLICATION", "STATE", "OPEN FOR"}, r.Transactions, func(t transaction) []string {
 		return []string{fmt.Sprint(t.PID), visible(t.Application), visible(t.State), t.openFor()}
+	})
+	list(p, []string{"ALSO IN NAMESPACE", "KIND", "HASHED", "LAST TOKEN", "HOLDER"}, r.Elsewhere, func(e place) []string {
+		who := "nobody"
+		if e.Kind != protocol.LeaseKind {
+			who = "see fencedb leases"
+		} else if e.Holder != nil {
+			who = e.Holder.name()
+		}
+		return []string{cmp.Or(visible(e.Namespace), "(none)"), e.Kind, fmt.Sprint(e.Hashed), tokenText(value(e.LastToken)), who}
 	})
 	list(p, []string{"REFUSED", "WORKER", "CARRIED", "STORED"}, r.Refusals, func(w refused) []string {
 		return []string{p.since(w.At) + " ago", visible(w.Worker), fmt.Sprint(w.Token), fmt.Sprint(w.Stored)}
@@ -154,8 +225,22 @@ func (r *inspection) print(p page) {
 	}
 }
 
-func (h *holder) text(p page) string {
-	if h == nil {
+// known is a text, if the server has told what is in it.
+func (r *inspection) known(server, text string) string {
+	if r.lacks(server) != "" {
+		return "not known"
+	}
+	return text
+}
+
+func (r *inspection) holds(p page) string {
+	h := r.Holder
+	switch {
+	case r.lacks("redis") != "":
+		return "not known"
+	case h == nil && len(r.Elsewhere) > 0:
+		return "nobody " + inNamespace(r.namespace)
+	case h == nil:
 		return "nobody"
 	}
 	text := fmt.Sprintf("token %d", h.Token)
@@ -192,29 +277,55 @@ type note struct {
 	Text string `json:"text"`
 }
 
-// conclude compares the holder with the fence and says who can write now.
+// conclude says who can write now, and what else follows.
 func (r *inspection) conclude() []note {
 	notes := []note{}
 	add := func(code, format string, args ...any) {
 		notes = append(notes, note{code, fmt.Sprintf(format, args...)})
 	}
+	if r.whoCanWrite(add) {
+		r.whatRedisKnows(add)
+	}
+	return notes
+}
+
+// adding adds a note.
+type adding = func(code, format string, args ...any)
+
+// whoCanWrite compares the holder with the fence. It answers false where there is nothing more to
+// say.
+func (r *inspection) whoCanWrite(add adding) bool {
+	others := rivals(r.Elsewhere)
+	here, nobodyElse := "", "nobody else can write to protected tables"
+	if len(others) > 0 {
+		here, nobodyElse = " "+inNamespace(r.namespace), "it can write to protected tables"
+	}
 	former := fmt.Sprintf("token %d or a higher one", value(r.Fence).Token)
 	if value(r.Fence).revoked || value(r.Fence).reset { // then the token itself is nobody's
 		former = fmt.Sprintf("a token above %d", r.Fence.Token)
 	}
+	if r.Fence == nil {
+		former = "any token"
+	}
 	switch {
+	case r.lacks("redis") != "" && !value(r.Fence).tooHigh:
+		add("redis_away", "Redis has not told who holds it. Whoever has a lease with %s can write to protected tables; fencedb revoke --seal-only shuts all of them out.", former)
+		return false
+	case r.lacks("postgres") != "":
+		add("postgres_away", "Postgres has not told its fence. Whether the holder is current, and whether an earlier one can write, is not known.")
+		return false
 	case r.Holder == nil && r.Fence == nil && r.LastToken == nil:
 	case r.Holder == nil && r.Fence == nil:
-		add("old_holder_may_write", "Nobody holds it, and no token has entered. A former holder could still write to protected tables; fencedb revoke rules that out.")
+		add("old_holder_may_write", "Nobody holds it%s, and no token has entered. A former holder could still write to protected tables; fencedb revoke rules that out.", here)
 	case value(r.Fence).tooHigh:
 		add("fence_too_high", "Nobody can write to protected tables: the fence is at the highest token that there is, or above, so no lease gets past it. fencedb reset sets it back.")
-		return notes
+		return false
 	case r.Holder == nil && r.Fence.reset:
-		add("fence_reset", "Nobody holds it, and its fence was set back: any former holder with %s could still write to protected tables; fencedb revoke rules that out.", former)
+		add("fence_reset", "Nobody holds it%s, and its fence was set back: any former holder with %s could still write to protected tables; fencedb revoke rules that out.", here, former)
 	case r.Holder == nil && r.Fence.revoked && r.LastToken != nil && *r.LastToken <= r.Fence.Token:
-		add("revoked_and_sealed", "Nobody holds it, and the last one was revoked: no former holder can write to protected tables.")
+		add("revoked_and_sealed", "Nobody holds it%[1]s, and the last one was revoked: no former holder%[1]s can write to protected tables.", here)
 	case r.Holder == nil:
-		add("old_holder_may_write", "Nobody holds it. A former holder with %s could still write to protected tables; fencedb revoke rules that out.", former)
+		add("old_holder_may_write", "Nobody holds it%s. A former holder with %s could still write to protected tables; fencedb revoke rules that out.", here, former)
 	case r.Fence == nil:
 		add("not_entered", "No transaction has entered with a token yet: an earlier holder could still write to protected tables, until this one writes or is sealed.")
 	case r.Holder.Token < r.Fence.Token:
@@ -224,17 +335,48 @@ func (r *inspection) conclude() []note {
 	case r.Holder.Token > r.Fence.Token:
 		add("not_entered", "The holder has not entered yet: an earlier one with %s could still write to protected tables, until the holder writes or is sealed.", former)
 	default:
-		add("current", "The holder is current: nobody else can write to protected tables.")
+		add("current", "The holder is current: %s.", nobodyElse)
+	}
+	return true
+}
+
+// issued tells whether a token came from a place, as far as that is known.
+func issued(token int64) func(place) bool {
+	return func(p place) bool { return value(p.LastToken) >= token }
+}
+
+// whatRedisKnows adds what its namespaces and its last token tell about the fence.
+func (r *inspection) whatRedisKnows(add adding) {
+	others := rivals(r.Elsewhere)
+	for _, other := range others {
+		proof := "If its programs write to this database, two hold at once"
+		if r.Fence != nil && r.Fence.Token == other.Holder.Token && r.Fence.LeaseID == other.Holder.LeaseID {
+			proof = "The fence is its own, so its programs write to this database, and two hold at once where somebody holds it here"
+		}
+		add("held_elsewhere", "%s holds it %s, with token %d. %s: each shuts the other out when it enters. See docs/runbook/writes.md, two namespaces overtake each other.",
+			other.Holder.name(), inNamespace(other.Namespace), other.Holder.Token, proof)
 	}
 	switch fence := value(r.Fence); {
 	case fence.foreign:
+	case fence.Token > max(value(r.LastToken), r.floor) && slices.ContainsFunc(r.Elsewhere, issued(fence.Token)):
+		add("redis_behind", "The counter of this namespace is behind the ledger, and that of another is not: the fence may be from there. New tokens from here are refused until they are above %d.", fence.Token)
 	case fence.Token > max(value(r.LastToken), r.floor):
 		add("redis_behind", "Redis is behind the ledger: it has lost data or its clock went back. New tokens are refused until its counter is above %d; package guard raises it by itself, and so does fencedb revoke.", fence.Token)
-	case r.known():
+	case r.isKnown() || len(others) > 0:
+	case len(r.Elsewhere) > 0:
+		add("known_elsewhere", "Redis does not know it here, but %s: check both flags.", described(r.Elsewhere))
+	case r.unsearched != nil:
+		add("unknown_to_redis", "Redis does not know it here.")
 	case r.Fence == nil:
-		add("unknown_to_redis", "Neither server knows it: see that its name is right, and --namespace.")
+		add("unknown_to_redis", "Neither server knows it, and Redis has it in no other namespace: see that its name is right.")
 	default:
-		add("unknown_to_redis", "Redis does not know it: nobody has acquired it for long, or --namespace is not that of the programs.")
+		add("unknown_to_redis", "Redis does not know it, in no namespace: it forgets a token that is not renewed for lease.Config.FenceRetention, it has lost its data, or the token came from elsewhere.")
+	}
+	if r.unsearched != nil {
+		add("not_searched", "Whether it is in another namespace too was not found out: %v.", r.unsearched)
+	}
+	if fence := value(r.Fence); r.proven > fence.Token && !fence.foreign && !fence.setBack {
+		add("seal_missing", "Token %d of it has committed or was revoked, and the ledger does not have that: Postgres has lost it, in a fail-over or when it was restored, or the revocation was not sealed. fencedb revoke --behind shuts former holders out.", r.proven)
 	}
 	if r.Fence == nil && len(r.Transactions) > 0 {
 		add("transactions_uncertain", "There is no fence to look at, so the transactions are all that are changing the ledger, for this resource or another.")
@@ -242,7 +384,6 @@ func (r *inspection) conclude() []note {
 	if r.Revoked != nil && value(r.Holder).LeaseID != *r.Revoked {
 		add("revoked", "An earlier lease, %s, was revoked in the last minute or so.", *r.Revoked)
 	}
-	return notes
 }
 
 // fence is a row of the ledger in Postgres.
@@ -255,6 +396,7 @@ type fence struct {
 	reset   bool // by a reset, which lets holders above it in again
 	tooHigh bool // no lease can pass it
 	foreign bool // of another issuer
+	setBack bool // once, so that tokens above it do not prove anything
 }
 
 // SQL conditions on a fence f. No token of a foreign issuer is too high, because Redis does not
@@ -268,11 +410,11 @@ const (
 func readFence(ctx context.Context, pool *pgxpool.Pool, resource string) (*fence, error) {
 	var f fence
 	err := pool.QueryRow(ctx, `
-		SELECT f.last_fencing_token, f.lease_id::text, f.advanced_at, coalesce(a.event = 'revoke', false), coalesce(a.event = 'reset', false), `+tooHigh+`, `+foreign+`
+		SELECT f.last_fencing_token, f.lease_id::text, f.advanced_at, coalesce(a.event = 'revoke', false), coalesce(a.event = 'reset', false), `+tooHigh+`, `+foreign+`, f.reset_from IS NOT NULL
 		FROM fencedb.fences f LEFT JOIN fencedb.audit a
 		  ON a.resource = f.resource AND a.event IN ('revoke', 'reset') AND a.details ->> 'lease_id' = f.lease_id::text
 		WHERE f.resource = $1`, resource).
-		Scan(&f.Token, &f.LeaseID, &f.EnteredAt, &f.revoked, &f.reset, &f.tooHigh, &f.foreign)
+		Scan(&f.Token, &f.LeaseID, &f.EnteredAt, &f.revoked, &f.reset, &f.tooHigh, &f.foreign, &f.setBack)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
@@ -298,31 +440,8 @@ func (t transaction) openFor() string {
 	return millis(*t.OpenMS)
 }
 
-// lookAround adds the refusals, which do not matter for who can write. It refuses a resource that
-// nobody seems to hold because a flag is wrong, or because it is a semaphore.
-func (s *servers) lookAround(ctx context.Context, found *inspection) (err error) {
-	if found.Refusals, err = s.readRefusals(ctx, found.Resource); err != nil {
-		return fmt.Errorf("redis: the feed: %w", err)
-	}
-	if found.known() {
-		return nil
-	}
-	search, cancel := context.WithTimeout(ctx, searchTime)
-	defer cancel()
-	err = s.notElsewhere(search, found.Resource)
-	if redis.IsPermissionError(err) || search.Err() != nil && ctx.Err() == nil {
-		found.Notes = append(found.Notes, note{"not_searched", fmt.Sprintf(
-			"Redis does not know this resource here. That it is in no other namespace was not found out: %v.", cmp.Or(search.Err(), err))})
-		return nil
-	}
-	return err
-}
-
-// searchTime bounds a search in Redis that reads all keys.
-const searchTime = 5 * time.Second
-
-// known reports whether Redis knows the resource as one of leases.
-func (r *inspection) known() bool { return r.Holder != nil || r.LastToken != nil || r.Revoked != nil }
+// isKnown reports whether Redis knows the resource as one of leases.
+func (r *inspection) isKnown() bool { return r.Holder != nil || r.LastToken != nil || r.Revoked != nil }
 
 // refused is a write with a stale token.
 type refused struct {
@@ -334,24 +453,27 @@ type refused struct {
 
 const mostRefusals = 5
 
-// readRefusals reads the feed. It returns nil if no program publishes, or if permission to read was
-// denied.
-func (s *servers) readRefusals(ctx context.Context, resource string) ([]refused, error) {
-	var found []refused
-	digits := feed.Hashed(resource)
-	err := feed.Replay(ctx, s.client, "0", func(e feed.Event) error {
+// readFeed returns the refusals, nil if no program publishes or if permission to read was denied,
+// and the highest token of the last day that is known to have entered or to be a revocation's.
+func (s *servers) readFeed(ctx context.Context, resource string) (found []refused, proven int64, err error) {
+	digits, now := feed.Hashed(resource), time.Now().Add(s.ahead)
+	err = feed.Replay(ctx, s.client, "0", func(e feed.Event) error {
 		if found == nil {
 			found = []refused{}
 		}
-		if e.Kind == feed.Refused && (e.Resource == resource || e.Resource == digits) {
+		switch {
+		case e.Resource != resource && e.Resource != digits:
+		case e.Kind == feed.Refused:
 			found = append(found, refused{e.At.UTC(), e.Worker, e.Token, e.Stored})
 			found = found[max(0, len(found)-mostRefusals):]
+		case proves(e) && now.Sub(e.At) < provenWithin:
+			proven = max(proven, e.Token)
 		}
 		return nil
 	}, feed.Namespace(s.names.namespace))
 	if redis.IsPermissionError(err) {
-		return nil, nil
+		return nil, 0, nil
 	}
 	slices.Reverse(found)
-	return found, err
+	return found, proven, err
 }

@@ -21,7 +21,7 @@ func TestInspectFollowsALeaseThroughItsLife(t *testing.T) {
 	found := w.inspected("seat:1")
 	require.Equal(t, []string{"unknown_to_redis"}, codes(found.Notes))
 	found.Notes = nil
-	require.Equal(t, &inspection{Resource: "seat:1", Transactions: []transaction{}}, found)
+	require.Equal(t, &inspection{Resource: "seat:1", Transactions: []transaction{}, Elsewhere: []place{}, Missing: []missing{}}, found)
 
 	l := w.acquire("seat:1")
 	found = w.inspected("seat:1")
@@ -220,35 +220,21 @@ func tokensOf(all []refused) (tokens []int64) {
 	return tokens
 }
 
-// A wrong namespace cannot be told from one whose programs have not used the resource for long.
-func TestInspectInAWrongNamespaceSaysThatRedisDoesNotKnowTheResource(t *testing.T) {
+// Nobody may be told that a resource is free which is held.
+func TestInspectInAWrongNamespaceSaysWhereItIsHeld(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	require.NoError(t, w.book(w.acquire("seat:1")))
-	require.NotContains(t, codes(w.inspected("seat:1").Notes), "unknown_to_redis")
+	for _, wrong := range []string{"", "shopx"} {
+		w := newWorld(t)
+		l := w.acquire("seat:1")
+		require.NoError(t, w.book(l))
 
-	w.flags = append(w.flags, "--namespace", w.namespace+"x")
+		w.as("--namespace", wrong)
 
-	require.Equal(t, []string{"old_holder_may_write", "unknown_to_redis"}, codes(w.inspected("seat:1").Notes))
-	require.Contains(t, w.run("revoke", "seat:1", "--reason", "it hangs").errOut, "Redis does not know it")
-}
-
-// A forgotten namespace: nobody may be told that a resource is free which is held.
-func TestInspectWithoutTheNamespaceIsRefused(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	require.NoError(t, w.book(w.acquire("seat:1")))
-
-	got := w.run("--namespace", "", "inspect", "seat:1")
-
-	require.Equal(t, exitFailed, got.code)
-	require.Empty(t, got.out)
-	require.Contains(t, got.errOut, `as a lease in namespace "`+w.namespace+`"`)
-
-	limited := "limited_" + w.namespace
-	require.NoError(t, w.redis.Do(t.Context(), "ACL", "SETUSER", limited, "on", "nopass", "~*", "&*", "+@all", "-scan").Err())
-	t.Cleanup(func() { w.redis.Do(context.Background(), "ACL", "DELUSER", limited) })
-	got = w.run("--namespace", "", "--redis", "redis://"+limited+":x@"+w.redis.Options().Addr, "inspect", "seat:1")
-	require.Contains(t, got.out, "nobody", "who may not SCAN is told what there is to tell: %s", got.errOut)
-	require.Contains(t, got.out, "That it is in no other namespace was not found out: NOPERM")
+		found := w.inspected("seat:1")
+		require.Equal(t, []string{"old_holder_may_write", "held_elsewhere"}, codes(found.Notes))
+		require.Equal(t, []place{{Namespace: "shop", Kind: "lease", LastToken: new(l.Token()), Holder: found.Elsewhere[0].Holder}}, found.Elsewhere)
+		require.Equal(t, l.LeaseID(), found.Elsewhere[0].Holder.LeaseID)
+		require.Contains(t, w.ok("inspect", "seat:1"), "nobody "+inNamespace(wrong))
+		require.Contains(t, w.run("revoke", "seat:1", "--reason", "it hangs").errOut, `as a lease in namespace "shop"`)
+	}
 }

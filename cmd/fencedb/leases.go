@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 	"github.com/urfave/cli/v3"
 	"golang.org/x/sync/errgroup"
@@ -27,7 +29,9 @@ func (a *app) leases() *cli.Command {
 		ArgsUsage: "[PREFIX]",
 		Description: `Lists the leases, the permits of semaphores and the claims of package once
 whose resource begins with PREFIX. It reads Redis with SCAN, which blocks
-nobody. A resource that is acquired or released meanwhile may be missing.
+nobody. A resource that is acquired or released meanwhile may be missing. If
+Redis does not answer, it lists what has entered last, by the ledger in
+Postgres; the exit code is 1 then.
 
    fencedb leases                              all
    fencedb leases table: --json                those of type table, as JSON
@@ -37,19 +41,33 @@ nobody. A resource that is acquired or released meanwhile may be missing.
 			&cli.BoolFlag{Name: "oldest", Destination: &wanted.oldest, Usage: "sort by how long they are held, longest first"},
 			&cli.DurationFlag{Name: "older-than", Destination: &wanted.olderThan, Usage: "only those held for longer than this `TIME`", Validator: notNegative},
 		},
-		Action: a.read(onRedis, func(*cli.Command) error {
+		Action: a.read(onRedis|halves, func(*cli.Command) error {
 			if wanted.prefix = a.argument; wanted.prefix != "" && a.names.hashed {
 				return usage("with --hash-resources Redis does not know how resources begin; list them without a prefix")
 			}
 			return nil
-		}, func(ctx context.Context, s *servers) (report, error) { return s.findLeases(ctx, wanted) }),
+		}, func(ctx context.Context, s *servers) (report, error) {
+			if s.redisAway != nil {
+				return nil, errors.Join(s.showEntered(ctx, wanted), s.redisAway)
+			}
+			return s.findLeases(ctx, wanted)
+		}),
 	}
 }
 
 type leaseList struct {
 	Leases   []held   `json:"leases"`
+	Entered  []latest `json:"entered"`  // by the ledger; nil unless Redis is away
 	More     bool     `json:"more"`     // more than --limit exist
 	Problems []string `json:"problems"` // keys that violate the protocol
+}
+
+// latest is a fence that was entered, by whoever held then.
+type latest struct {
+	Resource  string    `json:"resource"`
+	Token     int64     `json:"token"`
+	LeaseID   uuid.UUID `json:"lease_id"`
+	EnteredAt time.Time `json:"entered_at"`
 }
 
 type held struct {
@@ -61,6 +79,13 @@ type held struct {
 
 // print leaves out the kind if all are leases, and shortens lease ids.
 func (l *leaseList) print(p page) {
+	if l.Entered != nil {
+		p.say("Who holds what is not known, because Redis does not answer. These have entered last, by the ledger in Postgres:")
+		list(p, []string{"RESOURCE", "TOKEN", "ENTERED", "LEASE"}, l.Entered, func(e latest) []string {
+			return []string{visible(e.Resource), fmt.Sprint(e.Token), p.since(e.EnteredAt) + " ago", e.LeaseID.String()[:8]}
+		})
+		return
+	}
 	header := []string{"RESOURCE", "TOKEN", "HELD FOR", "ENDS IN", "WAITING", "LEASE", "HOLDER", "KIND"}
 	if !slices.ContainsFunc(l.Leases, func(h held) bool { return h.Kind != protocol.LeaseKind }) {
 		header = header[:len(header)-1]
@@ -75,6 +100,32 @@ func (l *leaseList) print(p page) {
 	for _, problem := range l.Problems {
 		p.point("%s", problem)
 	}
+}
+
+// showEntered shows what the ledger knows of those that hold, if an address of Postgres is given.
+func (s *servers) showEntered(ctx context.Context, wanted selection) error {
+	if s.postgresURL == "" {
+		return nil
+	}
+	ledger, err := s.open(ctx, onPostgres)
+	defer ledger.close()
+	if err == nil {
+		err = ledger.connect(ctx, onPostgres)
+	}
+	if err != nil {
+		return err
+	}
+	rows, _ := ledger.pool.Query(ctx, `SELECT resource, last_fencing_token, lease_id::text, advanced_at FROM fencedb.fences
+		WHERE starts_with(resource, $1) ORDER BY advanced_at DESC LIMIT $2`, wanted.prefix, wanted.limit)
+	found := &leaseList{Leases: []held{}, Problems: []string{}}
+	if found.Entered, err = pgx.AppendRows([]latest{}, rows, pgx.RowToStructByPos[latest]); err != nil {
+		return explained(err)
+	}
+	for i := range found.Entered {
+		found.Entered[i].EnteredAt = found.Entered[i].EnteredAt.UTC()
+	}
+	s.ahead = ledger.ahead
+	return s.show(found)
 }
 
 // age is empty if it is unknown.
@@ -95,12 +146,11 @@ type selection struct {
 
 func (s *servers) findLeases(ctx context.Context, wanted selection) (*leaseList, error) {
 	shown := names{namespace: s.names.namespace} // never hashed: SCAN finds the names that Redis has
-	keys, err := scanKeys(ctx, s.client, lease.Key{Namespace: shown.namespace, Resource: wanted.prefix, Field: "owner"})
+	keys, err := scanKeys(ctx, s.client, lease.Key{Namespace: shown.namespace, Resource: wanted.prefix, Field: "owner"},
+		func(k lease.Key) bool { return k.Namespace == shown.namespace }) // a pattern cannot tell them apart
 	if err != nil {
 		return nil, fmt.Errorf("redis: scan: %w", err)
 	}
-	// A pattern cannot tell them apart.
-	keys = slices.DeleteFunc(keys, func(k lease.Key) bool { return k.Namespace != shown.namespace })
 	slices.SortFunc(keys, func(a, b lease.Key) int {
 		return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.Kind, b.Kind))
 	})
@@ -164,8 +214,10 @@ func holders(ctx context.Context, key lease.Key, i *lease.Issuer, places *lease.
 	return []held{{key.Resource, key.Kind, *newInspection(known).Holder, known.Waiters}}, nil
 }
 
-// scanKeys returns the keys of leases and semaphores that are there, each once, in no order.
-func scanKeys(ctx context.Context, client redis.UniversalClient, names lease.Key) ([]lease.Key, error) {
+// scanKeys returns the keys of leases and semaphores that are there and wanted, each once, in no
+// order; with an error those that were found until then.
+func scanKeys(ctx context.Context, client redis.UniversalClient, names lease.Key,
+	wanted func(lease.Key) bool) ([]lease.Key, error) {
 	var mu sync.Mutex
 	found := map[lease.Key]bool{} // SCAN may name a key twice
 	scan := func(ctx context.Context, server redis.Cmdable) error {
@@ -174,7 +226,7 @@ func scanKeys(ctx context.Context, client redis.UniversalClient, names lease.Key
 			names.Kind = kind
 			keys := server.Scan(ctx, 0, names.Pattern(), 1000).Iterator()
 			for keys.Next(ctx) {
-				if k, ok := lease.ParseKey(keys.Val()); ok {
+				if k, ok := lease.ParseKey(keys.Val()); ok && wanted(k) {
 					mu.Lock()
 					found[k] = true
 					mu.Unlock()

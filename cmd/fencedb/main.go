@@ -209,12 +209,13 @@ var arguments = map[string]struct {
 	least, most int
 	text        string
 }{
-	"":         {0, 0, "no argument"},
-	"[PREFIX]": {0, 1, "one prefix"},
-	"DIR":      {1, 1, "one directory, such as migrations"},
-	"RESOURCE": {1, 1, "one resource, such as table:12"},
-	"TABLE":    {1, 1, "one table, such as bookings"},
-	"TYPE":     {1, 1, "one type of resources, which is what stands before the colon: table for table:12"},
+	"":           {0, 0, "no argument"},
+	"[PREFIX]":   {0, 1, "one prefix"},
+	"DIR":        {1, 1, "one directory, such as migrations"},
+	"RESOURCE":   {1, 1, "one resource, such as table:12"},
+	"[RESOURCE]": {0, 1, "one resource, such as table:12"},
+	"TABLE":      {1, 1, "one table, such as bookings"},
+	"TYPE":       {1, 1, "one type of resources, which is what stands before the colon: table for table:12"},
 }
 
 // checkCall checks what commands have in common, before any of them begins.

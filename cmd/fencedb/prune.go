@@ -199,7 +199,11 @@ func (p *pruner) free(ctx context.Context, resources []string) ([]string, error)
 			continue
 		}
 		if p.elsewhere[resource] || p.elsewhere[protocol.Digest(resource)] {
-			if err := p.notElsewhere(ctx, resource); err != nil {
+			places, err := p.search(ctx, resource)
+			if err == nil {
+				err = p.notElsewhere(resource, false, places[resource], nil)
+			}
+			if err != nil {
 				return nil, err
 			}
 		}
@@ -213,16 +217,16 @@ func (p *pruner) free(ctx context.Context, resources []string) ([]string, error)
 func (p *pruner) findElsewhere(ctx context.Context) error {
 	ctx, cancel := p.bounded(ctx)
 	defer cancel()
-	keys, err := scanKeys(ctx, p.client, lease.Key{Field: "fence"})
+	keys, err := scanKeys(ctx, p.client, lease.Key{Field: "fence"}, func(k lease.Key) bool {
+		here := k.Kind == protocol.LeaseKind && k.Namespace == p.names.namespace && strings.HasPrefix(k.Resource, "sha256:") == p.names.hashed
+		return !here && (p.names.namespace == "" || p.names.namespace == k.Namespace)
+	})
 	if err != nil {
 		return fmt.Errorf("redis: scan: %w", err)
 	}
 	p.elsewhere = map[string]bool{}
 	for _, k := range keys {
-		here := k.Kind == protocol.LeaseKind && k.Namespace == p.names.namespace && strings.HasPrefix(k.Resource, "sha256:") == p.names.hashed
-		if !here && (p.names.namespace == "" || p.names.namespace == k.Namespace) {
-			p.elsewhere[k.Resource] = true
-		}
+		p.elsewhere[k.Resource] = true
 	}
 	return nil
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"os/user"
-	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -19,33 +18,76 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/fencedb/fencedb/fencedb"
-	"github.com/fencedb/fencedb/internal/protocol"
 	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/observe/feed"
 )
 
 func (a *app) revoke() *cli.Command {
 	e := event{kind: "revoke"}
+	var force, behind, sealOnly bool
 	return &cli.Command{
 		Name:      "revoke",
 		Usage:     "end the lease on a resource and shut former holders out",
-		ArgsUsage: "RESOURCE",
+		ArgsUsage: "[RESOURCE]",
 		Description: `Shows the holder and asks. Then it ends the lease in Redis, seals the
 resource in Postgres, and records both in fencedb.audit. The next waiter gets
 the resource at once. If the holder has changed since it was shown, nothing
-is revoked.
+is revoked. A resource that somebody holds in another namespace of Redis, or
+that Redis knows only there, needs --force.
 
 Sealing waits for an open transaction of the holder, for as long as
 --timeout. If that is too short, the exit code is 4: the lease has ended, but
 the open transaction can still commit.
 
+With --behind it ends nobody, and seals all resources of the namespace whose
+last token in Redis is above the one in the ledger: after a fail-over that
+lost commits, or when a database was restored, former holders could write
+again until then.
+
+With --seal-only it asks no Redis, for one that is away, full or refuses. It
+seals the resource in Postgres, with the time there as the token: the holder
+and all before it are refused from then on, and the lease goes on in Redis.
+
    fencedb revoke table:12 --reason 'worker 7 hangs'
+   fencedb revoke table:12 --seal-only --reason 'Redis is full'
+   fencedb revoke --behind --reason 'fail-over lost commits'
    fencedb revoke table:12 --reason 'host is gone' --yes --json`,
-		Flags: e.flags(a.yesFlag()),
-		Action: a.on(onBoth|onPrimary, e.of, func(ctx context.Context, s *servers) (report, error) {
-			return s.confirmAndRevoke(ctx, e)
-		}),
+		Flags: e.flags(a.yesFlag(), &cli.BoolFlag{Name: "force", Destination: &force, Usage: "revoke here even if another namespace has the resource"},
+			&cli.BoolFlag{Name: "seal-only", Destination: &sealOnly, Usage: "shut holders out in Postgres, without Redis"},
+			&cli.BoolFlag{Name: "behind", Destination: &behind, Usage: "seal all for which Redis has a newer token than the ledger"}),
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			if sealOnly {
+				return a.on(onPostgres|onPrimary, e.ofOne, func(ctx context.Context, s *servers) (report, error) {
+					return s.confirmAndSeal(ctx, e)
+				})(ctx, cmd)
+			}
+			return a.on(onBoth|onPrimary|halves, func(cmd *cli.Command) error {
+				switch {
+				case behind && a.argument != "":
+					return usage("--behind is for all resources, and takes none")
+				case behind:
+					return e.complete()
+				}
+				return e.ofOne(cmd)
+			}, func(ctx context.Context, s *servers) (report, error) {
+				if err := s.away(); err != nil {
+					return nil, fmt.Errorf("%w: %w%s", errUnchanged, err, s.withoutRedis())
+				}
+				if behind {
+					return nil, s.sealBehind(ctx, e)
+				}
+				return s.confirmAndRevoke(ctx, e, force)
+			})(ctx, cmd)
+		},
 	}
+}
+
+// withoutRedis says what can be done while Redis is away.
+func (s *servers) withoutRedis() string {
+	if s.postgresAway != nil {
+		return ""
+	}
+	return "; fencedb revoke --seal-only shuts the holder of one resource out in Postgres, without Redis"
 }
 
 // revocation is the result of revoke.
@@ -56,7 +98,9 @@ type revocation struct {
 	LeaseID  uuid.UUID `json:"lease_id"`
 	AuditID  int64     `json:"audit_id"` // 0: nothing was changed, because all former holders were shut out already
 
-	Unknown bool `json:"unknown"` // Redis knew nothing of it: its name or namespace may be wrong, and a holder elsewhere goes on
+	Unknown   bool    `json:"unknown"`   // Redis knew nothing of it here: its name or namespace may be wrong, and a holder elsewhere goes on
+	Elsewhere []place `json:"elsewhere"` // that were left alone; nil: not found out
+	SealOnly  bool    `json:"seal_only"` // Redis was not asked
 }
 
 // former is the holder that was revoked.
@@ -73,8 +117,11 @@ func (r *revocation) print(p page) {
 		return
 	}
 	switch {
+	case r.SealOnly:
+		r.printSealed(p)
+		return
 	case r.Unknown:
-		p.say("Redis knew no lease of %s: nobody has acquired it for long, or the name or --namespace is not that of the programs. In that case its holder goes on, and package guard takes it past this revocation. The fence is at token %d now.", visible(r.Resource), r.Token)
+		p.say("Redis knew no lease of %s here. If its name or --namespace is not that of the programs, its holder goes on, and package guard takes it past this revocation. The fence is at token %d now.", visible(r.Resource), r.Token)
 	case r.Former == nil:
 		p.say("Nobody held %s. Its fence is at token %d now.", visible(r.Resource), r.Token)
 	default:
@@ -87,7 +134,23 @@ func (r *revocation) print(p page) {
 	} else {
 		p.point("In protected tables: nothing. Whatever it had committed before stands.")
 	}
+	for _, other := range rivals(r.Elsewhere) {
+		state := "is refused from now on, the next one from there is not"
+		if other.Holder.Token > r.Token {
+			state = "can still enter"
+		}
+		p.point("%s, %s still holds it: token %d %s.", strings.ToUpper(inNamespace(other.Namespace)[:1])+inNamespace(other.Namespace)[1:], other.Holder.name(), other.Holder.Token, state)
+	}
 	p.point("Elsewhere: go on until it learns of this at its next renewal, or when its lease would have ended. Tables that are not protected, mails, files and other services are not fenced.")
+	fmt.Fprintf(p.out, "\nRecorded as %d in fencedb.audit.\n", r.AuditID)
+}
+
+func (r *revocation) printSealed(p page) {
+	p.say("Sealed: the fence of %s is at token %d now. Redis was not asked.", visible(r.Resource), r.Token)
+	fmt.Fprintln(p.out, "\nWhat a former holder can still do:")
+	p.point("In protected tables: nothing, unless its token is above that: Redis's clock would have to be ahead of Postgres's. Whatever it had committed before stands.")
+	p.point("In Redis: keep its lease, for as long as it renews it. If it uses package guard and Redis answers, it gets a newer token and goes on. Revoke once more when Redis answers.")
+	p.point("Elsewhere: go on until its lease ends. Tables that are not protected, mails, files and other services are not fenced.")
 	fmt.Fprintf(p.out, "\nRecorded as %d in fencedb.audit.\n", r.AuditID)
 }
 
@@ -98,8 +161,8 @@ func (f *former) of() string {
 	return " of " + visible(f.Label)
 }
 
-func (s *servers) confirmAndRevoke(ctx context.Context, e event) (report, error) {
-	found, err := s.prepare(ctx, *e.resource, false, "fencedb.record(text,text,text,text,jsonb)", "fencedb.enter(text,bigint,uuid,bigint,bigint,boolean,boolean)")
+func (s *servers) confirmAndRevoke(ctx context.Context, e event, force bool) (report, error) {
+	found, err := s.prepare(ctx, *e.resource, force, recorded, entered)
 	if err != nil {
 		return nil, err
 	}
@@ -111,7 +174,7 @@ func (s *servers) confirmAndRevoke(ctx context.Context, e event) (report, error)
 	// is nothing left to revoke or to record.
 	last, fence := found.revokedTo, value(found.Fence)
 	if found.Holder == nil && last > 0 && value(found.LastToken) == last && fence.Token >= last {
-		return &revocation{Resource: found.Resource, Token: last, LeaseID: fence.LeaseID}, nil
+		return &revocation{Resource: found.Resource, Token: last, LeaseID: fence.LeaseID, Elsewhere: found.Elsewhere}, nil
 	}
 	question := "Nobody holds it. Shut former holders out?"
 	if found.Holder != nil {
@@ -123,8 +186,46 @@ func (s *servers) confirmAndRevoke(ctx context.Context, e event) (report, error)
 	return s.revokeLease(ctx, e, found)
 }
 
+// confirmAndSeal is confirmAndRevoke without Redis: the token is the time by the clock of Postgres,
+// as those of Redis are, or the one after the fence.
+func (s *servers) confirmAndSeal(ctx context.Context, e event) (report, error) {
+	s.redisAway = errors.New("redis: not asked")
+	checking, cancel := s.bounded(ctx)
+	defer cancel()
+	err := mayCall(checking, s.pool, recorded, entered)
+	if err != nil {
+		return nil, err
+	}
+	found, err := s.look(checking, *e.resource)
+	switch fence := value(value(found).Fence); {
+	case err != nil:
+		return nil, err
+	case s.postgresAway != nil:
+		return nil, fmt.Errorf("%w: %w", errUnchanged, s.postgresAway)
+	case fence.tooHigh:
+		return nil, fmt.Errorf("%w: the fence of %s is at token %d, and no token is above that; fencedb reset it first", errUnchanged, visible(found.Resource), fence.Token)
+	case fence.foreign:
+		return nil, fmt.Errorf("%w: the tokens of %s are those of another issuer, and no time", errUnchanged, visible(found.Resource))
+	}
+	if err := s.confirm(ctx, "Shut all its holders out in Postgres, without Redis?", found); err != nil {
+		return nil, err
+	}
+	sealing, cancel := s.bounded(ctx)
+	defer cancel()
+	done := &revocation{Resource: found.Resource, LeaseID: uuid.New(), SealOnly: true}
+	err = s.pool.QueryRow(sealing, `SELECT greatest(coalesce(fencedb.last_token($1), 0) + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)`,
+		found.Resource).Scan(&done.Token)
+	if err != nil {
+		return nil, explained(err)
+	}
+	return done, s.seal(sealing, e, done)
+}
+
+// Functions that a revocation calls.
+const recorded, entered = "fencedb.record(text,text,text,text,jsonb)", "fencedb.enter(text,bigint,uuid,bigint,bigint,boolean,boolean)"
+
 // prepare checks what has to be true before a resource is changed with these functions, and changes
-// nothing. With force it may be one that Redis does not know here.
+// nothing. With force it may be one that is held, or known, in another namespace.
 func (s *servers) prepare(ctx context.Context, resource string, force bool, functions ...string) (*inspection, error) {
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
@@ -132,51 +233,13 @@ func (s *servers) prepare(ctx context.Context, resource string, force bool, func
 		return nil, err
 	}
 	found, err := s.look(ctx, resource)
-	if err == nil && !found.known() && !force {
-		err = s.notElsewhere(ctx, resource)
+	if away := s.away(); err == nil && away != nil {
+		err = fmt.Errorf("%w: %w", errUnchanged, away)
+	}
+	if err == nil && !force {
+		err = s.notElsewhere(resource, found.isKnown(), found.Elsewhere, found.unsearched)
 	}
 	return found, err
-}
-
-// notElsewhere refuses resources that Redis knows only as a semaphore, with the other
-// --hash-resources or, if no namespace was given, in one: who forgot it would be told that nobody
-// holds the resource, and would shut out whoever does. It reads all keys, once.
-func (s *servers) notElsewhere(ctx context.Context, resources ...string) error {
-	if len(resources) == 0 {
-		return nil
-	}
-	keys, err := scanKeys(ctx, s.client, lease.Key{Field: "fence"})
-	if err != nil {
-		return err
-	}
-	for _, resource := range resources {
-		if err := s.notAmong(keys, resource); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// notAmong is notElsewhere for one resource, with the fences that Redis has.
-func (s *servers) notAmong(keys []lease.Key, resource string) error {
-	digest := protocol.Digest(resource)
-	here := lease.Key{Kind: protocol.LeaseKind, Namespace: s.names.namespace, Resource: resource, Field: "fence"} // acquired meanwhile
-	if s.names.hashed {
-		here.Resource = digest
-	}
-	var there []string
-	for _, k := range keys {
-		named := k.Resource == resource || k.Resource == digest
-		if named && k != here && (s.names.namespace == "" || k.Namespace == s.names.namespace) {
-			there = append(there, fmt.Sprintf("as a %s in namespace %q, with --hash-resources=%v", k.Kind, k.Namespace, k.Resource == digest))
-		}
-	}
-	if there == nil {
-		return nil // it was forgotten, or never known
-	}
-	slices.Sort(there)
-	return fmt.Errorf("%w: Redis does not know %s here, but %s; check both flags, and that it is a lease; fencedb leases shows semaphores too",
-		errUnchanged, visible(resource), strings.Join(there, ", and "))
 }
 
 func (s *servers) revokeLease(ctx context.Context, e event, found *inspection) (*revocation, error) {
@@ -188,13 +251,16 @@ func (s *servers) revokeLease(ctx context.Context, e event, found *inspection) (
 	}
 	defer announced()
 	ended, err := s.endLease(ctx, found)
-	if errors.Is(err, lease.ErrStale) {
+	switch {
+	case errors.Is(err, lease.ErrStale):
 		return nil, fmt.Errorf("the holder has changed since it was shown, nobody was revoked; look again: %w", err)
+	case errors.Is(err, lease.ErrUnreachable), ctx.Err() != nil:
+		return nil, fmt.Errorf("Redis has not answered in time: the lease may have ended, and nothing was sealed; look again: %w%s", err, s.withoutRedis())
+	case err != nil:
+		return nil, fmt.Errorf("%w, Redis refuses: %w%s", errUnchanged, err, s.withoutRedis())
 	}
-	if err != nil {
-		return nil, err
-	}
-	done := &revocation{Resource: found.Resource, Token: ended.Token(), LeaseID: ended.LeaseID(), Unknown: !found.known()}
+	done := &revocation{Resource: found.Resource, Token: ended.Token(), LeaseID: ended.LeaseID(),
+		Unknown: !found.isKnown(), Elsewhere: found.Elsewhere}
 	if id, token, held := ended.Holder(); held {
 		done.Former = &former{LeaseID: id, Token: token}
 		if shown := value(found.Holder); shown.LeaseID == id {
@@ -237,6 +303,9 @@ func (s *servers) seal(ctx context.Context, e event, done *revocation) error {
 	case errors.As(err, new(*fencedb.StaleError)): // the next holder has entered, which shuts the former one out as well
 		done.AuditID, err = e.record(ctx, s.pool, done.details(true))
 		return err
+	}
+	if done.SealOnly {
+		return fmt.Errorf("it is not known to be sealed: the former holder can still write until a token from %d on has entered; see fencedb inspect, end the transaction in the way, and call it again: %w", done.Token, err)
 	}
 	recording, cancel := context.WithDeadline(context.WithoutCancel(ctx), deadline) // also after Ctrl-C
 	defer cancel()
@@ -294,6 +363,14 @@ func (e *event) flags(more ...cli.Flag) []cli.Flag {
 		&cli.StringFlag{Name: "reason", Destination: &e.reason, Usage: "`WHY`, for the audit; required"},
 		&cli.StringFlag{Name: "operator", Destination: &e.operator, Usage: "`WHO`; default: your user name", Sources: cli.EnvVars("FENCEDB_OPERATOR")},
 	}, more...)
+}
+
+// ofOne is of for a command whose argument may be missing.
+func (e *event) ofOne(cmd *cli.Command) error {
+	if cmd.Args().First() == "" {
+		return usage("%s takes %s", cmd.FullName(), arguments["RESOURCE"].text)
+	}
+	return e.of(cmd)
 }
 
 // of completes an event that is about one resource, the argument of the command.

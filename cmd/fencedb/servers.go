@@ -29,6 +29,8 @@ type servers struct {
 	pool   *pgxpool.Pool
 
 	replica bool // Redis is one, and who holds what may be old
+
+	redisAway, postgresAway error // why one does not answer, for commands that take halves
 }
 
 // needs are the servers that a command asks.
@@ -38,6 +40,7 @@ const (
 	onRedis needs = 1 << iota
 	onPostgres
 	onPrimary // and Redis must not be a replica
+	halves    // and one that is away does not keep the other from being asked
 	onBoth    = onRedis | onPostgres
 )
 
@@ -113,7 +116,7 @@ func (a *app) on(where needs, check func(*cli.Command) error, do work) cli.Actio
 		if err != nil {
 			return err
 		}
-		if err := s.connect(ctx); err != nil || s.replica && where&onPrimary != 0 {
+		if err := s.connect(ctx, where); err != nil || s.replica && where&onPrimary != 0 {
 			return cmp.Or(err, errReplica)
 		}
 		r, err := do(ctx, s)
@@ -134,17 +137,68 @@ func (a *app) read(where needs, check func(*cli.Command) error, do work) cli.Act
 	})
 }
 
-// connect also warns of a replica and of a standby, and asks for the time.
-func (s *servers) connect(ctx context.Context) error {
-	ctx, cancel := s.bounded(ctx)
-	defer cancel()
-	if s.client != nil {
-		at, err := s.client.Time(ctx).Result()
-		if err != nil && !redis.IsPermissionError(err) {
-			return fmt.Errorf("redis: %w", err)
-		} else if err == nil {
-			s.ahead = time.Until(at)
+// connect also warns of a replica and of a standby, and asks for the time. Each server has half of
+// the time.
+func (s *servers) connect(ctx context.Context, where needs) error {
+	for _, server := range []struct {
+		name string
+		here bool
+		host func() string
+		ask  func(context.Context) error
+		away *error
+	}{
+		{"redis", s.client != nil, s.redisHost, s.connectRedis, &s.redisAway},
+		{"postgres", s.pool != nil, s.postgresHost, s.connectPostgres, &s.postgresAway},
+	} {
+		if !server.here {
+			continue
 		}
+		half, cancel := context.WithTimeout(ctx, s.timeout/2)
+		err := server.ask(half)
+		if err != nil && half.Err() != nil && ctx.Err() == nil {
+			err = fmt.Errorf("%s: no answer from %s within %v, half of --timeout", server.name, server.host(), s.timeout/2)
+		}
+		cancel()
+		switch {
+		case err == nil:
+		case where&halves != 0 && ctx.Err() == nil:
+			*server.away = err
+		case where&onPrimary != 0:
+			return fmt.Errorf("%w: %w", errUnchanged, err)
+		default:
+			return err
+		}
+	}
+	if s.redisAway != nil && s.postgresAway != nil {
+		return fmt.Errorf("neither server answers: %w; %w", s.redisAway, s.postgresAway)
+	}
+	return nil
+}
+
+func (s *servers) redisHost() string {
+	switch client := s.client.(type) {
+	case *redis.Client: // of Sentinels it is their name for the primary
+		return client.Options().Addr
+	case *redis.ClusterClient:
+		return strings.Join(client.Options().Addrs, ", ")
+	}
+	return "Redis"
+}
+
+func (s *servers) postgresHost() string {
+	config := s.pool.Config().ConnConfig
+	return net.JoinHostPort(config.Host, fmt.Sprint(config.Port))
+}
+
+// away is why a server has not answered, or nil.
+func (s *servers) away() error { return errors.Join(s.redisAway, s.postgresAway) }
+
+func (s *servers) connectRedis(ctx context.Context) error {
+	at, err := s.client.Time(ctx).Result()
+	if err != nil && !redis.IsPermissionError(err) {
+		return fmt.Errorf("redis: %w", err)
+	} else if err == nil {
+		s.ahead = time.Until(at)
 	}
 	if one, is := s.client.(*redis.Client); is { // those of a Cluster and of Sentinels ask primaries
 		if s.replica = strings.Contains(one.Info(ctx, "replication").Val(), "role:slave"); s.replica {
@@ -152,19 +206,21 @@ func (s *servers) connect(ctx context.Context) error {
 				"Give the address of the primary.\n", one.Options().Addr)
 		}
 	}
-	if s.pool != nil {
-		var standby bool
-		var at time.Time
-		if err := s.pool.QueryRow(ctx, `SELECT pg_is_in_recovery(), clock_timestamp()`).Scan(&standby, &at); err != nil {
-			return fmt.Errorf("postgres: %w", err)
-		}
-		if s.client == nil {
-			s.ahead = time.Until(at)
-		}
-		if standby {
-			fmt.Fprintln(s.errOut, "fencedb: this Postgres is a standby: what it says may be old, and nothing can be changed there. "+
-				"Name the primary with --postgres.")
-		}
+	return nil
+}
+
+func (s *servers) connectPostgres(ctx context.Context) error {
+	var standby bool
+	var at time.Time
+	if err := s.pool.QueryRow(ctx, `SELECT pg_is_in_recovery(), clock_timestamp()`).Scan(&standby, &at); err != nil {
+		return fmt.Errorf("postgres: %w", err)
+	}
+	if s.client == nil || s.redisAway != nil {
+		s.ahead = time.Until(at)
+	}
+	if standby {
+		fmt.Fprintln(s.errOut, "fencedb: this Postgres is a standby: what it says may be old, and nothing can be changed there. "+
+			"Name the primary with --postgres.")
 	}
 	return nil
 }

@@ -70,6 +70,7 @@ command, 128 + N if signal N ended it, or
 			&cli.DurationFlag{Name: "hold", Destination: &w.hold, Usage: "`TIME` that one transaction may take", DefaultText: "as --ttl", Validator: positive},
 			&cli.DurationFlag{Name: "grace", Destination: &w.grace, Usage: "`TIME` from SIGTERM to SIGKILL, after a loss",
 				Value: 10 * time.Second, Validator: notNegative},
+			&cli.BoolFlag{Name: "force", Destination: &w.force, Usage: "run even if another namespace of Redis has a resource"},
 		},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			err := a.on(onBoth, w.complete, func(ctx context.Context, s *servers) (report, error) {
@@ -102,6 +103,7 @@ type wrapping struct {
 	command           []string
 	path              string // of the command
 	wait, hold, grace time.Duration
+	force             bool
 	cfg               lease.Config
 
 	leases         lease.Leases
@@ -173,17 +175,7 @@ func (w *wrapping) acquire(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, w.wait+w.timeout)
 	defer cancel()
-	var unknown []string
-	for _, resource := range w.resources {
-		known, err := i.Inspect(ctx, resource)
-		if err != nil {
-			return err
-		}
-		if known.LastToken == 0 {
-			unknown = append(unknown, resource)
-		}
-	}
-	if err := w.notElsewhere(ctx, unknown...); err != nil {
+	if err := w.onlyHere(ctx, i); err != nil {
 		return err
 	}
 	for tries := 0; ; tries++ {
@@ -196,6 +188,28 @@ func (w *wrapping) acquire(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// onlyHere refuses resources that another namespace has, unless forced.
+func (w *wrapping) onlyHere(ctx context.Context, i *lease.Issuer) error {
+	if w.force {
+		return nil
+	}
+	known := map[string]bool{}
+	for _, resource := range w.resources { // an invalid name first
+		found, err := i.Inspect(ctx, resource)
+		if err != nil {
+			return err
+		}
+		known[resource] = found.LastToken > 0
+	}
+	places, unsearched := w.search(ctx, w.resources...)
+	for _, resource := range w.resources {
+		if err := w.notElsewhere(resource, known[resource], places[resource], unsearched); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // runCommand runs the command until it ends, and passes signals on, SIGTERM too. It ends the

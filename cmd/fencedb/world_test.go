@@ -28,15 +28,18 @@ import (
 type world struct {
 	*console
 	redis     *redis.Client
-	own       *testenv.RedisServer // of worlds that have one of their own
+	own       *testenv.RedisServer
 	pool      *pgxpool.Pool
 	namespace string
 	issuer    *lease.Issuer
 }
 
-func newWorld(t *testing.T) *world {
+// newWorld has a Redis of its own, because commands look at all namespaces. The arguments are those
+// of redis-server.
+func newWorld(t *testing.T, redisArgs ...string) *world {
 	t.Helper()
-	w := &world{redis: testenv.Redis(t), pool: testenv.Postgres(t), namespace: testenv.Namespace(t)}
+	w := &world{own: testenv.OwnRedis(t, redisArgs...), pool: testenv.Postgres(t), namespace: "shop"}
+	w.redis = w.own.Client()
 	w.console = newConsole(t, "--redis", redisURL(w.redis), "--postgres", w.pool.Config().ConnString(), "--namespace", w.namespace)
 	w.issuer = newIssuer(t, w.redis, lease.Config{Namespace: w.namespace})
 	w.exec(`CREATE TABLE seats (id int NOT NULL, guest text); SELECT fencedb.protect('seats', 'seat:{id}')`)

@@ -1,0 +1,164 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lease"
+)
+
+// lost is a world whose Postgres has lost what came after the copy: a standby that lagged and was
+// promoted, or a restored backup.
+func lost(t *testing.T, copied func(*testenv.PostgresServer) *testenv.PostgresServer, meanwhile func(w *world)) *world {
+	t.Helper()
+	w := sound(t)
+	server := testenv.OwnPostgres(t)
+	w.pool = server.Pool()
+	w.as("--postgres", server.URL())
+	w.exec(`CREATE TABLE seats (id int NOT NULL, guest text); SELECT fencedb.protect('seats', 'seat:{id}')`)
+	old := copied(server)
+	w.pool.Reset()
+	meanwhile(w)
+	server.Kill()
+	old.Restart()
+	var err error
+	w.pool, err = pgxpool.New(t.Context(), old.URL())
+	require.NoError(t, err)
+	t.Cleanup(w.pool.Close)
+	if w.one(`pg_is_in_recovery()`) == "true" {
+		require.Equal(t, "true", w.one(`pg_promote()`))
+	}
+	return w.as("--postgres", old.URL())
+}
+
+// A revoked holder writes again on the promoted standby, and on the restored copy: until its seal
+// is there again.
+func TestSealsThatPostgresHasLostAreNamedAndMadeAnew(t *testing.T) {
+	t.Parallel()
+	for name, copied := range map[string]func(*testenv.PostgresServer) *testenv.PostgresServer{
+		"promoted": (*testenv.PostgresServer).Standby, "restored": (*testenv.PostgresServer).Copy,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var shutOut, holds, past fencedb.Grant
+			var token int64
+			w := lost(t, copied, func(w *world) {
+				shutOut = w.acquire("seat:1")
+				require.NoError(t, w.book(shutOut))
+				token = w.revoked("seat:1").Token
+				l := w.acquire("seat:2")
+				past = l
+				require.NoError(t, l.Release(t.Context()))
+				holds = w.acquire("seat:2")
+			})
+
+			require.Equal(t, []string{"error seals_missing"}, w.diagnosed(exitFailed))
+			require.Contains(t, flowing(w.run("doctor").out), fmt.Sprintf("token %d of seat:1 has committed or was revoked, and the ledger has none", token))
+			require.Contains(t, codes(w.inspected("seat:1").Notes), "seal_missing")
+			require.NotContains(t, codes(w.inspected("seat:2").Notes), "seal_missing", "nobody has seen it enter")
+			tx, err := w.pool.Begin(t.Context())
+			require.NoError(t, err)
+			_, err = fencedb.Enter(t.Context(), tx, fencedb.NewGrant("seat:1", shutOut.Token(), shutOut.LeaseID(), fencedb.NoEnd))
+			require.NoError(t, err, "it can write again: that is what is said")
+			require.NoError(t, tx.Rollback(t.Context()))
+
+			require.Equal(t, exitDeclined, w.run("revoke", "--behind", "--reason", "fail-over").code)
+			require.Equal(t, "0", w.one(`SELECT count(*) FROM fencedb.fences`), "nothing was changed")
+			var done sealing
+			w.json("behind", &done, "revoke", "--behind", "--reason", "fail-over", "--yes")
+
+			require.Equal(t, []unsealed{{"seat:1", token, 0}, {"seat:2", holds.Token(), 0}}, done.Sealed)
+			require.Empty(t, done.Failed)
+			require.Equal(t, fmt.Sprint(done.AuditID), w.one(`SELECT id FROM fencedb.audit WHERE event = 'revoke' AND details = '{"behind": 2, "sealed": 2}'`))
+			require.ErrorIs(t, w.book(shutOut), fencedb.ErrStale)
+			require.NoError(t, w.book(w.acquire("seat:1")))
+			_, err = fencedb.Exec(t.Context(), w.pool, fencedb.NewGrant("seat:2", past.Token(), past.LeaseID(), fencedb.NoEnd), `INSERT INTO seats VALUES (2)`)
+			require.ErrorIs(t, err, fencedb.ErrStale)
+			_, err = fencedb.Exec(t.Context(), w.pool, fencedb.NewGrant("seat:2", holds.Token(), holds.LeaseID(), fencedb.NoEnd), `INSERT INTO seats VALUES (2)`)
+			require.NoError(t, err, "who holds it now goes on")
+			require.Empty(t, w.diagnosed(exitDone))
+			require.NotContains(t, codes(w.inspected("seat:1").Notes), "seal_missing")
+			require.Contains(t, w.ok("revoke", "--behind", "--reason", "fail-over", "--yes"), "Nothing to seal")
+		})
+	}
+}
+
+// What programs publish proves it too, for longer than Redis remembers a revocation.
+func TestCommitsThatPostgresHasLostAreKnownFromTheFeed(t *testing.T) {
+	t.Parallel()
+	w := sound(t)
+	l := w.acquire("seat:1")
+	w.publish(fmt.Sprintf(`{"kind":"committed","resource":"seat:1","worker":"w","token":%d}`, l.Token()),
+		fmt.Sprintf(`{"kind":"granted","resource":"seat:2","worker":"w","token":%d}`, l.Token()),
+		fmt.Sprintf(`{"kind":"committed","resource":"seat:38ab6cd93feb","worker":"w","token":%d}`, l.Token())) // hashed
+
+	require.Equal(t, []string{"error seals_missing"}, w.diagnosed(exitFailed))
+	require.Contains(t, codes(w.inspected("seat:1").Notes), "seal_missing")
+
+	w.ok("revoke", "--behind", "--reason", "fail-over", "--yes")
+	require.Empty(t, w.diagnosed(exitDone))
+}
+
+// One that was set back is below what has entered, on purpose.
+func TestAFenceThatWasSetBackLacksNoSeal(t *testing.T) {
+	t.Parallel()
+	w := sound(t)
+	l := w.acquire("seat:1")
+	require.NoError(t, w.book(l))
+	w.publish(fmt.Sprintf(`{"kind":"committed","resource":"seat:1","worker":"w","token":%d}`, l.Token()))
+	w.ok("reset", "seat:1", "--to", "41", "--reason", "typed", "--yes", "--force")
+
+	require.Empty(t, w.diagnosed(exitDone))
+	require.NotContains(t, codes(w.inspected("seat:1").Notes), "seal_missing")
+	require.Contains(t, w.ok("revoke", "--behind", "--reason", "fail-over", "--yes"), "Nothing to seal")
+}
+
+func TestSealingAllNamesWhatIsInTheWay(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	l := w.acquire("seat:1")
+	require.NoError(t, w.book(l))
+	w.acquire("seat:2")
+	tx, err := w.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = fencedb.Enter(t.Context(), tx, l)
+	require.NoError(t, err)
+	require.NoError(t, l.Release(context.Background()))
+	w.acquire("seat:1")
+
+	got := w.run("revoke", "--behind", "--reason", "fail-over", "--yes")
+
+	require.Equal(t, exitFailed, got.code)
+	require.Contains(t, got.out, "seat:1 was not sealed: ")
+	require.Contains(t, got.out, "idle in transaction")
+	require.Contains(t, got.errOut, "not all were sealed")
+	require.NoError(t, tx.Commit(t.Context()))
+	require.Regexp(t, `SEALED +TOKEN +LEDGER HAD\nseat:1 `, w.ok("revoke", "--behind", "--reason", "fail-over", "--yes"))
+}
+
+// Their names are known from the ledger only.
+func TestSealsOfHashedResources(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.flags = append(w.flags, "--hash-resources")
+	i := newIssuer(t, w.redis, lease.Config{Namespace: w.namespace, HashResources: true})
+	l, err := i.TryAcquire(t.Context(), "seat:1")
+	require.NoError(t, err)
+	require.NoError(t, w.book(l))
+	require.NoError(t, l.Release(t.Context()))
+	_, err = i.TryAcquire(t.Context(), "seat:1")
+	require.NoError(t, err)
+
+	var done sealing
+	w.json("behind", &done, "revoke", "--behind", "--reason", "fail-over", "--yes")
+
+	require.Len(t, done.Sealed, 1)
+	require.Equal(t, l.Token(), done.Sealed[0].Ledger)
+	require.ErrorIs(t, w.book(l), fencedb.ErrStale)
+}
