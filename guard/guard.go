@@ -13,8 +13,8 @@
 // It also heals. Redis can lose its counter, by FLUSHALL, eviction, an old snapshot or a replica
 // that lagged. Its clock then keeps tokens rising; but if that is behind as well, Redis hands out
 // tokens that Postgres refuses although nobody else holds the resource. Then the counter is raised
-// above the token that Postgres has stored, the lease gets a fresh one, and the work runs once
-// more, for each resource. A holder that was really overtaken is not healed: its lease is over.
+// above the token that Postgres has stored, the resource is acquired anew, and the work runs once
+// more, for each resource. A holder that was really overtaken does not try again.
 package guard
 
 import (
@@ -114,43 +114,45 @@ func SendBatch(ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resourc
 	})
 }
 
-// hold runs write under the leases, and once more under healed ones for each resource.
+// hold runs write under the leases, and once more for each resource whose tokens were behind the
+// fence.
 func hold(ctx context.Context, issuer *lease.Issuer, resources []string, opts []lease.Option,
 	write func(context.Context, lease.Leases) error) error {
-	leases, err := acquire(ctx, issuer, resources, opts)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = leases.Release(ctx) }() // those that are held by then
-
-	for range leases {
-		err = bound(ctx, leases, write)
-		healed, healErr := heal(ctx, issuer, leases, err)
-		if healed == nil {
-			if healErr != nil {
-				err = fmt.Errorf("%w; it was not healed: %w", err, healErr)
-			}
+	for range resources {
+		behind, err := once(ctx, issuer, resources, opts, write)
+		if behind == nil {
 			return err
 		}
-		leases = healed
+		if _, raiseErr := issuer.Raise(ctx, behind.Resource, behind.Stored); raiseErr != nil {
+			return fmt.Errorf("%w; the last token was not raised: %w", err, raiseErr)
+		}
 	}
-	return bound(ctx, leases, write)
+	_, err := once(ctx, issuer, resources, opts, write)
+	return err
 }
 
-// acquire raises the counter and tries once more, for each resource, if sealing the new leases has
-// found it too low.
-func acquire(ctx context.Context, issuer *lease.Issuer, resources []string, opts []lease.Option) (lease.Leases, error) {
-	for range resources {
-		leases, err := issuer.AcquireAll(ctx, resources, opts...)
-		var stale *fencedb.StaleError
-		if !errors.As(err, &stale) {
-			return leases, err
-		}
-		if _, raiseErr := issuer.Raise(ctx, stale.Resource, stale.Stored); raiseErr != nil {
-			return nil, fmt.Errorf("%w; the counter was not raised: %w", err, raiseErr)
-		}
+// once runs write under leases of its own. behind: Postgres has refused the token of one that
+// stood, so Redis has gone back. What has committed, or may have, must not run again, even if a
+// callback has met a refusal of another database.
+func once(ctx context.Context, issuer *lease.Issuer, resources []string, opts []lease.Option,
+	write func(context.Context, lease.Leases) error) (behind *fencedb.StaleError, err error) {
+	leases, err := issuer.AcquireAll(ctx, resources, opts...)
+	if err != nil {
+		return nil, err
 	}
-	return issuer.AcquireAll(ctx, resources, opts...)
+	defer func() { _ = leases.Release(ctx) }() // also if write panics
+	err = bound(ctx, leases, write)
+	var stale *fencedb.StaleError
+	switch {
+	case errors.Is(err, fencedb.ErrCommitted), errors.Is(err, fencedb.ErrTxEnded),
+		errors.Is(err, fencedb.ErrCommitUnknown), !errors.As(err, &stale):
+		return nil, err
+	case !slices.ContainsFunc(leases, func(l *lease.Lease) bool { return l.Resource() == stale.Resource }):
+		return nil, err
+	case leases.Release(ctx) != nil: // one was lost, and then Postgres was right; or Redis does not answer
+		return nil, err
+	}
+	return stale, err
 }
 
 // bound ends write's context with the leases.
@@ -162,28 +164,4 @@ func bound(ctx context.Context, leases lease.Leases, write func(context.Context,
 		return fmt.Errorf("%w: %w", cause, err) // a transaction that had not begun says only that the lease is over
 	}
 	return err
-}
-
-// heal exchanges the lease whose token Postgres refused with err for one with a token above the
-// stored one. It returns nil if err is something else, or if that lease does not stand: then
-// Postgres was right. Its own error says why it could not. What has committed, or may have, must
-// not run again, even if a callback has met a refusal of another database.
-func heal(ctx context.Context, issuer *lease.Issuer, leases lease.Leases, err error) (lease.Leases, error) {
-	var stale *fencedb.StaleError
-	switch {
-	case errors.Is(err, fencedb.ErrCommitted), errors.Is(err, fencedb.ErrTxEnded),
-		errors.Is(err, fencedb.ErrCommitUnknown), !errors.As(err, &stale):
-		return nil, nil
-	}
-	i := slices.IndexFunc(leases, func(l *lease.Lease) bool { return l.Resource() == stale.Resource })
-	if i < 0 {
-		return nil, nil
-	}
-	fresh, healErr := issuer.Heal(ctx, leases[i], stale.Stored)
-	if healErr != nil {
-		return nil, healErr
-	}
-	healed := slices.Clone(leases)
-	healed[i] = fresh
-	return healed, nil
 }

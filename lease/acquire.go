@@ -60,6 +60,7 @@ type acquisition struct {
 	lead      bool            // for [Issuer.Lead]
 	first     context.Context // of the first request, if that differs
 	asked     bool            // a request may have reached Redis
+	raised    int             // how often the last token was, because it was behind the fence
 	waits     *tracing        // nil until the resource was found taken
 
 	room struct { // of what is above, for one resource
@@ -124,8 +125,8 @@ func (a *acquisition) run(ctx context.Context) (Leases, error) {
 			if err != nil {
 				return nil, protocol.Join(blocked, a.failed(err))
 			}
-			leases, err = a.seal(ctx, leases)
-			if err == nil || a.noWait || !errors.Is(err, errBeginAnew) || !a.behind.settled(waiting) {
+			leases, again, err := a.seal(ctx, leases)
+			if !again || !a.behind.settled(waiting) {
 				return leases, err
 			}
 			blocked = err
@@ -253,7 +254,7 @@ func (a *acquisition) once(ctx context.Context, mode any) (Leases, error) {
 	}
 	leases := make(Leases, len(a.keys))
 	for n, token := range answer.tokens {
-		leases[n] = a.newLease(n, token, sent, sent)
+		leases[n] = a.newLease(n, token, sent)
 	}
 	return leases, nil
 }

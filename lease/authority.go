@@ -3,7 +3,6 @@ package lease
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/google/uuid"
 
@@ -53,7 +52,8 @@ func (i *Issuer) revoke(ctx context.Context, resource string, from int64) (*Revo
 
 // Raise lifts the last token of a resource to at least floor, and returns it; the next token is
 // greater. Call it when the data store has seen higher tokens than Redis remembers. A holder keeps
-// its lease, with a stale token: see [Issuer.Heal].
+// its lease, with a stale token: it releases that and acquires anew. With [Config.Seal] an
+// acquisition does all of this by itself.
 func (i *Issuer) Raise(ctx context.Context, resource string, floor int64) (int64, error) {
 	if err := i.ready(resource); err != nil {
 		return 0, err
@@ -68,101 +68,6 @@ func (i *Issuer) Raise(ctx context.Context, resource string, floor int64) (int64
 	t.start.Token = last
 	t.end(0, err)
 	return last, err
-}
-
-// Heal exchanges a live lease whose token the data store has refused as too old for one with a
-// token above floor, the token that the store has seen. That happens when Redis has lost its
-// counter and its clock is behind. No other holder can get in between. The old lease is over, with
-// [ErrStale], whatever the outcome; [Config.MaxHold] goes on counting from its start.
-//
-// If the old lease is over already, the error is [ErrLost] or its cause: the store was right, and
-// another holder may have the resource. Every error means that this call holds nothing.
-func (i *Issuer) Heal(ctx context.Context, old *Lease, floor int64) (*Lease, error) {
-	if err := protocol.Join(i.ready(), old.granted()); err != nil {
-		return nil, err
-	}
-	if floor < 1 || floor >= protocol.MaxNumber {
-		return nil, protocol.Invalid("invalid floor %d: no token can follow it", floor)
-	}
-	if old.IsPermit() {
-		return nil, protocol.Invalid("this is a permit of a semaphore, which is no grant: the data store refuses the earlier of two rightful holders")
-	}
-	t := old.trace(ctx, OpHeal)
-	a := &acquisition{core: i.core, caller: ctx, resources: []string{old.resource}, keys: []*protocol.Keys{old.term.keys},
-		id: uuid.New(), call: newCall(i.label), behind: new(behind), asked: true}
-	leases, err := a.begun(&t, func(ctx context.Context) (Leases, error) {
-		l, err := a.heal(ctx, old, floor)
-		if err != nil {
-			return nil, err
-		}
-		return a.seal(ctx, Leases{l})
-	})
-	return leases.first(), err
-}
-
-func (a *acquisition) heal(ctx context.Context, old *Lease, floor int64) (*Lease, error) {
-	if err := old.supersede(); err != nil {
-		return nil, fmt.Errorf("lease: heal %q: %w", old.resource, err)
-	}
-	l, err := a.exchange(ctx, old, floor)
-	if err != nil {
-		a.takeBackAfter(old.release(ctx, ErrReleased))
-		return nil, fmt.Errorf("lease: heal %q: %w", old.resource, err)
-	}
-	old.exchanged()
-	if old.term.unsure { // an early request of its call may still arrive, and would get a lease for nobody
-		withdraw := func(ctx context.Context) error { return a.core.store.withdraw(ctx, old.term) }
-		a.core.registry.giveBack(ctx, a.core.cfg.TTL, withdraw, old.resource)
-	}
-	return l, nil
-}
-
-// takeBackAfter withdraws what the exchange was granted, when the old lease is released: before
-// that, a request that arrives late may still exchange it.
-func (a *acquisition) takeBackAfter(old *release) {
-	d := a.core.registry.owe(new(debt), a.core.cfg.TTL, a.resources...)
-	a.behind.owes(d)
-	go func() {
-		<-old.paid
-		<-a.takeBack(a.call).paid
-		d.settle(nil)
-	}()
-}
-
-// exchanged notes that another lease has the place of this one, which has nothing to release.
-func (l *Lease) exchanged() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.back == nil { // or its holder has released it meanwhile
-		l.back = &release{debt: debt{paid: make(chan struct{})}, err: l.ended, done: true}
-		close(l.back.paid)
-	}
-}
-
-// supersede ends a lease that is to be exchanged.
-func (l *Lease) supersede() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if err := l.check(time.Now()); err != nil {
-		return err
-	}
-	l.end(fmt.Errorf("%w: exchanged for a lease with a newer token", ErrStale))
-	return nil
-}
-
-func (a *acquisition) exchange(ctx context.Context, old *Lease, floor int64) (*Lease, error) {
-	ttl := a.core.cfg.TTL
-	return protocol.Persist(ctx, ttl, func(ctx context.Context) (*Lease, error) {
-		sent := time.Now()
-		token, err := a.core.store.regrant(ctx, old.term, a.id, a.call.id, floor)
-		switch {
-		case err != nil:
-			return nil, err
-		case !time.Now().Before(a.core.trustedUntil(sent, ttl)):
-			return nil, errTooLate
-		}
-		return a.newLease(0, token, sent, old.since), nil
-	})
 }
 
 // Inspect asks Redis about a resource. It changes nothing.

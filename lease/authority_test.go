@@ -221,91 +221,6 @@ func TestARevocationOfNobodyNamesNobody(t *testing.T) {
 	})
 }
 
-func TestHeal(t *testing.T) {
-	inBubble(t, func(t *testing.T, w *world) {
-		i := w.issuer(t, lease.Config{TTL: 9 * time.Second, MaxHold: time.Minute})
-		start := time.Now()
-		old := try(t, i, "a")
-		time.Sleep(10 * time.Second)
-		stored := old.Token() + int64(time.Hour/time.Microsecond)
-		w.faults.Next(1, faulty.LoseReply)
-		l, err := i.Heal(t.Context(), old, stored)
-		require.NoError(t, err)
-		require.Equal(t, stored+1, l.Token())
-		require.NotEqual(t, old.LeaseID(), l.LeaseID())
-		require.ErrorIs(t, context.Cause(old.Context()), lease.ErrStale)
-		require.ErrorIs(t, old.Release(t.Context()), lease.ErrStale)
-
-		// MaxHold goes on counting; the new lease is renewed like any other.
-		<-l.Context().Done()
-		require.WithinRange(t, time.Now(), start.Add(59*time.Second), start.Add(time.Minute))
-	})
-}
-
-// Whoever is healed for ever would hold for ever.
-func TestHealingDoesNotPassMaxHold(t *testing.T) {
-	inBubble(t, func(t *testing.T, w *world) {
-		start := time.Now()
-		i := w.issuer(t, lease.Config{TTL: 10 * time.Second, Margin: time.Second, MaxHold: 15 * time.Second})
-		l := try(t, i, "a")
-		for range 10 {
-			time.Sleep(4 * time.Second)
-			if fresh, err := i.Heal(t.Context(), l, l.Token()+1000); err == nil {
-				l = fresh
-			}
-		}
-		require.Equal(t, start.Add(14*time.Second), l.ValidUntil())
-		require.ErrorContains(t, context.Cause(l.Context()), "held for MaxHold")
-	})
-}
-
-func TestHealReturnsWithItsContextWhileARenewalHangs(t *testing.T) {
-	inBubble(t, func(t *testing.T, w *world) {
-		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
-		l := try(t, i, "a")
-		w.faults.Always(faulty.Hang)
-		time.Sleep(3 * time.Second) // a renewal is under way
-		ctx, cancel := context.WithTimeout(t.Context(), 10*ms)
-		defer cancel()
-		start := time.Now()
-		_, err := i.Heal(ctx, l, l.Token()+1)
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.LessOrEqual(t, time.Since(start), 60*ms)
-		w.faults.Always(faulty.None)
-	})
-}
-
-func TestHealOfALeaseThatDoesNotStand(t *testing.T) {
-	inBubble(t, func(t *testing.T, w *world) {
-		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
-		gone := try(t, i, "gone")
-		require.NoError(t, w.client.Del(t.Context(), w.key("gone", "owner")).Err())
-		_, err := i.Heal(t.Context(), gone, gone.Token())
-		require.ErrorIs(t, err, lease.ErrLost)
-		require.Empty(t, w.snapshot(t, "gone").owner, "not created")
-
-		taken := try(t, i, "taken")
-		require.NoError(t, w.client.Del(t.Context(), w.key("taken", "owner")).Err())
-		other := try(t, i, "taken")
-		before := w.snapshot(t, "taken")
-		_, err = i.Heal(t.Context(), taken, taken.Token())
-		require.ErrorIs(t, err, lease.ErrLost)
-		require.Equal(t, before, w.snapshot(t, "taken"))
-		require.NoError(t, other.Err())
-
-		released := try(t, i, "released")
-		require.NoError(t, released.Release(t.Context()))
-		_, err = i.Heal(t.Context(), released, 1)
-		require.ErrorIs(t, err, lease.ErrReleased)
-
-		silent := try(t, i, "silent")
-		w.faults.Next(3, faulty.LoseReply)
-		_, err = i.Heal(t.Context(), silent, silent.Token())
-		require.ErrorIs(t, err, lease.ErrUnreachable)
-		require.Empty(t, w.snapshot(t, "silent").owner, "given back, the new as well as the old")
-	})
-}
-
 func TestAuthorityRefusesNonsense(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
@@ -314,8 +229,6 @@ func TestAuthorityRefusesNonsense(t *testing.T) {
 			_, err := i.TakeOver(t.Context(), "a", token)
 			require.ErrorIs(t, err, lease.ErrInvalid)
 			_, err = i.Raise(t.Context(), "a", token)
-			require.ErrorIs(t, err, lease.ErrInvalid)
-			_, err = i.Heal(t.Context(), l, token)
 			require.ErrorIs(t, err, lease.ErrInvalid)
 		}
 		_, err := i.Revoke(t.Context(), "")
@@ -354,13 +267,6 @@ func TestAuthorityAndCorruptKeys(t *testing.T) {
 		require.NoError(t, w.client.Set(t.Context(), w.key("revoked", "ended"), value, 0).Err())
 		_, err := i.Inspect(t.Context(), "revoked")
 		require.ErrorIs(t, err, lease.ErrCorrupt, value)
-	}
-	for _, name := range []string{"owner", "fence"} {
-		l := try(t, i, "heal-"+name)
-		require.NoError(t, w.client.Del(t.Context(), w.key(l.Resource(), name)).Err())
-		require.NoError(t, w.client.HSet(t.Context(), w.key(l.Resource(), name), "x", "y").Err())
-		_, err := i.Heal(t.Context(), l, l.Token())
-		require.ErrorIs(t, err, lease.ErrCorrupt, name)
 	}
 }
 

@@ -130,11 +130,6 @@ var everyCall = map[string]call{
 		_, err := l.Verify(ctx)
 		return err
 	}},
-	"Heal": {call: func(ctx context.Context, i *lease.Issuer, l *lease.Lease, hang func()) error {
-		hang()
-		_, err := i.Heal(ctx, l, l.Token())
-		return err
-	}},
 	"Revoke": {call: func(ctx context.Context, i *lease.Issuer, _ *lease.Lease, hang func()) error {
 		hang()
 		_, err := i.Revoke(ctx, "held")

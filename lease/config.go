@@ -90,8 +90,8 @@ type Config struct {
 	// and the acquisition fails with its error.
 	//
 	// There are two exceptions. If the error has a method FencePassed() (resource string, last int64)
-	// and the lease on that resource stands, Redis has gone back: the lease is exchanged for one with
-	// a token above last, as by [Issuer.Heal], and all are sealed once more. And if the error is a
+	// and the leases are not over, Redis has gone back: its last token is raised above last, as by
+	// [Issuer.Raise], and the acquisition begins anew, once for each resource. And if the error is a
 	// loss ([IsLost]), such as fencedb.ErrBusy, an acquisition that waits queues again, and returns
 	// the error of the latest Seal when its patience ends.
 	//

@@ -151,7 +151,6 @@ func TestZeroValuesAreRefused(t *testing.T) {
 			"Revoke":        second(i.Revoke(ctx, "a")),
 			"TakeOver":      second(i.TakeOver(ctx, "a", 1)),
 			"Raise":         second(i.Raise(ctx, "a", 1)),
-			"Heal":          second(i.Heal(ctx, new(lease.Lease), 1)),
 			"Inspect":       second(i.Inspect(ctx, "a")),
 			"Check":         second(i.Check(ctx)),
 			"Lead":          i.Lead(ctx, "a", func(context.Context, *lease.Lease) error { return nil }),
@@ -164,8 +163,6 @@ func TestZeroValuesAreRefused(t *testing.T) {
 		require.Equal(t, reflect.TypeFor[*lease.Issuer]().NumMethod(), calls, "every method")
 	}
 
-	i, err := lease.New(newWorld(t).client, lease.Config{TTL: time.Second})
-	require.NoError(t, err)
 	for name, l := range map[string]*lease.Lease{"zero": new(lease.Lease), "nil": nil} {
 		work, stop := l.Bind(ctx)
 		defer stop()
@@ -179,7 +176,6 @@ func TestZeroValuesAreRefused(t *testing.T) {
 			"HSet":    l.HSet(ctx, "a", "b", "c"),
 			"Context": context.Cause(l.Context()),
 			"Bind":    context.Cause(work),
-			"Heal":    second(i.Heal(ctx, l, 1)),
 			"Leases":  lease.Leases{l, l}.Release(ctx),
 		} {
 			require.ErrorIs(t, err, lease.ErrInvalid, "%s %s", name, call)

@@ -219,14 +219,13 @@ func TestASealThatPanicsGivesTheLeaseBack(t *testing.T) {
 			if grants[0].Token() > 1<<52 {
 				panic("on purpose")
 			}
-			return nil
+			return &passedError{grants[0].Resource(), 1 << 52}
 		}
 		i = w.issuer(t, lease.Config{TTL: 9 * time.Second, Tracers: []lease.Tracer{told}, Seal: seal})
-		l := try(t, i, "a")
-		require.PanicsWithValue(t, "on purpose", func() { _, _ = i.Heal(t.Context(), l, 1<<52) })
+		require.PanicsWithValue(t, "on purpose", func() { _, _ = i.TryAcquire(t.Context(), "a") })
 		require.NoError(t, i.Close(t.Context()))
 		told.closed(t)
-		require.Equal(t, "failed", told.only(t, lease.OpHeal).Outcome())
+		require.Equal(t, "done", told.only(t, lease.OpRaise).Outcome())
 		require.Empty(t, w.client.Keys(t.Context(), "*owner").Val())
 	})
 }

@@ -102,8 +102,8 @@
 //
 // [Issuer.Revoke] ends a holder; [Issuer.TakeOver] does so on condition that nobody was faster.
 // Both issue a new last token, and the result is a grant to be sealed where the data lives, because
-// the former holder learns of it only at its next renewal. [Issuer.Raise] and [Issuer.Heal] repair
-// a counter that is behind the data store.
+// the former holder learns of it only at its next renewal. [Issuer.Raise] repairs a counter that is
+// behind the data store; an acquisition with [Config.Seal] does so by itself.
 //
 // # When Redis does not answer
 //

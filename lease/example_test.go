@@ -207,31 +207,6 @@ func ExampleIssuer_Revoke() {
 	// holder told: true
 }
 
-func ExampleIssuer_Heal() {
-	client, disconnect := connect()
-	defer disconnect()
-	ctx := context.Background()
-	issuer, err := lease.New(client, lease.Config{TTL: 10 * time.Second})
-	if err != nil {
-		log.Fatal(err)
-	}
-	l, err := issuer.Acquire(ctx, "table:12")
-	if err != nil {
-		log.Fatal(err)
-	}
-	stored := l.Token() + 1_000_000 // what the data store said it had seen, refusing l
-	healed, err := issuer.Heal(ctx, l, stored)
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer healed.Release(ctx)
-	fmt.Println("above what is stored:", healed.Token() > stored)
-	fmt.Println("the old lease:", l.Err())
-	// Output:
-	// above what is stored: true
-	// the old lease: lease: fencing token is stale: exchanged for a lease with a newer token
-}
-
 func ExampleLease_Expiring() {
 	client, disconnect := connect()
 	defer disconnect()

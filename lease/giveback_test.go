@@ -193,8 +193,6 @@ func TestClose(t *testing.T) {
 		require.ErrorIs(t, err, lease.ErrClosed)
 		_, err = i.AcquireAll(ctx, []string{"b", "c"})
 		require.ErrorIs(t, err, lease.ErrClosed)
-		_, err = i.Heal(ctx, held[0], 1)
-		require.ErrorIs(t, err, lease.ErrClosed)
 		require.ErrorIs(t, i.Do(ctx, "b", func(context.Context, *lease.Lease) error { t.Error("it ran"); return nil }), lease.ErrClosed)
 		w.faults.Always(faulty.None)
 		_, err = i.Inspect(ctx, "b")

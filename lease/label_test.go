@@ -51,12 +51,6 @@ func TestTheHolderIsNamed(t *testing.T) {
 			require.NoError(t, <-got)
 			return bob
 		},
-		"healed": func(resource string) string {
-			l := try(t, b, resource)
-			_, err := b.Heal(t.Context(), l, l.Token()+1)
-			require.NoError(t, err)
-			return bob
-		},
 		"asked for twice": func(resource string) string { // the latest counts
 			id := lease.LeaseID(uuid.New())
 			_, err := a.TryAcquire(t.Context(), resource, id)

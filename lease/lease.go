@@ -20,7 +20,6 @@ type Lease struct {
 	core     *core
 	resource string
 	term     term
-	since    time.Time // when the resource was first asked for
 
 	holdEnd time.Time // no renewal reaches beyond; zero for no bound
 
@@ -43,16 +42,13 @@ type Lease struct {
 }
 
 // newLease starts the lease on the nth resource, which was granted to a request sent at that time:
-// trust counts from there. MaxHold counts from since.
-func (a *acquisition) newLease(n int, token int64, sent, since time.Time) *Lease {
+// trust and MaxHold count from there.
+func (a *acquisition) newLease(n int, token int64, sent time.Time) *Lease {
 	until := a.core.trustedUntil(sent, a.core.cfg.TTL)
 	c, t := a.core, term{a.keys[n], a.id, a.text, token, a.call.id, a.call.unsure.Load()}
-	l := &Lease{core: c, resource: a.resources[n], term: t, since: since}
+	l := &Lease{core: c, resource: a.resources[n], term: t}
 	if c.cfg.MaxHold != Unlimited {
-		l.holdEnd = since.Add(c.cfg.MaxHold)
-		if end := l.holdEnd.Add(-c.cfg.Margin); end.Before(until) {
-			until = end
-		}
+		l.holdEnd = sent.Add(c.cfg.MaxHold)
 	}
 	hold := l.trace(a.caller, OpHold)
 	l.ctx, l.cancel = context.WithCancelCause(context.WithoutCancel(hold.ctx))
@@ -332,8 +328,7 @@ func (r *renewal) take(answer protocol.Answer[outcome]) error {
 // working Redis answers.
 //
 // It returns nil when the lease is released. If the lease was over before, the error is the cause
-// of [Lease.Context], and no other holder was touched; a lease that was exchanged by [Issuer.Heal]
-// has nothing to release, and Redis is not asked. If the outcome is not known yet, the error
+// of [Lease.Context], and no other holder was touched. If the outcome is not known yet, the error
 // is the refusal of Redis, or [ErrUnreachable]: the release is still being tried, and in the end
 // the lease expires in Redis; [Issuer.Close] waits for that. Release may be called again: it waits
 // for the same outcome, tries once more if there was none, and changes nothing after an answer.

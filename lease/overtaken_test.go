@@ -120,62 +120,6 @@ func TestARequestThatArrivesAfterTheReleaseDoesNothing(t *testing.T) {
 	}
 }
 
-// Nor does it when the lease was healed, which nobody releases.
-func TestARequestThatArrivesAfterAHealingDoesNothing(t *testing.T) {
-	for name, opts := range map[string][]lease.Option{"tried": {lease.NoWait()}, "waited for": nil} {
-		for _, after := range []string{"the healing", "the release"} {
-			t.Run(name+", after "+after, func(t *testing.T) {
-				inBubble(t, func(t *testing.T, w *world) {
-					i := w.issuer(t, lease.Config{TTL: time.Minute})
-					require.NoError(t, try(t, i, "warm").Release(t.Context())) // from now on the scripts are known
-					late := w.late(1500 * ms)
-					late.next(w.names("a"))
-					old, err := i.Acquire(t.Context(), "a", opts...)
-					require.NoError(t, err)
-					fresh, err := i.Heal(t.Context(), old, old.Token())
-					require.NoError(t, err)
-					if after == "the healing" {
-						time.Sleep(2 * time.Second)
-					}
-					require.NoError(t, fresh.Release(t.Context()))
-					time.Sleep(2 * time.Second)
-					require.Empty(t, w.snapshot(t, "a").owner)
-					require.Zero(t, w.snapshot(t, "a").waiters)
-				})
-			})
-		}
-	}
-}
-
-// Nobody answers the healing, which is given up; then it arrives after all, when the old lease has
-// not been released yet.
-func TestAHealingThatArrivesLateLeavesNothing(t *testing.T) {
-	inBubble(t, func(t *testing.T, w *world) {
-		i := w.issuer(t, lease.Config{TTL: time.Minute})
-		old := try(t, i, "a")
-		warm, err := i.Heal(t.Context(), try(t, i, "warm"), 1) // from now on the scripts are known
-		require.NoError(t, err)
-		require.NoError(t, warm.Release(t.Context()))
-		late := w.late(time.Second)
-		keys := func(n int) func(redis.Cmder) bool { return func(cmd redis.Cmder) bool { return cmd.Args()[2] == n } }
-		regrants, releases := keys(2), keys(5)
-		late.next(regrants)
-		began := time.Now()
-		w.faults.Set(func(cmd redis.Cmder) faulty.Fault {
-			again := late.choose.Load() == nil
-			if again && regrants(cmd) || releases(cmd) && time.Since(began) < 2*time.Second {
-				return faulty.LoseRequest
-			}
-			return faulty.None
-		})
-		_, err = i.Heal(t.Context(), old, old.Token())
-		require.ErrorIs(t, err, lease.ErrUnreachable)
-		time.Sleep(5 * time.Second)
-		require.Empty(t, w.snapshot(t, "a").owner)
-		require.NoError(t, i.Close(t.Context()))
-	})
-}
-
 // The first request arrives when the lease is over that the second one got, and before its release.
 // It would hold for a TTL.
 func TestAReleaseEndsWhatALateRequestOfItsOwnCallGot(t *testing.T) {

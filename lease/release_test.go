@@ -1,7 +1,6 @@
 package lease_test
 
 import (
-	"context"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -119,22 +118,4 @@ func TestTheOutcomeOfAReleaseIsItsOwn(t *testing.T) {
 			})
 		}
 	}
-}
-
-// A fresh lease is in its place, which its release gives back.
-func TestALeaseThatWasHealedIsNotReleased(t *testing.T) {
-	inBubble(t, func(t *testing.T, w *world) {
-		j := newJournal()
-		i := w.issuer(t, lease.Config{TTL: 9 * time.Second, Tracers: []lease.Tracer{j}})
-		old, err := i.TryAcquire(t.Context(), "a")
-		require.NoError(t, err)
-		fresh, err := i.Heal(t.Context(), old, old.Token())
-		require.NoError(t, err)
-		sent := w.requests()
-		require.ErrorIs(t, old.Release(t.Context()), lease.ErrStale)
-		require.Zero(t, sent.Load())
-		require.Empty(t, j.of(lease.OpRelease))
-		require.NoError(t, fresh.Release(context.Background()))
-		require.Equal(t, "released", j.only(t, lease.OpRelease).Outcome())
-	})
 }

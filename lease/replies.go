@@ -172,18 +172,6 @@ func decodeRaise(r protocol.Reply) (int64, error) {
 	return r.Number(0, 1), r.Err()
 }
 
-func decodeRegrant(r protocol.Reply) (int64, error) {
-	switch {
-	case r.Is("granted", 1):
-		return r.Number(0, 1), r.Err()
-	case r.Is("gone", 0), r.Is("taken", 0):
-		return 0, outcome(r.Word).loss()
-	case r.Is("exhausted", 0):
-		return 0, ErrExhausted
-	}
-	return 0, r.Unknown()
-}
-
 func decodeInspect(r protocol.Reply) (Inspection, error) {
 	if !r.Is("inspected", 8) {
 		return Inspection{}, r.Unknown()

@@ -24,7 +24,6 @@ func TestDecodeEveryBranch(t *testing.T) {
 		"verify":    func(r protocol.Reply) (any, error) { return decodeVerify(r) },
 		"revoke":    func(r protocol.Reply) (any, error) { return decodeRevoke(r) },
 		"raise":     func(r protocol.Reply) (any, error) { return decodeRaise(r) },
-		"regrant":   func(r protocol.Reply) (any, error) { return decodeRegrant(r) },
 		"inspect":   func(r protocol.Reply) (any, error) { return decodeInspect(r) },
 		"eval": func(r protocol.Reply) (any, error) {
 			_, result, err := decodeEval(t.Context(), r)
@@ -68,10 +67,6 @@ func TestDecodeEveryBranch(t *testing.T) {
 		{"revoke", words("passed", "43"), nil, ErrStale},
 		{"revoke", words("exhausted"), nil, ErrExhausted},
 		{"raise", words("raised", "42"), int64(42), nil},
-		{"regrant", words("granted", "42"), int64(42), nil},
-		{"regrant", words("gone"), nil, ErrLost},
-		{"regrant", words("taken"), nil, ErrLost},
-		{"regrant", words("exhausted"), nil, ErrExhausted},
 		{"inspect", words("inspected", "", "0", "0", "0", "-2", "0", "", ""), Inspection{RememberedFor: -2 * time.Millisecond}, nil},
 		{"inspect", words("inspected", id.String(), "42", "1000", "42", "5000", "3", id.String()+":41:x:42:1", "00000000deadbeef-me"), Inspection{
 			Holder: id, Token: 42, Label: "me", ExpiresIn: time.Second, LastToken: 42, RememberedFor: 5 * time.Second, Waiters: 3, Revoked: id, RevokedTo: 42,
@@ -90,8 +85,6 @@ func TestDecodeEveryBranch(t *testing.T) {
 		{"revoke", words("granted"), nil, ErrProtocol},
 		{"raise", words("raised"), nil, ErrProtocol},
 		{"raise", words("raised", "0"), nil, ErrProtocol},
-		{"regrant", words("granted", "0"), nil, ErrProtocol},
-		{"regrant", words("lost"), nil, ErrProtocol},
 		{"inspect", words("inspected"), nil, ErrProtocol},
 		{"inspect", words("inspected", "", "0", "x", "0", "-2", "0", "", ""), nil, ErrProtocol},
 		{"inspect", words("inspected", "x", "0", "0", "0", "-2", "0", "", ""), nil, ErrProtocol},

@@ -3,12 +3,15 @@ package lease_test
 import (
 	"context"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/internal/faulty"
 	"github.com/fencedb/fencedb/lease"
 )
 
@@ -81,6 +84,82 @@ func TestAnAcquisitionHealsWhenItsTokenIsBehindTheFence(t *testing.T) {
 			})
 		})
 	}
+}
+
+// It begins anew, so somebody else may come first. Both get leases above the fence in the end, and
+// the lease id that was asked for.
+func TestAnAcquisitionThatHealsLetsOthersGoFirst(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		ahead := time.Now().Add(time.Hour).UnixMicro()
+		f, first := fences{"a": ahead}, make(chan bool)
+		once := sync.OnceFunc(func() { close(first); time.Sleep(time.Second) })
+		id := uuid.New()
+		seal := func(ctx context.Context, grants ...lease.Grant) error { once(); return f.seal(ctx, grants...) }
+		healed := make(chan error)
+		go func() {
+			l, err := w.issuer(t, lease.Config{TTL: 9 * time.Second, Seal: seal}).Acquire(t.Context(), "a", lease.LeaseID(id))
+			if err == nil && l.LeaseID() != id {
+				err = fmt.Errorf("another lease id")
+			}
+			healed <- release(t.Context(), l, err)
+		}()
+		<-first
+		l, err := w.issuer(t, lease.Config{TTL: 9 * time.Second, Seal: f.seal}).Acquire(t.Context(), "a")
+		require.NoError(t, err)
+		require.Greater(t, l.Token(), ahead)
+		require.NoError(t, l.Release(t.Context()))
+		require.NoError(t, <-healed)
+		require.Empty(t, w.client.Keys(t.Context(), "*owner").Val())
+	})
+}
+
+// Whatever the data store says, the last token is raised once for each resource.
+func TestHealingEnds(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		for name, c := range map[string]struct {
+			passed func(grants []lease.Grant) *passedError
+			asked  int
+			want   string
+		}{
+			"it never has enough":   {func(gs []lease.Grant) *passedError { return &passedError{gs[1].Resource(), gs[1].Token() + 1} }, 3, "has seen"},
+			"another resource":      {func(gs []lease.Grant) *passedError { return &passedError{"c", gs[0].Token() + 1} }, 1, "c has seen"},
+			"what no token is":      {func([]lease.Grant) *passedError { return &passedError{"a", 0} }, 1, "the last token was not raised"},
+			"the last token of all": {func([]lease.Grant) *passedError { return &passedError{"a", 1<<53 - 1} }, 1, "tokens exhausted"},
+		} {
+			for _, opts := range [][]lease.Option{nil, {lease.NoWait()}} {
+				asked := 0
+				seal := func(_ context.Context, gs ...lease.Grant) error {
+					if asked++; asked > 5 {
+						return nil
+					}
+					return c.passed(gs)
+				}
+				i := w.issuer(t, lease.Config{TTL: 9 * time.Second, Seal: seal})
+				_, err := i.AcquireAll(t.Context(), []string{"a", "b"}, opts...)
+				require.ErrorContains(t, err, c.want, name)
+				require.Equal(t, c.asked, asked, name)
+				require.NoError(t, i.Close(t.Context()))
+				require.NoError(t, w.client.FlushAll(t.Context()).Err())
+			}
+		}
+	})
+}
+
+// A process that does not reach Redis any more gives up, and says what the data store has said.
+func TestAHealingWithoutAnAnswer(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		f := fences{"a": time.Now().Add(time.Hour).UnixMicro()}
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second, Seal: func(ctx context.Context, grants ...lease.Grant) error {
+			w.faults.Always(faulty.LoseRequest)
+			return f.seal(ctx, grants...)
+		}})
+		_, err := i.TryAcquire(t.Context(), "a")
+		require.ErrorIs(t, err, lease.ErrUnreachable)
+		require.ErrorContains(t, err, "a has seen")
+		w.faults.Always(faulty.None)
+		require.NoError(t, i.Close(t.Context()))
+		require.Empty(t, w.client.Keys(t.Context(), "*owner").Val())
+	})
 }
 
 func release(ctx context.Context, l *lease.Lease, err error) error {

@@ -125,16 +125,6 @@ func TestSemaphoreForeignValuesAreRefused(t *testing.T) {
 	}
 }
 
-// To exchange it is to look for the one holder of its key.
-func TestAPermitIsNotHealed(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	l := tryPermit(t, w.semaphore(t, 1, lease.Config{}), "a")
-	_, err := w.issuer(t, lease.Config{TTL: time.Minute}).Heal(t.Context(), l, l.Token())
-	require.ErrorIs(t, err, lease.ErrInvalid)
-	require.NoError(t, l.Err())
-}
-
 func TestSemaphoreTokensThatAreUsedUp(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -346,8 +346,6 @@ func (j *judge) mayEnd(r *resource, x execution, before, after owner) bool {
 		return x.args[0] == before.id && (x.args[1] == before.token || late)
 	case "withdraw":
 		return x.args[0] == before.id && before.calls == x.args[1]
-	case "regrant":
-		return x.args[0] == before.id && x.args[1] == before.token && after.id == x.args[2]
 	case "revoke":
 		return !r.revocations.has(x.args[0]) || j.lostSince(0)
 	}
@@ -361,8 +359,6 @@ func (*judge) mayRenew(x execution, before owner) bool {
 		return x.args[0] == before.id
 	case "extend":
 		return x.args[0] == before.id && x.args[1] == before.token
-	case "regrant":
-		return x.args[2] == before.id
 	}
 	return false
 }
@@ -374,7 +370,7 @@ func (j *judge) grant(r *resource, x execution, n int, after owner, breaks func(
 	j.issued(r, after.token, breaks)
 	r.granted.add(after.id+":"+after.token, now)
 	name := after.calls
-	if x.script != "acquire" && x.script != "regrant" {
+	if x.script != "acquire" {
 		breaks("L1", "it has granted a lease that nobody has asked for")
 	}
 	if since, over := j.over[r.name+" "+name]; over && !x.again && !j.lostSince(since) && now-since < time.Minute && x.script == "acquire" {
@@ -393,7 +389,7 @@ func (j *judge) grant(r *resource, x execution, n int, after owner, breaks func(
 		breaks("L4", "a request that came late has got a lease for a call that was refused")
 	}
 	// L6: first come, first served.
-	if x.script == "regrant" || barges || x.again {
+	if barges || x.again {
 		return
 	}
 	place := j.s.redis.micros

@@ -211,11 +211,6 @@ func (s *store) raise(ctx context.Context, k *protocol.Keys, floor int64) (int64
 	return protocol.Query(ctx, s.redis, protocol.Raise.Call(1, k.Fence, floor, s.retention), decodeRaise)
 }
 
-func (s *store) regrant(ctx context.Context, old term, id uuid.UUID, call any, floor int64) (int64, error) {
-	return grants(ctx, s, protocol.Regrant.Call(2, old.keys.Owner, old.keys.Fence,
-		old.name(), old.token, id.String(), call, floor, s.ttl, s.retention), decodeRegrant)
-}
-
 func (s *store) inspect(ctx context.Context, k *protocol.Keys) (Inspection, error) {
 	call := protocol.Inspect.Call(5, k.Owner, k.Fence, k.Queue, k.Alive, k.Ended)
 	return protocol.Query(ctx, s.redis, call, decodeInspect)

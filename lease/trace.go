@@ -39,8 +39,8 @@ const (
 	OpWait Op = "wait"
 
 	// OpHold is the life of one lease, from its grant until its context ends. Err is the cause:
-	// [ErrReleased], [ErrExpired], [ErrUnreachable], [ErrLost], [ErrRevoked], or [ErrStale] if it
-	// was healed. It starts before OpAcquire ends.
+	// [ErrReleased], [ErrExpired], [ErrUnreachable], [ErrLost] or [ErrRevoked]. It starts before
+	// OpAcquire ends.
 	OpHold Op = "hold"
 
 	// OpExtend is one renewal, of the watchdog or of the caller, also one that comes after the end of
@@ -49,18 +49,15 @@ const (
 
 	// OpRelease is one release. Err is nil if the lease is released, [ErrLost] if Redis found it gone
 	// or taken, or [ErrRevoked]; otherwise why there is no answer. How the lease had ended before is
-	// told by OpHold. There is none for a lease that was healed, which has nothing to release.
+	// told by OpHold.
 	OpRelease Op = "release"
 
 	// OpRevoke is one revocation or take-over, of whoever holds.
 	OpRevoke Op = "revoke"
 
-	// OpRaise is one last token that is lifted above what the data store has seen.
+	// OpRaise is one last token that is lifted above what the data store has seen, by an operator or
+	// by an acquisition whose [Config.Seal] was refused.
 	OpRaise Op = "raise"
-
-	// OpHeal is one live lease that is exchanged because its token was refused. LeaseID and Token
-	// are the old ones at the start and the new ones at the end.
-	OpHeal Op = "heal"
 )
 
 // TraceStart is what is known when something begins. Fields that do not belong to the Op, or are
@@ -80,7 +77,7 @@ type TraceStart struct {
 type TraceEnd struct {
 	TraceStart               // with LeaseID and Token as they are now
 	Took       time.Duration // since the start
-	ValidFor   time.Duration // remaining validity, of an OpAcquire, OpExtend or OpHeal that has succeeded
+	ValidFor   time.Duration // remaining validity, of an OpAcquire or OpExtend that has succeeded
 	Err        error         // nil: it was done
 }
 
@@ -150,14 +147,12 @@ var (
 		OpHold: {"released", "lost", []errorWord{
 			{ErrReleased, "released"},
 			{ErrRevoked, "revoked"},
-			{ErrStale, "stale"},
 			{ErrUnreachable, "unreachable"},
 			{ErrExpired, "expired"},
 		}},
 		OpExtend: {"extended", "error", []errorWord{
 			{errNotSent, "over"},
 			{ErrReleased, "over"},
-			{ErrStale, "over"},
 			{ErrExpired, "over"},
 			{ErrRevoked, "revoked"},
 			{ErrLost, "lost"},
@@ -173,7 +168,6 @@ var (
 		}},
 		OpRevoke: {success: "done", failure: "failed"},
 		OpRaise:  {success: "done", failure: "failed"},
-		OpHeal:   {success: "healed", failure: "failed"},
 	}
 )
 

@@ -177,15 +177,10 @@ func TestTracersAreToldOfLossRevocationAndHealing(t *testing.T) {
 
 	l, err = issuer.TryAcquire(t.Context(), "table:13")
 	require.NoError(t, err)
-	fresh, err := issuer.Heal(t.Context(), l, l.Token()+7)
+	_, err = issuer.Raise(t.Context(), "table:13", l.Token()+7)
 	require.NoError(t, err)
-	healed := j.only(t, lease.OpHeal)
-	require.NoError(t, healed.Err)
-	require.Equal(t, fresh.Token(), healed.Token)
-	_, err = issuer.Raise(t.Context(), "table:13", fresh.Token()+7)
-	require.NoError(t, err)
-	require.Equal(t, fresh.Token()+7, j.only(t, lease.OpRaise).Token)
-	require.NoError(t, fresh.Release(t.Context()))
+	require.Equal(t, l.Token()+7, j.only(t, lease.OpRaise).Token)
+	require.NoError(t, l.Release(t.Context()))
 	j.closed(t)
 }
 
@@ -275,7 +270,7 @@ func TestSeveralResourcesAreOneAcquisitionAndManyLives(t *testing.T) {
 
 var allOps = []lease.Op{
 	lease.OpAcquire, lease.OpWait, lease.OpHold, lease.OpExtend,
-	lease.OpRelease, lease.OpRevoke, lease.OpRaise, lease.OpHeal,
+	lease.OpRelease, lease.OpRevoke, lease.OpRaise,
 }
 
 // A metric has no series for a word that is not listed.
@@ -317,7 +312,6 @@ func TestOutcomes(t *testing.T) {
 	require.Equal(t, "expired", outcome(lease.OpHold, fmt.Errorf("%w: %w", lease.ErrExpired, lease.ErrReadOnly)))
 	require.Equal(t, "released", outcome(lease.OpHold, lease.ErrReleased))
 	require.Equal(t, "over", outcome(lease.OpExtend, lease.ErrExpired))
-	require.Equal(t, "over", outcome(lease.OpExtend, lease.ErrStale))
 	require.Equal(t, "done", outcome(lease.OpRevoke, nil))
 	require.Equal(t, []string{"extended", "over", "revoked", "lost", "cancelled", "unreachable", "error"}, lease.OpExtend.Outcomes())
 }
@@ -342,10 +336,11 @@ func (r *rude) TraceLeaseEnd(_ context.Context, e lease.TraceEnd) { r.panics("en
 // Whoever recovers from the panic, as net/http does, has no lease that could be released.
 func TestATracerThatPanicsLeavesNothingBehind(t *testing.T) {
 	for _, at := range []string{"start acquire", "start hold", "end acquire", "start extend", "end extend", "end hold", "start release",
-		"start wait", "end wait", "start heal", "end heal"} {
+		"start wait", "end wait", "start raise", "end raise"} {
 		t.Run(at, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
-				i := w.issuer(t, lease.Config{TTL: time.Minute, Tracers: []lease.Tracer{&rude{at}}})
+				seal := fences{"c": time.Now().Add(time.Hour).UnixMicro()}.seal
+				i := w.issuer(t, lease.Config{TTL: time.Minute, Tracers: []lease.Tracer{&rude{at}}, Seal: seal})
 				began := time.Now()
 				require.PanicsWithValue(t, "on purpose", func() {
 					ls, err := i.AcquireAll(t.Context(), []string{"a", "b"})
@@ -356,7 +351,7 @@ func TestATracerThatPanicsLeavesNothingBehind(t *testing.T) {
 					_, err = i.Revoke(t.Context(), "b")
 					require.NoError(t, err)
 					require.ErrorIs(t, ls[1].Extend(t.Context()), lease.ErrRevoked)
-					healed, err := i.Heal(t.Context(), ls[0], ls[0].Token())
+					healed, err := i.Acquire(t.Context(), "c")
 					require.NoError(t, err)
 					require.NoError(t, healed.Release(t.Context()))
 				})

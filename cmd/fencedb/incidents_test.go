@@ -189,7 +189,7 @@ var incidents = map[string]incident{
 			}
 			n.miss = func() {
 				if n.minute%6 == 0 {
-					n.told("seat:"+strconv.Itoa(n.minute), lease.OpHeal, nil)
+					n.told("seat:"+strconv.Itoa(n.minute), lease.OpRaise, nil)
 				}
 			}
 			n.ends = func() { n.enter("table:12", n.ahead(48*time.Hour)) } // and once more, while somebody looks

@@ -361,7 +361,7 @@ func (r *inspection) whatRedisKnows(add adding) {
 	case fence.Token > max(value(r.LastToken), r.floor) && slices.ContainsFunc(r.Elsewhere, issued(fence.Token)):
 		add("redis_behind", "The counter of this namespace is behind the ledger, and that of another is not: the fence may be from there. New tokens from here are refused until they are above %d.", fence.Token)
 	case fence.Token > max(value(r.LastToken), r.floor):
-		add("redis_behind", "Redis is behind the ledger: it has lost data or its clock went back. New tokens are refused until its counter is above %d; package guard raises it by itself, and so does fencedb revoke.", fence.Token)
+		add("redis_behind", "Redis is behind the ledger: it has lost data or its clock went back. New tokens are refused until its counter is above %d; a sealed acquisition and package guard raise it by themselves, and so does fencedb revoke.", fence.Token)
 	case r.isKnown() || len(others) > 0:
 	case len(r.Elsewhere) > 0:
 		add("known_elsewhere", "Redis does not know it here, but %s: check both flags.", described(r.Elsewhere))

@@ -17,7 +17,7 @@ import (
 )
 
 var kinds = []feed.Kind{feed.Waiting, feed.Granted, feed.Held, feed.Extended, feed.Released, feed.Lost, feed.Revoked,
-	feed.Healed, feed.Committed, feed.Refused, feed.Failed}
+	feed.Committed, feed.Refused, feed.Failed}
 
 func (a *app) watch() *cli.Command {
 	var wanted filter
@@ -34,7 +34,7 @@ answer, and goes on when it does. With --json each line is one event.
    fencedb watch table: --kind lost,refused    what went wrong with tables
    fencedb watch --since 10m --json | jq .resource
 
-Kinds: ` + strings.Replace(words(kinds), ", healed", ",\nhealed", 1) + `.`,
+Kinds: ` + strings.Replace(words(kinds), ", committed", ",\ncommitted", 1) + `.`,
 		Flags: []cli.Flag{
 			&cli.StringSliceFlag{Name: "kind", Destination: &wanted.kinds, Usage: "show only this `KIND`, or several with commas", Validator: knownKinds},
 			&cli.DurationFlag{Name: "since", Destination: &wanted.since, Usage: "begin this `TIME` ago", Validator: notNegative},
@@ -154,7 +154,7 @@ func (p page) name(text string) string {
 }
 
 // colors mark events that may need attention.
-var colors = map[feed.Kind]string{feed.Lost: yellow, feed.Revoked: yellow, feed.Healed: yellow,
+var colors = map[feed.Kind]string{feed.Lost: yellow, feed.Revoked: yellow,
 	feed.Refused: red, feed.Failed: red}
 
 func tokenText(token int64) string {
@@ -181,8 +181,6 @@ func happened(e feed.Event) string {
 		return strings.TrimSpace(visible(e.Cause) + unlessZero(" after ", e.Took))
 	case feed.Revoked:
 		return "older leases have ended; their writes are refused once this token has entered"
-	case feed.Healed:
-		return "a new token, Redis had gone backwards"
 	case feed.Committed:
 		return strings.TrimSpace(unlessZero("in ", e.Took))
 	case feed.Refused:

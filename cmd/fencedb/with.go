@@ -178,16 +178,8 @@ func (w *wrapping) acquire(ctx context.Context) error {
 	if err := w.onlyHere(ctx, i); err != nil {
 		return err
 	}
-	for tries := 0; ; tries++ {
-		w.leases, err = i.AcquireAll(ctx, w.resources, opt)
-		stale, is := errors.AsType[*fencedb.StaleError](err)
-		if tries == len(w.resources) || !is {
-			return err
-		}
-		if _, err := i.Raise(ctx, stale.Resource, stale.Stored); err != nil { // Redis is behind the ledger
-			return err
-		}
-	}
+	w.leases, err = i.AcquireAll(ctx, w.resources, opt)
+	return err
 }
 
 // onlyHere refuses resources that another namespace has, unless forced.

@@ -76,7 +76,7 @@ type holder struct {
 	applied  uint8 // how often its work has committed
 	epoch    uint8 // of the server when it entered
 	release  uint8 // the token in a release that is on its way; 0: none
-	healed   bool
+	healed   bool  // it has acquired anew because its token was behind
 }
 
 const (
@@ -363,7 +363,8 @@ func (m *mover) hold(n *State, q *holder, token uint8) (broken string) {
 			broken = "L1: two hold at once, and both trust it"
 		}
 	}
-	*q = holder{at: granted, left: q.left - 1, todo: uint8(m.Transactions), token: token, trusts: true, release: q.release}
+	*q = holder{at: granted, left: q.left - 1, todo: uint8(m.Transactions), token: token, trusts: true,
+		release: q.release, healed: q.healed}
 	if !m.Seals {
 		q.at = ready
 		n.gens++
@@ -410,24 +411,17 @@ func (m *mover) seal(p holder) {
 	})
 }
 
-// refused yields what becomes of a stale holder: it drops its work, or heals if Redis still says
-// that it holds.
+// refused yields what becomes of a stale holder: it drops its work; if Redis still says that it
+// holds, Redis has gone back, and it acquires anew.
 func (m *mover) refused(p holder, fence, id uint8) bool {
 	if !m.stale(p.token, fence, id) {
 		return false
 	}
 	if int(m.s.owner) == m.i+1 && m.s.ownerToken == p.token && p.trusts && !p.healed {
-		m.emit("heal", fmt.Sprintf("is refused with token %d, and still holds: Redis is raised above %d", p.token, fence), func(n *State, q *holder) string {
-			n.last = max(n.last, fence) + 1
-			n.ownerToken = n.last
-			n.issued = max(n.issued, n.last)
-			q.end(ready)
-			if m.Seals {
-				q.at = granted
-			}
-			q.token, q.healed, q.outside = n.last, true, false // the work begins anew
-			n.gens++
-			q.gen = n.gens
+		m.emit("heal", fmt.Sprintf("is refused with token %d, and still holds: Redis is raised to %d, and the lease given back", p.token, fence), func(n *State, q *holder) string {
+			n.last = max(n.last, fence)
+			n.owner, n.ownerToken = 0, 0
+			*q = holder{left: q.left + 1, release: q.release, healed: true} // the work begins anew
 			return ""
 		})
 		return true

@@ -35,7 +35,6 @@ var (
 	LeaseHolding = Holding{lease("acquire"), lease("extend"), lease("release"), lease("withdraw"), lease("verify")}
 	Revoke       = lease("revoke")
 	Raise        = lease("raise")
-	Regrant      = lease("regrant")
 	Inspect      = lease("inspect")
 
 	SemaphoreHolding = Holding{semaphore("acquire"), semaphore("extend"), semaphore("release"), semaphore("withdraw"), semaphore("verify")}

@@ -40,7 +40,6 @@ var samples = []sample{
 	{"verify", "owner fence", "uuid=" + holder + " number=41"},
 	{"revoke", "owner fence queue alive ended", "uuid=" + another + " from=0 number=1000 " + everywhere},
 	{"raise", "fence", "number=99 number=1000"},
-	{"regrant", "owner fence", "uuid=" + holder + " number=41 uuid=" + another + " name=ca11 number=99 number=1000 number=1000"},
 	{"inspect", "owner fence queue alive ended", ""},
 	{"eval", "owner fence ended data", "uuid=" + holder + " number=41 one=1 two=2 any=SET any=x"},
 
@@ -74,7 +73,7 @@ var sources = func() map[string]protocol.Script {
 	leases, semaphores := protocol.LeaseHolding, protocol.SemaphoreHolding
 	for _, s := range []protocol.Script{
 		leases.Acquire, leases.Extend, leases.Release, leases.Withdraw, leases.Verify,
-		protocol.Revoke, protocol.Raise, protocol.Regrant, protocol.Inspect, protocol.Eval(protocol.Write),
+		protocol.Revoke, protocol.Raise, protocol.Inspect, protocol.Eval(protocol.Write),
 		semaphores.Acquire, semaphores.Extend, semaphores.Release, semaphores.Withdraw, semaphores.Verify,
 		protocol.SemaphoreInspect, protocol.SemaphoreLimit, protocol.SemaphoreRevoke,
 		protocol.OnceLook, protocol.OnceRecord, protocol.OnceForget, protocol.AdmissionFixed, protocol.AdmissionSliding,

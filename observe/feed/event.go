@@ -20,7 +20,6 @@ const (
 	Released  Kind = "released"  // by the holder; Took is how long it was held
 	Lost      Kind = "lost"      // the lease ended for another reason, see Cause; Took is how long it was held
 	Revoked   Kind = "revoked"   // the worker revoked the lease; Token is the revocation's
-	Healed    Kind = "healed"    // a lease that Postgres refused was exchanged; Token is the new one
 	Committed Kind = "committed" // a fenced write
 	Refused   Kind = "refused"   // a fenced write with a stale token; Stored is the newer one. Nothing was written
 	Failed    Kind = "failed"    // a fenced write failed for another reason, see Cause
@@ -40,7 +39,7 @@ type Event struct {
 	TTL      time.Duration `json:"-"`                  // the remaining validity; "ttl_ms" in JSON
 	Took     time.Duration `json:"-"`                  // "took_ms" in JSON, with a fraction
 
-	// Cause, of Lost: expired, unreachable, lost, revoked, stale. Of Failed: no_token,
+	// Cause, of Lost: expired, unreachable, lost, revoked. Of Failed: no_token,
 	// wrong_resource, lease_over, too_long, tx_ended, unsealed, busy, commit_unknown, invalid_grant,
 	// error. Of Refused: stale.
 	Cause string `json:"cause,omitempty"`

@@ -25,8 +25,7 @@
 // The commands are XADD to publish, XREAD and XREVRANGE to follow, and XRANGE to replay.
 //
 // A lease that is given back before its caller gets it, because it could not be sealed or another
-// resource was busy, has an event released but none granted. A lease that is healed is lost (stale)
-// under its old token and healed under its new one.
+// resource was busy, has an event released but none granted.
 //
 // The names of resources are published; use [HashResources] if they are personal data. Only leases
 // are published, not permits of semaphores and the like, whose resources are different ones with

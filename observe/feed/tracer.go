@@ -3,6 +3,7 @@ package feed
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -47,13 +48,18 @@ func (f *Feed) TraceLeaseEnd(_ context.Context, e lease.TraceEnd) {
 	case lease.OpWait:
 		f.during(e.LeaseID, func(a *acquisition) { a.waited += e.Took })
 	case lease.OpHold:
+		f.during(e.LeaseID, func(a *acquisition) { // it has given the lease back
+			a.leases = slices.DeleteFunc(a.leases, func(s lease.TraceStart) bool {
+				return s.Resource == e.Resource && s.Token == e.Token
+			})
+		})
 		event := about(Released, e.TraceStart)
 		if cause := e.Outcome(); cause != "released" {
 			event.Kind, event.Cause = Lost, cause
 		}
 		event.Took = e.Took
 		f.publish(event)
-	case lease.OpExtend, lease.OpRevoke, lease.OpHeal:
+	case lease.OpExtend, lease.OpRevoke:
 		if e.Err == nil {
 			event := about(done[e.Op], e.TraceStart)
 			event.TTL, event.Took = e.ValidFor, e.Took
@@ -63,10 +69,9 @@ func (f *Feed) TraceLeaseEnd(_ context.Context, e lease.TraceEnd) {
 }
 
 // done are the kinds of what is published only if it went well.
-var done = map[lease.Op]Kind{lease.OpExtend: Extended, lease.OpRevoke: Revoked, lease.OpHeal: Healed}
+var done = map[lease.Op]Kind{lease.OpExtend: Extended, lease.OpRevoke: Revoked}
 
-// during calls note, with mu held, if an acquisition with this id is in progress. A healed lease
-// has none.
+// during calls note, with mu held, if an acquisition with this id is in progress.
 func (f *Feed) during(id uuid.UUID, note func(*acquisition)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

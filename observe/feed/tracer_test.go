@@ -78,6 +78,22 @@ func TestEachLeaseOfSeveralIsGranted(t *testing.T) {
 	}, s.all(f))
 }
 
+// Redis has gone back: what the first token was for is given back, and the acquisition begins anew
+// with its lease id.
+func TestWhatAnAcquisitionGivesBackIsNotGranted(t *testing.T) {
+	t.Parallel()
+	s := newStream(t)
+	f := s.feed()
+	acquiring := f.TraceLeaseStart(t.Context(), start(lease.OpAcquire, "a", 0, one))
+	told(f, start(lease.OpHold, "a", 7, one), time.Second, 0, lease.ErrReleased)
+	f.TraceLeaseStart(t.Context(), start(lease.OpHold, "a", 9, one))
+	f.TraceLeaseEnd(acquiring, lease.TraceEnd{TraceStart: start(lease.OpAcquire, "a", 9, one), ValidFor: time.Second})
+	require.Equal(t, []feed.Event{
+		{Kind: feed.Released, Worker: "w", Resource: "a", Token: 7, LeaseID: "11111111", Took: time.Second},
+		{Kind: feed.Granted, Worker: "w", Resource: "a", Token: 9, LeaseID: "11111111", TTL: time.Second},
+	}, s.all(f))
+}
+
 func TestAcquisitionsSideBySideAreToldApart(t *testing.T) {
 	t.Parallel()
 	s := newStream(t)
@@ -87,7 +103,6 @@ func TestAcquisitionsSideBySideAreToldApart(t *testing.T) {
 	f.TraceLeaseStart(t.Context(), start(lease.OpHold, "a", 1, one))
 	f.TraceLeaseStart(t.Context(), start(lease.OpHold, "b", 2, two))
 	f.TraceLeaseEnd(b, lease.TraceEnd{TraceStart: start(lease.OpAcquire, "b", 2, two), ValidFor: time.Second})
-	f.TraceLeaseStart(t.Context(), start(lease.OpHold, "b", 3, two)) // healed, not acquired
 	f.TraceLeaseEnd(a, lease.TraceEnd{TraceStart: start(lease.OpAcquire, "a", 1, one), ValidFor: time.Second})
 	require.Equal(t, []feed.Event{
 		{Kind: feed.Granted, Worker: "w", Resource: "b", Token: 2, LeaseID: "22222222", TTL: time.Second},
@@ -129,7 +144,7 @@ func TestHowLeasesEnd(t *testing.T) {
 	var wanted []feed.Event
 	for cause, word := range map[error]string{
 		lease.ErrExpired: "expired", lease.ErrUnreachable: "unreachable", lease.ErrLost: "lost",
-		lease.ErrRevoked: "revoked", lease.ErrStale: "stale", errors.New("another"): "lost",
+		lease.ErrRevoked: "revoked", errors.New("another"): "lost",
 	} {
 		told(f, start(lease.OpHold, word, 7, one), time.Second, 0, fmt.Errorf("wrapped: %w", cause))
 		wanted = append(wanted, feed.Event{
@@ -145,11 +160,9 @@ func TestWhatElseHappensToLeases(t *testing.T) {
 	f := s.feed()
 	told(f, start(lease.OpAcquire, "sku:1", 0, uuid.Nil), time.Second, 0, &lease.HeldError{Resource: "sku:2"})
 	told(f, start(lease.OpRevoke, "table:12", 9, one), time.Second, 0, nil)
-	told(f, start(lease.OpHeal, "table:12", 11, two), time.Second, 3*time.Second, nil)
 	require.Equal(t, []feed.Event{
 		{Kind: feed.Held, Worker: "w", Resource: "sku:2", Took: time.Second},
 		{Kind: feed.Revoked, Worker: "w", Resource: "table:12", Token: 9, LeaseID: "11111111", Took: time.Second},
-		{Kind: feed.Healed, Worker: "w", Resource: "table:12", Token: 11, LeaseID: "22222222", TTL: 3 * time.Second, Took: time.Second},
 	}, s.all(f))
 }
 
@@ -157,7 +170,7 @@ func TestWhatIsNoNewsIsNotPublished(t *testing.T) {
 	t.Parallel()
 	s := newStream(t)
 	f := s.feed()
-	for _, op := range []lease.Op{lease.OpAcquire, lease.OpExtend, lease.OpRevoke, lease.OpHeal} {
+	for _, op := range []lease.Op{lease.OpAcquire, lease.OpExtend, lease.OpRevoke} {
 		told(f, start(op, "table:12", 0, uuid.Nil), 0, 0, lease.ErrUnreachable)
 	}
 	told(f, start(lease.OpRelease, "table:12", 1, one), 0, 0, nil) // told by the end of its OpHold

@@ -12,7 +12,7 @@
 //	lease acquire     a call that acquires, with its sealing
 //	  lease wait      from when the resource was busy
 //	lease hold        the life of a lease; what runs under its context is within
-//	lease release, lease revoke, lease raise, lease heal
+//	lease release, lease revoke, lease raise
 //	fenced write      Tx, Exec, Query, QueryRow, SendBatch or Seal
 //	  fenced commit   COMMIT, and what was done to find out its outcome
 //	fence enter       Enter or EnterSQL
@@ -162,7 +162,7 @@ func (t *Tracer) TraceLeaseEnd(ctx context.Context, e lease.TraceEnd) {
 		} else {
 			span.AddEvent("lease.lost", trace.WithAttributes(keyCause.String(result)))
 		}
-	case lease.OpAcquire, lease.OpWait, lease.OpRevoke, lease.OpRaise, lease.OpHeal: // not known at the start
+	case lease.OpAcquire, lease.OpWait, lease.OpRevoke, lease.OpRaise: // not known at the start
 		span.SetAttributes(keyLeaseID.String(feed.Short(e.LeaseID)), keyToken.Int64(e.Token))
 	}
 	t.end(span, result, failed, e.Err)

@@ -139,8 +139,6 @@ func TestOutcomesOfLeases(t *testing.T) {
 	requireStatus(t, r.lease(t, lease.OpRelease, lease.ErrLost), "gone", true)
 	requireStatus(t, r.lease(t, lease.OpRevoke, nil), "done", false)
 	requireStatus(t, r.lease(t, lease.OpRaise, lease.ErrUnreachable), "failed", true)
-	requireStatus(t, r.lease(t, lease.OpHeal, nil), "healed", false)
-	requireStatus(t, r.lease(t, lease.OpHeal, lease.ErrLost), "failed", true)
 	requireStatus(t, r.lease(t, lease.OpHold, lease.ErrReleased), "released", false)
 
 	lost := r.lease(t, lease.OpHold, lease.ErrExpired)
@@ -269,7 +267,7 @@ func TestTheDocumentationListsEverySpan(t *testing.T) {
 	r := newRecorder(fenceotel.Config{})
 	made := map[string]bool{}
 	for _, op := range []lease.Op{
-		lease.OpAcquire, lease.OpWait, lease.OpHold, lease.OpRelease, lease.OpRevoke, lease.OpRaise, lease.OpHeal,
+		lease.OpAcquire, lease.OpWait, lease.OpHold, lease.OpRelease, lease.OpRevoke, lease.OpRaise,
 	} {
 		made[r.lease(t, op, nil).Name()] = true
 	}

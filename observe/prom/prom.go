@@ -176,10 +176,10 @@ const (
 	failRenewal     = "not_renewed" // renewals
 	failLost        = "lost"        // leases: each ends before it is released
 	failNotOwned    = "not_owned"   // releases: each finds the lease gone, taken or revoked
-	failHealed      = "healed"      // tokens: they have to be exchanged again and again
+	failRaised      = "raised"      // tokens: the last one has to be raised again and again
 )
 
-var leaseFailures = []string{failHeld, failUnreachable, failError, failRenewal, failLost, failNotOwned, failHealed}
+var leaseFailures = []string{failHeld, failUnreachable, failError, failRenewal, failLost, failNotOwned, failRaised}
 
 // leaseSeries are the series of one resource type. The maps have every outcome and are never
 // changed.
@@ -197,7 +197,7 @@ func (m *Metrics) leaseVectors() func(string) *leaseSeries {
 	released := m.counter("redis_lease_release_total", "Releases, by how they ended.", resourceType, "outcome")
 	extended := m.counter("redis_lease_extend_total", "Renewals, by how they ended.", resourceType, "outcome")
 	lost := m.counter("redis_lease_lost_total", "Leases that ended otherwise than by their release, by cause.", resourceType, "cause")
-	healed := m.counter("redis_lease_healed_total", "Leases exchanged because their token was refused although they stood.", resourceType, "outcome")
+	raised := m.counter("redis_lease_raised_total", "Last tokens raised because the data store had seen greater ones.", resourceType, "outcome")
 	stale := m.counter("redis_lease_stale_release_total", "Releases that found the lease gone, taken or revoked.", resourceType)
 	contended := m.counter("redis_lease_contention_total", "Calls that acquire and found the resource taken.", resourceType)
 	revoked := m.counter("redis_lease_revoked_total", "Revocations and take-overs by this process.", resourceType)
@@ -220,7 +220,7 @@ func (m *Metrics) leaseVectors() func(string) *leaseSeries {
 				lease.OpRelease: each(released, name, lease.OpRelease.Outcomes()),
 				lease.OpExtend:  each(extended, name, lease.OpExtend.Outcomes()),
 				lease.OpHold:    each(lost, name, losses),
-				lease.OpHeal:    each(healed, name, lease.OpHeal.Outcomes()),
+				lease.OpRaise:   each(raised, name, lease.OpRaise.Outcomes()),
 			},
 			took: map[lease.Op]prometheus.Observer{
 				lease.OpAcquire: acquireTook.WithLabelValues(name),
@@ -235,7 +235,7 @@ func (m *Metrics) leaseVectors() func(string) *leaseSeries {
 			waiting:       newAges(),
 			failing:       m.watched(longest, name, leaseFailures),
 		}
-		s.failing[failHealed].needed = 2
+		s.failing[failRaised].needed = 2
 		m.compute(held.WithLabelValues(name), s.held.count)
 		m.compute(oldestHeld.WithLabelValues(name), s.held.oldest)
 		m.compute(waiters.WithLabelValues(name), s.waiting.count)

@@ -92,7 +92,7 @@ func TestWhatBecomesOfLeases(t *testing.T) {
 		leaseTold(m, lease.OpAcquire, "table:12", err)
 	}
 	leaseTold(m, lease.OpWait, "table:12", nil)
-	for _, err := range []error{lease.ErrReleased, lease.ErrReleased, lease.ErrExpired, fmt.Errorf("wrapped: %w", lease.ErrUnreachable), lease.ErrLost, lease.ErrRevoked, lease.ErrStale} {
+	for _, err := range []error{lease.ErrReleased, lease.ErrReleased, lease.ErrExpired, fmt.Errorf("wrapped: %w", lease.ErrUnreachable), lease.ErrLost, lease.ErrRevoked} {
 		leaseTold(m, lease.OpHold, "table:12", err)
 	}
 	requireSeries(t, m, "redis_lease_acquire_total", map[string]float64{
@@ -100,9 +100,9 @@ func TestWhatBecomesOfLeases(t *testing.T) {
 	requireSeries(t, m, "redis_lease_acquire_duration_seconds", map[string]float64{"table": 7})
 	requireSeries(t, m, "redis_lease_contention_total", map[string]float64{"table": 2}) // the one that waited is told once
 	requireSeries(t, m, "redis_lease_wait_duration_seconds", map[string]float64{"table": 1})
-	requireSeries(t, m, "redis_lease_hold_duration_seconds", map[string]float64{"table": 7})
+	requireSeries(t, m, "redis_lease_hold_duration_seconds", map[string]float64{"table": 6})
 	requireSeries(t, m, "redis_lease_lost_total", map[string]float64{
-		"expired table": 1, "unreachable table": 1, "lost table": 1, "revoked table": 1, "stale table": 1})
+		"expired table": 1, "unreachable table": 1, "lost table": 1, "revoked table": 1})
 }
 
 func TestRenewalsReleasesAndAuthority(t *testing.T) {
@@ -113,7 +113,6 @@ func TestRenewalsReleasesAndAuthority(t *testing.T) {
 		leaseTold(m, lease.OpExtend, "table:12", err)
 		leaseTold(m, lease.OpRelease, "table:12", err)
 		leaseTold(m, lease.OpRevoke, "table:12", err)
-		leaseTold(m, lease.OpHeal, "table:12", err)
 		leaseTold(m, lease.OpRaise, "table:12", err)
 	}
 	requireSeries(t, m, "redis_lease_extend_total", map[string]float64{
@@ -123,15 +122,14 @@ func TestRenewalsReleasesAndAuthority(t *testing.T) {
 	requireSeries(t, m, "redis_lease_stale_release_total", map[string]float64{"table": 2})
 	requireSeries(t, m, "redis_lease_not_owned_total", map[string]float64{"ns table": 5})
 	requireSeries(t, m, "redis_lease_revoked_total", map[string]float64{"table": 1})
-	requireSeries(t, m, "redis_lease_healed_total", map[string]float64{"healed table": 1, "failed table": 4})
+	requireSeries(t, m, "redis_lease_raised_total", map[string]float64{"done table": 1, "failed table": 4})
 }
 
-// A renewal in flight ends when the holder releases or heals. The lease was nobody else's.
+// A renewal in flight ends when the holder releases. The lease was nobody else's.
 func TestARenewalThatAReleaseEndsIsNotCounted(t *testing.T) {
 	t.Parallel()
 	m := prom.New(prom.Config{})
 	leaseTold(m, lease.OpExtend, "table:12", fmt.Errorf("table:12: %w", lease.ErrReleased))
-	leaseTold(m, lease.OpExtend, "table:12", fmt.Errorf("table:12: %w", lease.ErrStale))
 	requireSeries(t, m, "redis_lease_extend_total", map[string]float64{})
 	requireSeries(t, m, "redis_lease_not_owned_total", map[string]float64{})
 }
@@ -289,7 +287,7 @@ func TestTheConventionsOfPrometheusAreKept(t *testing.T) {
 func everything(m *prom.Metrics, resource string) {
 	for _, op := range []lease.Op{
 		lease.OpAcquire, lease.OpWait, lease.OpHold, lease.OpExtend,
-		lease.OpRelease, lease.OpRevoke, lease.OpRaise, lease.OpHeal,
+		lease.OpRelease, lease.OpRevoke, lease.OpRaise,
 	} {
 		leaseTold(m, op, resource, nil)
 		leaseTold(m, op, resource, lease.ErrLost)

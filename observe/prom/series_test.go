@@ -81,8 +81,8 @@ func TestEveryOutcomeIsThereFromTheFirst(t *testing.T) {
 	require.Len(t, family(t, m, "redis_lease_acquire_total").GetMetric(), 5)
 	require.Len(t, family(t, m, "redis_lease_release_total").GetMetric(), 6)
 	require.Len(t, family(t, m, "redis_lease_extend_total").GetMetric(), 7)
-	require.Len(t, family(t, m, "redis_lease_lost_total").GetMetric(), 5)
-	require.Len(t, family(t, m, "redis_lease_healed_total").GetMetric(), 2)
+	require.Len(t, family(t, m, "redis_lease_lost_total").GetMetric(), 4)
+	require.Len(t, family(t, m, "redis_lease_raised_total").GetMetric(), 2)
 	wrote(m, "write", nil, "table:12")
 	require.Len(t, family(t, m, "fencedb_writes_total").GetMetric(), len(fencedb.Outcomes())+1, "one is entered")
 }
@@ -165,15 +165,15 @@ func TestOneResourceThatFailsIsSeenAmongMany(t *testing.T) {
 		"not owned": {
 			func(m *prom.Metrics, r string) { leaseTold(m, lease.OpRelease, r, lease.ErrLost) },
 			func(m *prom.Metrics, r string) { leaseTold(m, lease.OpRelease, r, nil) }, "redis_lease_failing_seconds", "not_owned table"},
-		"healed": {
+		"raised": {
 			func(m *prom.Metrics, r string) {
 				leaseTold(m, lease.OpAcquire, r, nil)
-				leaseTold(m, lease.OpHeal, r, nil)
+				leaseTold(m, lease.OpRaise, r, nil)
 			},
 			func(m *prom.Metrics, r string) {
 				leaseTold(m, lease.OpAcquire, r, nil)
 				leaseTold(m, lease.OpAcquire, r, nil)
-			}, "redis_lease_failing_seconds", "healed table"},
+			}, "redis_lease_failing_seconds", "raised table"},
 		"blocked": {
 			func(m *prom.Metrics, r string) { wrote(m, fencedb.OpWrite, fencedb.ErrBusy, r) },
 			func(m *prom.Metrics, r string) { wrote(m, fencedb.OpWrite, nil, "seat:1", r) }, "fencedb_writes_failing_seconds", "busy table"},

@@ -74,8 +74,8 @@ func (m *Metrics) TraceLeaseEnd(ctx context.Context, e lease.TraceEnd) {
 		if e.Err == nil {
 			series.revoked.Inc()
 		}
-	case lease.OpHeal: // once for each resource is what a loss of data costs
-		series.failing[failHealed].follow(at, outcome, "", "healed")
+	case lease.OpRaise: // once for each resource is what a loss of data costs
+		series.failing[failRaised].follow(at, outcome, "", "done")
 	}
 	if (e.Op == lease.OpExtend || e.Op == lease.OpRelease) && slices.Contains(notOwned, outcome) {
 		series.notOwned(m.namespaces.row(e.Namespace)).Inc()
@@ -103,7 +103,7 @@ func (m *Metrics) acquired(series *leaseSeries, outcome string, e lease.TraceEnd
 	series.failing[failError].succeeded(at)
 	by := (*lease.HeldError)(nil)
 	if !errors.As(e.Err, &by) {
-		series.failing[failHealed].succeeded(at)
+		series.failing[failRaised].succeeded(at)
 		return
 	}
 	if by.Cause == nil { // without waiting

@@ -11,9 +11,9 @@
 //
 // Debug: what is normal under contention, such as grants, waiting, busy resources, renewals,
 // commits, and errors that the caller's own function returned. Info: what somebody decided, such as
-// revocations and healing. Warn: a lost lease, a refused write, a server that does not answer.
-// Error: a mistake in a program, or a commit whose outcome is unknown. docs/observing.md lists all
-// messages.
+// revocations and raised tokens. Warn: a lost lease, a refused write, a server that does not
+// answer. Error: a mistake in a program, or a commit whose outcome is unknown. docs/observing.md
+// lists all messages.
 //
 // # What is not logged
 //
@@ -180,7 +180,6 @@ var leaseLines = map[lease.Op]map[string]line{
 		"unreachable": warn("lease lost"),
 		"lost":        warn("lease lost"),
 		"revoked":     info("lease lost"),
-		"stale":       info("lease lost"), // and healed
 	},
 	lease.OpExtend: {
 		"extended":    debug("lease extended"),
@@ -203,10 +202,6 @@ var leaseLines = map[lease.Op]map[string]line{
 	lease.OpRaise: {
 		"done":   info("fence raised"),
 		"failed": warn("fence not raised"),
-	},
-	lease.OpHeal: {
-		"healed": info("lease healed"),
-		"failed": warn("lease not healed"),
 	},
 }
 

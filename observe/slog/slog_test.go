@@ -140,13 +140,11 @@ func TestLevels(t *testing.T) {
 	}
 	for op, levels := range map[lease.Op]map[error]string{
 		lease.OpAcquire: {lease.ErrUnreachable: "WARN", lease.ErrReadOnly: "WARN"},
-		lease.OpHold: {lease.ErrExpired: "WARN", lease.ErrUnreachable: "WARN", lease.ErrLost: "WARN", lease.ErrRevoked: "INFO",
-			lease.ErrStale: "INFO"},
+		lease.OpHold:    {lease.ErrExpired: "WARN", lease.ErrUnreachable: "WARN", lease.ErrLost: "WARN", lease.ErrRevoked: "INFO"},
 		lease.OpExtend:  {lease.ErrUnreachable: "WARN", lease.ErrReadOnly: "WARN", lease.ErrLost: "", lease.ErrExpired: "", lease.ErrRevoked: ""},
 		lease.OpRelease: {lease.ErrUnreachable: "WARN", lease.ErrReadOnly: "WARN", lease.ErrLost: "WARN", lease.ErrRevoked: "DEBUG"},
 		lease.OpRevoke:  {nil: "INFO", lease.ErrUnreachable: "WARN"},
 		lease.OpRaise:   {nil: "INFO", lease.ErrUnreachable: "WARN"},
-		lease.OpHeal:    {nil: "INFO", lease.ErrLost: "WARN"},
 	} {
 		for err, wanted := range levels {
 			j.lease(lease.TraceEnd{TraceStart: started(op), Err: err})

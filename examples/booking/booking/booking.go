@@ -248,21 +248,13 @@ func (s *Service) List(ctx context.Context, table int, from time.Time) ([]Bookin
 	return s.Store.List(ctx, table, from)
 }
 
-// acquire returns a sealed lease on the table. Sealing refuses one whose token is older than what
-// the store has seen: Redis has lost its data, and its clock is behind. Then its counter is raised,
-// and it is asked once more.
+// acquire returns a sealed lease on the table.
 func (s *Service) acquire(ctx context.Context, table int) (*lease.Lease, error) {
 	wait := lease.NoWait()
 	if s.Wait > 0 {
 		wait = lease.WaitAtMost(s.Wait)
 	}
-	l, err := s.leases.Acquire(ctx, Resource(table), wait)
-	if stale, is := errors.AsType[*fencedb.StaleError](err); is {
-		if _, err = s.leases.Raise(ctx, stale.Resource, stale.Stored); err == nil {
-			l, err = s.leases.Acquire(ctx, Resource(table), wait)
-		}
-	}
-	return l, err
+	return s.leases.Acquire(ctx, Resource(table), wait)
 }
 
 // giveBack releases the lease. Its loss is reported only if nothing was written; a committed write

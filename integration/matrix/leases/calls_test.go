@@ -76,7 +76,6 @@ var leaseCalls = []leaseCall{
 	{name: "Revoke", scripts: []string{"revoke"}, more: ask, prepare: rivalHolds, run: revoke},
 	{name: "TakeOver", scripts: []string{"revoke"}, more: ask, prepare: rivalHolds, run: takeOver},
 	{name: "Raise", scripts: []string{"raise"}, more: ask, prepare: unprepared, run: raise},
-	{name: "Heal", scripts: []string{"regrant"}, ttls: 1, more: ask, prepare: holdsStale, run: heal},
 	{name: "semaphore TryAcquire", scripts: []string{"acquire"}, ttls: 1,
 		prepare: places(unprepared), run: tryPlace},
 	{name: "semaphore Acquire called", scripts: []string{"acquire", "withdraw"}, ttls: 1, waits: true,
@@ -296,15 +295,6 @@ func raise(c *leaseCell, ctx context.Context) error {
 		if now := c.look()[c.resources[0]]; now.last < floor || now.last != last {
 			c.Errorf("raised to %d, %d asked for, and Redis has %v", last, floor, now)
 		}
-	}
-	return err
-}
-
-func heal(c *leaseCell, ctx context.Context) error {
-	old := c.mine[0]
-	err := c.got(c.own.Heal(ctx, old, c.floor))
-	if old.Err() == nil {
-		c.Errorf("the lease that was to be exchanged is still valid")
 	}
 	return err
 }

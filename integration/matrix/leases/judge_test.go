@@ -155,7 +155,7 @@ func (c *leaseCell) judgeError() {
 	}
 	ended := c.endedAt.Load() != nil
 	if c.end.name == "before" && !c.call.detached {
-		if !errors.Is(c.err, context.Canceled) || sent > 0 && c.call.name != "Heal" { // Heal ends the old lease in any case
+		if !errors.Is(c.err, context.Canceled) || sent > 0 {
 			c.Errorf("the context was over; %d requests were sent, and the error is %v", sent, c.err)
 		}
 		return

@@ -160,7 +160,7 @@ func TestAReaderGetsWhatFollowsAndIsWoken(t *testing.T) {
 func TestEveryKindIsExplained(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []Kind{
-		feed.Waiting, feed.Granted, feed.Held, feed.Extended, feed.Released, feed.Lost, feed.Revoked, feed.Healed,
+		feed.Waiting, feed.Granted, feed.Held, feed.Extended, feed.Released, feed.Lost, feed.Revoked,
 		feed.Committed, feed.Refused, feed.Failed,
 		Started, Asked, Card, Writing, Sealed, Wrote, Told, Paused, Woken, Killed, Expired, Forgotten, Flushed,
 		RedisDown, RedisUp, Unprotected, Protected, Speed, Scene,

@@ -137,7 +137,7 @@ func (n *narrator) note(r Record) {
 		a.Paused, a.Woken = 0, true
 	case Protected, Unprotected:
 		n.fence = r.Kind == Protected
-	case feed.Granted, feed.Healed:
+	case feed.Granted:
 		a.token = r.Token
 		n.newest = &term{Worker: r.Worker, token: r.Token}
 		n.terms[r.Token] = n.newest
