@@ -264,6 +264,7 @@ var guards = []struct {
 		{"S6", "what has committed does not run again", "\tcase errors.Is(err, fencedb.ErrCommitted), errors.Is(err, fencedb.ErrTxEnded),", "\tcase errors.Is(err, fencedb.ErrTxEnded),", "guard.TestWhatHasCommittedIsNotHealed"},
 	}},
 	{"internal/protocol/send.go", []guard{
+		{"L8", "a call that can be cancelled is not sent by its caller", " || !Endless(b.Context)", "", "internal/protocol.TestACallWhoseContextCannotEndIsSentByItsCaller"},
 		{"L5", "a master that hangs ends only its own leases", "ofMaster[master] = append(ofMaster[master], r)", "_, ofMaster[nil] = master, append(ofMaster[nil], r)", "lease.TestAMasterThatHangsEndsOnlyItsOwnLeases"},
 		{"L5", "a master of a Cluster that does not answer is looked for again", "			s.cluster.ReloadState(ctx)\n", "", "lease.TestALeaseSurvivesTheDeathOfAMasterOfItsCluster"},
 	}},

@@ -66,6 +66,7 @@ type acquisition struct {
 	room struct { // of what is above, for one resource
 		resource [1]string
 		keys     [1]*protocol.Keys
+		call     call
 		behind   behind
 	}
 	open debt // from the beginning of the call to its end
@@ -74,15 +75,20 @@ type acquisition struct {
 // call identifies one call of the program in all its requests; several calls may share a lease id.
 // So a withdrawal ends only what its own call was granted.
 type call struct {
+	of        *acquisition
 	id        any         // its name, a string
 	unsure    atomic.Bool // a request may still be under way: it was sent and not answered
 	withdrawn atomic.Bool // what the requests were granted is being taken back
 }
 
-func newCall(label string) *call { return &call{id: protocol.NewCall(label)} }
+func (c *call) begin(a *acquisition) *call {
+	c.of, c.id = a, protocol.NewCall(a.core.label)
+	return c
+}
 
 func newAcquisition(ctx context.Context, c *core, resources []string, opts []Option) (*acquisition, error) {
-	a := &acquisition{core: c, caller: ctx, id: uuid.New(), call: newCall(c.label)}
+	a := &acquisition{core: c, caller: ctx, id: uuid.New()}
+	a.call = a.room.call.begin(a)
 	a.resources, a.behind = append(a.room.resource[:0], resources...), &a.room.behind
 	a.keys = a.room.keys[:0]
 	for _, resource := range resources {
@@ -107,7 +113,8 @@ func newAcquisition(ctx context.Context, c *core, resources []string, opts []Opt
 // own, because the whole may have been withdrawn before.
 func (a *acquisition) part(n int) *acquisition {
 	step := &acquisition{core: a.core, caller: a.caller, resources: a.resources[n : n+1], keys: a.keys[n : n+1],
-		id: a.id, text: a.text, call: newCall(a.core.label), behind: a.behind, barge: a.barge, first: a.first}
+		id: a.id, text: a.text, behind: a.behind, barge: a.barge, first: a.first}
+	step.call = step.room.call.begin(step)
 	a.first, a.step = nil, step
 	return step
 }
@@ -130,7 +137,7 @@ func (a *acquisition) run(ctx context.Context) (Leases, error) {
 				return leases, err
 			}
 			blocked = err
-			a.call, a.asked, a.waits = newCall(a.core.label), false, nil
+			a.call, a.asked, a.waits = new(call).begin(a), false, nil
 		}
 	})
 }
@@ -238,8 +245,7 @@ func (a *acquisition) once(ctx context.Context, mode any) (Leases, error) {
 	a.asked = a.asked || ctx.Err() == nil
 	sent := time.Now()
 	c := a.call
-	abandoned := func() func() { return a.abandoned(c) }
-	answer, err := core.store.acquire(ctx, ask{a.keys, a.text, c.id, mode, abandoned})
+	answer, err := core.store.acquire(ctx, ask{a.keys, a.text, c.id, mode, c})
 	if errors.Is(err, ErrUnreachable) {
 		c.unsure.Store(true)
 	}
@@ -272,22 +278,18 @@ func (a *acquisition) withdraw() {
 
 // takeBack withdraws what that call of this acquisition was granted.
 func (a *acquisition) takeBack(c *call) *debt {
-	left := a.keys
-	return a.core.registry.giveBack(a.caller, a.core.cfg.TTL, func(ctx context.Context) error {
-		for ; len(left) > 0; left = left[1:] {
-			t := term{keys: left[0], id: a.id, text: a.text, call: c.id, unsure: c.unsure.Load()}
-			if err := a.core.store.withdraw(ctx, t); err != nil {
-				return err
-			}
-		}
-		return nil
-	}, a.resources...)
+	calls := make([]protocol.Call, len(a.keys))
+	for n, k := range a.keys {
+		calls[n] = a.core.store.withdrawal(term{keys: k, id: a.id, text: a.text, call: c.id, unsure: c.unsure.Load()})
+	}
+	return a.core.withdrawals.add(a.caller, calls, a.resources)
 }
 
-// abandoned is called when a request was cut short. When the request has ended after all, its
-// result is withdrawn once more: it may have waited for a connection and reached Redis long after
-// the withdrawal, which would leave a waiter or a holder without a caller.
-func (a *acquisition) abandoned(c *call) (ended func()) {
+// Abandoned implements [protocol.Caller]. When the request that was cut short has ended after all,
+// its result is withdrawn once more: it may have waited for a connection and reached Redis long
+// after the withdrawal, which would leave a waiter or a holder without a caller.
+func (c *call) Abandoned() (ended func()) {
+	a := c.of
 	c.unsure.Store(true)
 	d := a.core.registry.owe(new(debt), a.core.cfg.TTL, a.resources...)
 	return func() {

@@ -10,12 +10,13 @@ import (
 
 // core is what the leases and acquisitions of one Issuer have in common.
 type core struct {
-	cfg      Config
-	label    string // of Config.Holder, as it is stored
-	store    *store
-	watchdog *watchdog
-	lines    *lines
-	registry *registry
+	cfg         Config
+	label       string // of Config.Holder, as it is stored
+	store       *store
+	watchdog    *watchdog
+	lines       *lines
+	registry    *registry
+	withdrawals *withdrawals
 
 	mu    sync.Mutex
 	names map[string]*protocol.Keys // guarded by mu

@@ -40,7 +40,10 @@ func (r *registry) begin(ctx context.Context, call *debt) (context.Context, erro
 	if r.closed {
 		return nil, ErrClosed
 	}
-	ctx, call.cancel = context.WithCancelCause(ctx)
+	endless := protocol.Endless(ctx)
+	if ctx, call.cancel = context.WithCancelCause(ctx); endless {
+		ctx = protocol.Lasting(ctx)
+	}
 	r.add(call)
 	return ctx, nil
 }
@@ -127,8 +130,9 @@ type debt struct {
 	one       [1]string               // of resources
 	until     time.Time               // by then it has expired
 	cancel    context.CancelCauseFunc // of a call
-	paid      chan struct{}
-	last      error // of the latest attempt; guarded by the registry's mu
+	settled   bool                    // guarded by the registry's mu
+	waited    chan struct{}           // closed when it is settled; nil until somebody waits; guarded by the registry's mu
+	last      error                   // of the latest attempt; guarded by the registry's mu
 }
 
 // owe registers what has to be given back within bound. Every debt has to be settled.
@@ -143,7 +147,7 @@ func (r *registry) owe(d *debt, bound time.Duration, resources ...string) *debt 
 
 // add registers a debt. The caller holds mu.
 func (r *registry) add(d *debt) {
-	d.registry, d.paid = r, make(chan struct{})
+	d.registry = r
 	r.debts[d] = struct{}{}
 }
 
@@ -156,15 +160,23 @@ func (d *debt) settle(err error) {
 	if err != nil && r.closed {
 		r.failed = append(r.failed, d.blocked()...)
 	}
-	close(d.paid)
+	d.settled = true
+	if d.waited != nil {
+		close(d.waited)
+	}
 }
 
-// giveBack registers a debt and pays it.
-func (r *registry) giveBack(ctx context.Context, ttl time.Duration,
-	attempt func(context.Context) error, resources ...string) *debt {
-	d := r.owe(new(debt), max(ttl, minGiveBack), resources...)
-	go d.pay(ctx, nil, attempt, func() {})
-	return d
+// paid is closed when the debt is settled.
+func (d *debt) paid() <-chan struct{} {
+	d.registry.mu.Lock()
+	defer d.registry.mu.Unlock()
+	if d.waited == nil {
+		d.waited = make(chan struct{})
+		if d.settled {
+			close(d.waited)
+		}
+	}
+	return d.waited
 }
 
 // pay makes attempts until one has an answer that counts or the time is over. The end of ctx does
@@ -195,12 +207,9 @@ func (d *debt) latest() error {
 }
 
 func (d *debt) isPaid() bool {
-	select {
-	case <-d.paid:
-		return true
-	default:
-		return false
-	}
+	d.registry.mu.Lock()
+	defer d.registry.mu.Unlock()
+	return d.settled
 }
 
 // blocked is what nobody can acquire while the debt is not paid. The caller holds the registry's
@@ -216,16 +225,19 @@ func (d *debt) blocked() []Blocked {
 // wait returns nil when the debt is settled, and otherwise why it stopped waiting: ctx has ended,
 // or most has passed.
 func (d *debt) wait(ctx context.Context, most time.Duration) error {
+	if d.isPaid() {
+		return nil
+	}
 	timer := time.NewTimer(most)
 	defer timer.Stop()
 	select {
-	case <-d.paid:
+	case <-d.paid():
 		return nil
 	case <-timer.C:
 		return protocol.NoAnswer(most)
 	case <-ctx.Done():
 	}
-	if _, settled := protocol.Await(ctx, d.paid); settled {
+	if _, settled := protocol.Await(ctx, d.paid()); settled {
 		return nil
 	}
 	return context.Cause(ctx)
@@ -251,7 +263,7 @@ func (b *behind) giveBack(ctx context.Context, leases ...*Lease) {
 func (b *behind) settled(ctx context.Context) bool {
 	for _, d := range b.debts {
 		select {
-		case <-d.paid:
+		case <-d.paid():
 		case <-ctx.Done():
 			return false
 		}

@@ -2,12 +2,15 @@ package lease_test
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
@@ -384,4 +387,55 @@ func TestNothingRunsOnAfterClose(t *testing.T) {
 	require.NoError(t, others.Close(t.Context()))
 	require.NoError(t, w.client.Close())
 	goleak.VerifyNone(t, before)
+}
+
+// A process with many waiters is shut down, or loses its callers. Each of them has asked for a
+// resource of its own.
+func TestWhatIsCancelledAtOnceIsWithdrawnTogether(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		const waiters = 500
+		var resources []string
+		for n := range waiters {
+			resources = append(resources, fmt.Sprint(n))
+		}
+		held, err := w.issuer(t, lease.Config{TTL: time.Minute}).AcquireAll(t.Context(), resources)
+		require.NoError(t, err)
+		i := w.issuer(t, lease.Config{TTL: time.Minute})
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var all sync.WaitGroup
+		for _, resource := range resources {
+			all.Go(func() {
+				_, err := i.Acquire(ctx, resource)
+				assert.ErrorIs(t, err, lease.ErrHeld)
+			})
+		}
+		time.Sleep(time.Second)
+		require.EqualValues(t, 1, w.snapshot(t, "7").waiters)
+		trips := &trips{}
+		w.client.AddHook(trips)
+
+		cancel()
+		all.Wait()
+
+		require.Less(t, trips.n.Load(), int64(waiters/50))
+		for _, resource := range resources {
+			require.Zero(t, w.snapshot(t, resource).waiters)
+		}
+		require.NoError(t, held.Release(t.Context()))
+	})
+}
+
+// trips is a hook that counts round trips.
+type trips struct {
+	faulty.Redis
+	n atomic.Int64
+}
+
+func (h *trips) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error { h.n.Add(1); return next(ctx, cmd) }
+}
+
+func (h *trips) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error { h.n.Add(1); return next(ctx, cmds) }
 }

@@ -21,9 +21,12 @@ type Issuer struct {
 // New checks the configuration; errors are [ErrInvalid] and name the field. It does not talk to
 // Redis. The client stays the caller's: it is not closed here, and its own retries are not used.
 //
-// Requests that several goroutines make at the same time travel in one pipeline, except on a
-// Cluster. None waits for others, each is bounded by its own context, and one that was not answered
-// travels alone when it is sent again. So a hook of the client sees pipelines as well.
+// With ContextTimeoutEnabled in the client's options, a call whose context cannot end, such as
+// [context.Background], sends its requests itself, and so do renewals and what goes on behind a
+// caller. Other requests are handed to a goroutine, since a call returns when its context ends and
+// the client may not. Those that are handed over at the same time travel in one pipeline, except on
+// a Cluster. None waits for others, each is bounded by its own context, and one that was not
+// answered travels alone when it is sent again. So a hook of the client sees pipelines as well.
 func New(client redis.UniversalClient, cfg Config) (*Issuer, error) {
 	if err := checkClient(client); err != nil {
 		return nil, err
@@ -33,14 +36,16 @@ func New(client redis.UniversalClient, cfg Config) (*Issuer, error) {
 		return nil, err
 	}
 	s := newStore(client, cfg)
+	r := &registry{leases: make(map[*Lease]struct{}), debts: make(map[*debt]struct{})}
 	return &Issuer{core: &core{
-		cfg:      cfg,
-		label:    protocol.EscapeLabel(cfg.Holder),
-		store:    s,
-		watchdog: &watchdog{store: s, cfg: cfg},
-		lines:    &lines{subscribe: s.subscribe, byChannel: make(map[string]*line)},
-		registry: &registry{leases: make(map[*Lease]struct{}), debts: make(map[*debt]struct{})},
-		names:    make(map[string]*protocol.Keys),
+		cfg:         cfg,
+		label:       protocol.EscapeLabel(cfg.Holder),
+		store:       s,
+		watchdog:    &watchdog{store: s, cfg: cfg},
+		lines:       &lines{subscribe: s.subscribe, byChannel: make(map[string]*line)},
+		registry:    r,
+		withdrawals: &withdrawals{registry: r, redis: s.redis, ttl: cfg.TTL},
+		names:       make(map[string]*protocol.Keys),
 	}}, nil
 }
 
@@ -241,7 +246,7 @@ func (i *Issuer) Close(ctx context.Context) error {
 	}
 	for d := i.registry.next(); d != nil; d = i.registry.next() {
 		select {
-		case <-d.paid:
+		case <-d.paid():
 		case <-ctx.Done():
 			return i.registry.left(context.Cause(ctx))
 		}

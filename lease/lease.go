@@ -51,7 +51,11 @@ func (a *acquisition) newLease(n int, token int64, sent time.Time) *Lease {
 		l.holdEnd = sent.Add(c.cfg.MaxHold)
 	}
 	hold := l.trace(a.caller, OpHold)
-	l.ctx, l.cancel = context.WithCancelCause(context.WithoutCancel(hold.ctx))
+	life := hold.ctx
+	if life.Done() != nil {
+		life = context.WithoutCancel(life)
+	}
+	l.ctx, l.cancel = context.WithCancelCause(life)
 	l.life = hold.kept()
 	l.validUntil = until
 	l.mu.Lock() // the timer may fire before it is stored

@@ -90,28 +90,6 @@ func TestWhatAHandOverCostsRedis(t *testing.T) {
 	require.LessOrEqual(t, total, 22)
 }
 
-// What an acquisition and its release allocate more than the client does for two scripts.
-func TestAllocations(t *testing.T) {
-	client, ctx := testenv.OwnRedis(t).Client(), t.Context()
-	i, err := lease.New(client, lease.Config{TTL: time.Minute, RenewEvery: lease.Never})
-	require.NoError(t, err)
-	sha, err := client.ScriptLoad(ctx, "return {'granted', ARGV[2]}").Result()
-	require.NoError(t, err)
-	keys := []string{"a", "b", "c", "d"}
-
-	bare := testing.AllocsPerRun(100, func() {
-		for range 2 {
-			err = errors.Join(err, client.EvalSha(ctx, sha, keys, "1", 2, "3", 4, 5, "6", "7", "8", "9").Err())
-		}
-	})
-	leases := testing.AllocsPerRun(100, func() {
-		l, acquireErr := i.Acquire(ctx, "a")
-		err = errors.Join(err, acquireErr, l.Release(ctx))
-	})
-	require.NoError(t, err)
-	require.LessOrEqual(t, leases, bare+28)
-}
-
 // calls is how often INFO commandstats says that a command was called.
 func calls(t *testing.T, stats, command string) int {
 	t.Helper()

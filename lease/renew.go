@@ -28,6 +28,7 @@ type watchdog struct {
 
 	mu      sync.Mutex
 	batches []*batch // those with room for more; guarded by mu
+	spare   *batch   // that has none, and whose timer is stopped; nil: none; guarded by mu
 }
 
 // batch are leases that one request renews.
@@ -71,8 +72,13 @@ func (w *watchdog) schedule(l *Lease, at time.Time) {
 	if n := slices.IndexFunc(w.batches, fits); n >= 0 {
 		b = w.batches[n]
 	} else {
-		b = &batch{at: at, last: at}
-		b.timer = time.AfterFunc(time.Until(at), func() { w.renew(b) })
+		if b, w.spare = w.spare, nil; b != nil {
+			b.timer.Reset(time.Until(at))
+		} else {
+			b = new(batch)
+			b.timer = time.AfterFunc(time.Until(at), func() { w.renew(b) })
+		}
+		b.at, b.last = at, at
 		w.batches = append(w.batches, b)
 	}
 	if at.Before(b.at) {
@@ -99,7 +105,9 @@ func (w *watchdog) forget(l *Lease) {
 	n := slices.Index(b.leases, l)
 	b.leases, l.due = slices.Delete(b.leases, n, n+1), nil
 	if len(b.leases) == 0 {
-		b.timer.Stop()
+		if b.timer.Stop() {
+			w.spare = b
+		}
 		w.remove(b)
 	}
 }

@@ -333,7 +333,7 @@ var goMutants = []struct {
 		{"acquire.go", "	c.unsure.Store(true)\n	d := ", "	c.unsure.Store(!protocol.Mutant(NAME))\n	d := "},
 	}},
 	{"a refused attempt is not withdrawn", []edit{{"acquire.go", "ErrHeld) && !a.call.unsure.Load():", "ErrHeld) && (!a.call.unsure.Load() || protocol.Mutant(NAME)):"}}},
-	{"a context does not bound a request", []edit{{"../internal/protocol/bound.go", "	if b, ours := ctx.(*bound); ours && b.quiet() {", "	if Mutant(NAME) {\n		<-answered\n		return nil\n	}\n	if b, ours := ctx.(*bound); ours && b.quiet() {"}}},
+	{"a context does not bound a request", []edit{{"../internal/protocol/send.go", "	if b, ours := r.ctx.(*bound); ours && b.quiet() {", "	if Mutant(NAME) {\n		<-r.answered\n		return nil\n	}\n	if b, ours := r.ctx.(*bound); ours && b.quiet() {"}}},
 }
 
 type edit struct{ file, old, new string }

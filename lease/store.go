@@ -26,11 +26,11 @@ type term struct {
 
 // ask is a request for one lease on each of the resources, or none.
 type ask struct {
-	keys      []*protocol.Keys
-	id        any                   // a string
-	call      any                   // its name, a string
-	mode      any                   // try, wait or barge
-	abandoned func() (ended func()) // see [protocol.Call]
+	keys   []*protocol.Keys
+	id     any // a string
+	call   any // its name, a string
+	mode   any // try, wait or barge
+	caller protocol.Caller
 }
 
 // name is the id as requests take it.
@@ -146,7 +146,7 @@ func (s *store) acquire(ctx context.Context, a ask) (acquired, error) {
 		words = append(words, s.cfg.permits)
 	}
 	call := s.scripts.Acquire.Call(keys, words...)
-	call.Abandoned = a.abandoned
+	call.Caller = a.caller
 	return grants(ctx, s, call, func(r protocol.Reply) (acquired, error) { return decodeAcquire(r, len(a.keys)) })
 }
 
@@ -165,11 +165,9 @@ func (s *store) release(ctx context.Context, t term) (outcome, error) {
 		t.name(), t.token, t.call, t.sureness(), s.publish, k.Channel), decodeRelease)
 }
 
-func (s *store) withdraw(ctx context.Context, t term) error {
+func (s *store) withdrawal(t term) protocol.Call {
 	k := t.keys
-	_, err := protocol.Query(ctx, s.redis, s.scripts.Withdraw.Call(3, k.Owner, k.Queue, k.Alive,
-		t.name(), t.call, t.sureness(), s.publish, k.Channel), protocol.Only("withdrawn"))
-	return err
+	return s.scripts.Withdraw.Call(3, k.Owner, k.Queue, k.Alive, t.name(), t.call, t.sureness(), s.publish, k.Channel)
 }
 
 // sureness is what the scripts call it.

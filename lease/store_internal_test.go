@@ -58,6 +58,11 @@ func TestAWithdrawalEndsWhatItsOwnCallGotAndNothingElse(t *testing.T) {
 	}
 }
 
+func (s *store) withdraw(ctx context.Context, t term) error {
+	_, err := protocol.Query(ctx, s.redis, s.withdrawal(t), protocol.Only("withdrawn"))
+	return err
+}
+
 // A waiter that was woken and then gives up has used up the wake-up. Its turn must pass on.
 func TestAWithdrawalPassesTheTurnOn(t *testing.T) {
 	server := miniredis.RunT(t)

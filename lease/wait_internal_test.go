@@ -143,7 +143,8 @@ func TestAStoreThatWakesNobodyIsPolled(t *testing.T) {
 		require.NoError(t, err)
 		turn.subscription.listenFor("me")
 		require.Nil(t, turn.woken("me"))
-		a := &acquisition{call: newCall("me")}
+		a := &acquisition{core: new(core)}
+		a.call = new(call).begin(a)
 		start := time.Now()
 		a.sleep(t.Context(), turn, time.Minute, time.Second)
 		require.WithinRange(t, time.Now(), start.Add(time.Second/2), start.Add(1600*time.Millisecond))

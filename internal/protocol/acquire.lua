@@ -18,14 +18,9 @@
 --         {'corrupt', key, problem}
 
 -- The common case: one resource, which is free, and nobody waits for it. It comes before the helpers, because to define
--- them takes longer than all that it does. Whatever it does not expect is for the rest.
-if #KEYS == 4 and #ARGV == 8 and #ARGV[2] <= 64 and #ARGV[3] <= 15 and #ARGV[4] <= 15
-  and string.find(table.concat(ARGV, ' ', 1, 4), -- the arguments as above
-    '^[0-9a-f]+%-[0-9a-f]+%-[0-9a-f]+%-[0-9a-f]+%-[0-9a-f]+ [0-9A-Za-z-]+ [1-9]%d* [1-9]%d*$')
-  and string.find(ARGV[1], '^........%-....%-....%-....%-............$')
-  and (ARGV[5] == 'try' or ARGV[5] == 'wait' or ARGV[5] == 'barge') and (ARGV[6] == 'PUBLISH' or ARGV[6] == 'SPUBLISH')
-  and #ARGV[7] <= 64 and string.find(ARGV[7], '^[0-9A-Za-z-]+$') and ARGV[8] ~= ''
-  and redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then
+-- them takes longer than all that it does. Whatever it does not expect is for the rest. Arguments that only a wrong client
+-- sends are found by the rest, which such a client meets as soon as a resource is taken.
+if #KEYS == 4 and #ARGV == 8 and #ARGV[3] <= 15 and #ARGV[4] <= 15 and redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then
   local last, time = redis.pcall('GET', KEYS[2]) or '0', redis.call('TIME')
   local token = time[1] .. string.sub('00000' .. time[2], -6) -- below 2^53 until the year 2255
   -- As text, because to make numbers of it and text again takes longer. It is for the rest if the clock is behind.

@@ -98,6 +98,20 @@ func (b *bound) Value(key any) any {
 	return b.made().Value(key)
 }
 
+// Endless reports whether the context cannot end, or is a [Lasting] one.
+func Endless(ctx context.Context) bool {
+	done := ctx.Done()
+	return done == nil || ctx.Value(lasting{}) == done
+}
+
+// Lasting is ctx, which is ended only by an owner who then waits for the requests that are under
+// way. What is derived from it and has an end of its own is not.
+func Lasting(ctx context.Context) context.Context {
+	return context.WithValue(ctx, lasting{}, ctx.Done())
+}
+
+type lasting struct{}
+
 // again is the key of whether an attempt has failed before.
 type again struct{}
 
@@ -152,13 +166,10 @@ func Detached(ctx context.Context, bound time.Duration) (context.Context, contex
 }
 
 // Bounded returns when f does or ctx ends, whichever is first. In the second case the error is
-// [ErrUnreachable], and the server may still act on what f has sent: abandoned is called before the
-// return, if there is one, and the function that it returns when f has returned too. If ctx was
-// over before, nothing is called, and the error is [ErrUnasked], with its cause. (The client
-// library observes contexts only if its owner has configured that.) An f that ends its goroutine
-// has failed.
-func Bounded[T any](ctx context.Context, f func() (T, error),
-	abandoned ...func() (ended func())) (answer T, err error) {
+// [ErrUnreachable], and the server may still act on what f has sent. If ctx was over before, f is
+// not called, and the error is [ErrUnasked], with its cause. (The client library observes contexts
+// only if its owner has configured that.) An f that ends its goroutine has failed.
+func Bounded[T any](ctx context.Context, f func() (T, error)) (answer T, err error) {
 	if ctx.Err() != nil {
 		return answer, unasked(ctx)
 	}
@@ -168,46 +179,19 @@ func Bounded[T any](ctx context.Context, f func() (T, error),
 		defer close(answered)
 		result.Value, result.Err = f()
 	}()
-	if err := await(ctx, answered, abandoned...); err != nil {
-		return answer, err
+	select {
+	case <-answered:
+	case <-ctx.Done():
+		select {
+		case <-answered: // at the same time
+		default:
+			return answer, unanswered(ctx, ctx.Err())
+		}
 	}
 	return result.Value, result.Err
 }
 
 var errGoexit = errors.New("the function has ended its goroutine")
-
-// await is the waiting of Bounded.
-func await(ctx context.Context, answered <-chan struct{}, abandoned ...func() (ended func())) error {
-	if b, ours := ctx.(*bound); ours && b.quiet() {
-		timer := time.AfterFunc(time.Until(b.end), b.stop)
-		defer timer.Stop()
-		select {
-		case <-answered:
-		case <-b.Context.Done():
-		case <-b.over:
-		}
-	} else {
-		select {
-		case <-answered:
-		case <-ctx.Done():
-		}
-	}
-	select {
-	case <-answered: // also at the same time, or while the answers to others were awaited
-		return nil
-	default:
-	}
-	for _, call := range abandoned {
-		if call != nil {
-			ended := call()
-			go func() {
-				<-answered
-				ended()
-			}()
-		}
-	}
-	return unanswered(ctx, ctx.Err())
-}
 
 // Grace is how long a call whose time is over still waits for what goes on behind it. A working
 // Redis answers within that time.

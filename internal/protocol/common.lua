@@ -3,7 +3,8 @@
 --
 -- Rules for all scripts:
 --   * A script checks its arguments before anything else: the number of KEYS and ARGV, and the form of each. A wrong
---     argument is an error of the client. It ends the script with an error reply, and nothing was changed.
+--     argument is an error of the client. It ends the script with an error reply, and nothing was changed. (The common
+--     cases of acquire and release check only the number.)
 --   * A script checks types before its first write, because Redis does not roll a script back.
 --   * Time comes from Redis only. Clients send durations, never points in time.
 --   * A script touches only the KEYS that it was given. All of them share one hash tag, so one Cluster slot.

@@ -1,9 +1,11 @@
 package protocol
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"testing"
@@ -167,7 +169,7 @@ func TestCallsOfSeveralGoroutinesTravelTogether(t *testing.T) {
 			requests = append(requests, &request{ctx: ctx, call: Script{}.Call(1, "key", word), answered: make(chan struct{})})
 		}
 		s.waiting, s.underWay = requests, len(requests)
-		s.flush(true)
+		s.flush()
 		for n, r := range requests {
 			<-r.answered
 			if words[n] == "b" {
@@ -248,7 +250,7 @@ func TestNobodyWaitsForTheScriptOfAnother(t *testing.T) {
 		s.underWay = len(requests)
 		learn := sync.OnceFunc(func() { close(server.slow) })
 		defer learn()
-		go s.flush(true)
+		go s.flush()
 		synctest.Wait()
 		require.Equal(t, 1, s.underWay)
 		<-requests[0].answered
@@ -263,6 +265,86 @@ func TestNobodyWaitsForTheScriptOfAnother(t *testing.T) {
 		require.Zero(t, s.underWay)
 		require.Equal(t, [][]string{{"known", "new", "too"}, {"new"}}, server.batches)
 	})
+}
+
+// whose is a server that notes whether the goroutine of a test has sent a request.
+type whose struct {
+	answering
+	mine bool
+}
+
+func (w *whose) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		w.mine = bytes.Contains(debug.Stack(), []byte("protocol.sendsItself("))
+		return w.answering.ProcessHook(next)(ctx, cmd)
+	}
+}
+
+//go:noinline
+func sendsItself(ctx context.Context, s *Sender) error {
+	b, stop := Within(ctx, time.Second)
+	defer stop()
+	_, err := Script{}.Call(1, "key", "word").Run(b, s)
+	return err
+}
+
+// A goroutine of its own and two wake-ups are what it costs to be able to leave a request.
+func TestACallWhoseContextCannotEndIsSentByItsCaller(t *testing.T) {
+	cancellable, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	timed, cancelTimed := context.WithTimeout(context.Background(), time.Hour)
+	defer cancelTimed()
+	derived, cancelDerived := context.WithCancel(Lasting(cancellable))
+	defer cancelDerived()
+	for name, c := range map[string]struct {
+		ctx       context.Context
+		unbounded bool
+		underWay  int
+		want      bool
+	}{
+		"it cannot end":                           {ctx: context.Background(), want: true},
+		"it has values":                           {ctx: context.WithValue(context.Background(), again{}, 1), want: true},
+		"only the issuer ends it":                 {ctx: Lasting(cancellable), want: true},
+		"its caller may cancel":                   {ctx: cancellable},
+		"it has a deadline":                       {ctx: timed},
+		"somebody may cancel what was derived":    {ctx: derived},
+		"the client does not end with a context":  {ctx: context.Background(), unbounded: true},
+		"it would wait for a connection":          {ctx: context.Background(), underWay: 4},
+		"there is one connection that nobody has": {ctx: context.Background(), underWay: 3, want: true},
+	} {
+		server := new(whose)
+		client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", ContextTimeoutEnabled: !c.unbounded, PoolSize: 4})
+		client.AddHook(server)
+		s := Over(client)
+		s.underWay = c.underWay
+		require.NoError(t, sendsItself(c.ctx, s), name)
+		require.Equal(t, c.want, server.mine, name)
+		require.Equal(t, c.underWay, s.underWay, name)
+		require.NoError(t, client.Close())
+	}
+}
+
+// Such as one whose client has no connection left and waits for one for longer.
+func TestACallThatItsCallerSendsEndsWithItsTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", ContextTimeoutEnabled: true})
+		defer client.Close()
+		client.AddHook(waits{new(answering)})
+		began := time.Now()
+		require.ErrorIs(t, sendsItself(context.Background(), Over(client)), NoAnswer(time.Second))
+		require.Equal(t, time.Second, time.Since(began))
+	})
+}
+
+// waits is a client that waits for a connection.
+type waits struct{ *answering }
+
+func (waits) ProcessHook(redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		<-ctx.Done()
+		cmd.SetErr(ctx.Err())
+		return ctx.Err()
+	}
 }
 
 // The client waits for all servers of a pipeline: one that hangs would hold up calls to the others.

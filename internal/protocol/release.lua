@@ -14,8 +14,7 @@
 --         {'corrupt', key, problem}  of the owner; if another key is wrong, the lease is released all the same
 
 -- The common case, before the helpers as in acquire.lua: this call alone holds it, and nobody waits.
-if #KEYS == 4 and #ARGV == 6 and #ARGV[1] == 36 and ARGV[4] == 'sure'
-  and (ARGV[5] == 'PUBLISH' or ARGV[5] == 'SPUBLISH') and ARGV[6] ~= '' and redis.call('EXISTS', KEYS[2]) == 0
+if #KEYS == 4 and #ARGV == 6 and ARGV[4] == 'sure' and redis.call('EXISTS', KEYS[2]) == 0
   and redis.pcall('GET', KEYS[1]) == ARGV[1] .. ':' .. ARGV[2] .. ':' .. ARGV[3] then
   redis.call('DEL', KEYS[1])
   return {'released'}

@@ -3,9 +3,7 @@ package protocol
 import (
 	"context"
 	"encoding"
-	"errors"
-	"fmt"
-	"math/rand/v2"
+	"math"
 	"net"
 	"reflect"
 	"runtime"
@@ -21,9 +19,15 @@ type Call struct {
 	script Script
 	words  []any // the command by digest
 
-	// Abandoned is called when ctx ends before the answer is there, and what it returns when the
-	// answer comes, or that there is none. May be nil.
-	Abandoned func() (ended func())
+	// Caller is told when ctx ends before the answer is there. May be nil.
+	Caller Caller
+}
+
+// Caller is who has made a call.
+type Caller interface {
+	// Abandoned is called when the caller stops waiting for the answer, and what it returns when that
+	// comes, or when it is known that there is none.
+	Abandoned() (ended func())
 }
 
 const beforeKeys = 3 // words of a command
@@ -72,20 +76,59 @@ func (c Call) Key() string { return c.words[beforeKeys].(string) }
 // Name is that of the script.
 func (c Call) Name() string { return c.script.Name }
 
-// Sender sends calls to one deployment of Redis. Those that several goroutines make at the same
-// time travel together, in one pipeline on one connection. No call waits for another: what is ready
-// when a goroutine comes to send is sent, and a script that is new to the server holds up only its
-// own call. Those that travel together also fail together, so a call that has failed travels alone
-// when it is sent again. On a Cluster each travels alone, because the client waits for all servers
-// of a pipeline, but for those of one [QueryAll] to one master.
+// Sender sends calls to one deployment of Redis.
+//
+// A call whose context cannot end is sent by the goroutine that makes it, if the client ends a
+// request with the deadline of its context: so a call costs no goroutine and no wake-up. Any other
+// call is handed to a goroutine of its own, since its caller has to return when its context ends,
+// and the client may not.
+//
+// Calls that are handed over at the same time travel together, in one pipeline on one connection;
+// so do all others while so many are under way that they would wait for connections. No call waits
+// for another: what is ready when a goroutine comes to send is sent, and a script that is new to
+// the server holds up only its own call. Those that travel together also fail together, so a call
+// that has failed travels alone when it is sent again. On a Cluster each travels alone, because the
+// client waits for all servers of a pipeline, but for those of one [QueryAll] to one master.
 type Sender struct {
 	client  redis.UniversalClient
 	cluster *redis.ClusterClient // the same, if it is one of a Cluster
 	shares  bool                 // calls travel together
+	bounded bool                 // the client ends a request with the deadline of its context
+	most    int                  // requests under way, of which each has a connection
+
+	flush  func()    // of this sender: a goroutine of a value costs no memory
+	alarms sync.Pool // of *alarm, which are not set
 
 	mu       sync.Mutex
 	waiting  []*request // to be sent; guarded by mu
 	underWay int        // requests without an answer; guarded by mu
+}
+
+// alarm stops a bound whose time is over. It is used again and again.
+type alarm struct {
+	timer *time.Timer
+	bound *bound
+}
+
+func (a *alarm) ring() { a.bound.stop() }
+
+func (s *Sender) alarm(b *bound) *alarm {
+	a, _ := s.alarms.Get().(*alarm)
+	if a == nil {
+		a = &alarm{bound: b}
+		a.timer = time.AfterFunc(time.Until(b.end), a.ring)
+	} else {
+		a.bound = b
+		a.timer.Reset(time.Until(b.end))
+	}
+	return a
+}
+
+func (s *Sender) disarm(a *alarm) {
+	if a.timer.Stop() { // or it rings, and is not used again
+		a.bound = nil
+		s.alarms.Put(a)
+	}
 }
 
 // CheckClient refuses none, also a pointer to none: with that the first request would panic, in a
@@ -99,9 +142,17 @@ func CheckClient(client redis.UniversalClient) error {
 
 // Over makes a Sender of a client, which stays its owner's.
 func Over(client redis.UniversalClient) *Sender {
-	_, oneServer := client.(*redis.Client)
-	cluster, _ := client.(*redis.ClusterClient)
-	return &Sender{client: client, cluster: cluster, shares: oneServer}
+	s := &Sender{client: client}
+	s.flush = s.sendWaiting
+	switch client := client.(type) {
+	case *redis.Client:
+		o := client.Options()
+		s.shares, s.bounded, s.most = true, o.ContextTimeoutEnabled, o.PoolSize
+	case *redis.ClusterClient:
+		o := client.Options()
+		s.cluster, s.bounded, s.most = client, o.ContextTimeoutEnabled, math.MaxInt
+	}
+	return s
 }
 
 // Answer is what came back of one request: a value, or why there is none.
@@ -120,9 +171,9 @@ func (c Call) Run(ctx context.Context, s *Sender) (Reply, error) {
 	if ctx.Err() != nil {
 		return Reply{}, unasked(ctx)
 	}
-	r := &request{ctx: ctx, call: c, answered: make(chan struct{})}
-	s.enqueue(r)
-	return r.outcome()
+	r := &request{ctx: ctx, call: c}
+	s.send(ctx, append(r.alone[:0], r))
+	return s.outcome(r)
 }
 
 // QueryAll is Query for several calls in one round trip, on a Cluster one to each master. Each has
@@ -133,16 +184,12 @@ func QueryAll[T any](ctx context.Context, s *Sender, calls []Call, decode func(R
 	}
 	requests := make([]*request, len(calls))
 	for i, c := range calls {
-		requests[i] = &request{ctx: ctx, call: c, answered: make(chan struct{})}
+		requests[i] = &request{ctx: ctx, call: c}
 	}
-	if s.cluster != nil {
-		go s.serveMasters(ctx, requests)
-	} else {
-		s.enqueue(requests...)
-	}
+	s.send(ctx, requests)
 	answers := make([]Answer[T], len(calls))
 	for i, r := range requests {
-		reply, err := r.outcome()
+		reply, err := s.outcome(r)
 		answers[i].Value, answers[i].Err = read(reply, err, decode)
 	}
 	return answers
@@ -155,9 +202,9 @@ func (c Call) RunAndWait(ctx context.Context, s *Sender, replicas int, within ti
 		return Reply{}, 0, unasked(ctx)
 	}
 	wait := redis.NewIntCmd(forClient(ctx), "wait", replicas, within.Milliseconds())
-	r := &request{ctx: ctx, call: c, answered: make(chan struct{}), wait: wait}
-	s.enqueue(r)
-	reply, err := r.outcome()
+	r := &request{ctx: ctx, call: c, wait: wait}
+	s.send(ctx, append(r.alone[:0], r))
+	reply, err := s.outcome(r)
 	if err != nil {
 		return Reply{}, 0, err
 	}
@@ -197,7 +244,7 @@ type request struct {
 	call     Call
 	command  single        // nil in it: not sent
 	wait     *redis.IntCmd // follows the call on its connection; nil if nothing does
-	answered chan struct{} // closed when command has its outcome, or was not sent
+	answered chan struct{} // closed when command has its outcome, or was not sent; nil: its caller has sent it
 	alone    [1]*request   // room for itself
 }
 
@@ -215,9 +262,11 @@ func (r *request) is(ctx context.Context, words []any) {
 }
 
 // outcome waits for the answer.
-func (r *request) outcome() (Reply, error) {
-	if err := await(r.ctx, r.answered, r.call.Abandoned); err != nil {
-		return Reply{}, err
+func (s *Sender) outcome(r *request) (Reply, error) {
+	if r.answered != nil {
+		if err := s.await(r); err != nil {
+			return Reply{}, err
+		}
 	}
 	if r.command.Cmd == nil { // its context had ended before it was sent
 		return Reply{}, unanswered(r.ctx, r.ctx.Err())
@@ -225,9 +274,80 @@ func (r *request) outcome() (Reply, error) {
 	return decode(r.ctx, r.call.script.Name, r.command.Cmd)
 }
 
+// await returns nil when the answer is there, and otherwise when the context of the caller has
+// ended, or the time of the attempt is over.
+func (s *Sender) await(r *request) error {
+	if b, ours := r.ctx.(*bound); ours && b.quiet() {
+		defer s.disarm(s.alarm(b))
+		select {
+		case <-r.answered:
+		case <-b.Context.Done():
+		case <-b.over:
+		}
+	} else {
+		select {
+		case <-r.answered:
+		case <-r.ctx.Done():
+		}
+	}
+	select {
+	case <-r.answered: // also at the same time, or while the answers to others were awaited
+		return nil
+	default:
+	}
+	if r.call.Caller != nil {
+		ended := r.call.Caller.Abandoned()
+		go func() {
+			<-r.answered
+			ended()
+		}()
+	}
+	return unanswered(r.ctx, r.ctx.Err())
+}
+
+// send sends the requests, or has them sent. They have one context.
+func (s *Sender) send(ctx context.Context, requests []*request) {
+	if s.sendHere(ctx, requests) {
+		return
+	}
+	for _, r := range requests {
+		r.answered = make(chan struct{})
+	}
+	if s.cluster != nil && len(requests) > 1 {
+		go s.serveMasters(ctx, requests)
+	} else {
+		s.enqueue(requests)
+	}
+}
+
+// sendHere sends the requests on the goroutine of their caller, if that may wait for them.
+func (s *Sender) sendHere(ctx context.Context, requests []*request) bool {
+	b, ours := ctx.(*bound)
+	if !s.bounded || !ours || !Endless(b.Context) || s.cluster != nil && len(requests) > 1 || !s.begin(len(requests)) {
+		return false
+	}
+	defer s.begin(-len(requests))
+	defer s.disarm(s.alarm(b)) // it is for a client that waits for a connection
+	if unknown := s.attempt((*within)(b), requests); len(unknown) > 0 {
+		s.process((*within)(b), unknown)
+	}
+	return true
+}
+
+// begin counts requests that get connections of their own. It answers false if there are too many.
+func (s *Sender) begin(requests int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if requests > 0 && s.underWay >= s.most {
+		return false
+	}
+	s.underWay += requests
+	return true
+}
+
 // enqueue has the requests sent by the next goroutine that comes to send, a new one if there is
 // none.
-func (s *Sender) enqueue(requests ...*request) {
+func (s *Sender) enqueue(requests []*request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, r := range requests {
@@ -237,16 +357,19 @@ func (s *Sender) enqueue(requests ...*request) {
 			go s.serve(append(r.alone[:0], r))
 		case len(s.waiting) == 0:
 			s.waiting = append(r.alone[:0], r)
-			go s.flush(s.underWay > 1)
+			go s.flush()
 		default:
 			s.waiting = append(s.waiting, r)
 		}
 	}
 }
 
-// flush sends what waits. In company, other goroutines that can run do so first: an answer to
+// sendWaiting sends what waits. In company, other goroutines that can run do so first: an answer to
 // several requests has woken several, and these will send as well.
-func (s *Sender) flush(company bool) {
+func (s *Sender) sendWaiting() {
+	s.mu.Lock()
+	company := s.underWay > 1
+	s.mu.Unlock()
 	if company {
 		runtime.Gosched()
 	}
@@ -381,108 +504,5 @@ func (s *Sender) process(ctx context.Context, requests []*request) {
 				r.command.SetErr(err)
 			}
 		}
-	}
-}
-
-const (
-	attempts = 3                     // for a request that is safe to send again
-	pause    = 20 * time.Millisecond // before the second attempt, doubled before the third
-
-	longestPause = 500 * time.Millisecond
-	longest      = 3 * time.Second        // for one attempt of many
-	shortest     = 100 * time.Millisecond // for the same
-)
-
-// Patience bounds requests that nothing else bounds.
-const Patience = 5 * time.Second
-
-// What people are warned of.
-const (
-	LongTTL = time.Hour // nobody waits that long for a holder that has died
-
-	// MaxClockDifference, between Redis and the data store, is more than NTP allows. Tokens only need
-	// Redis's clock not to go back, but people compare times in tokens, logs and rows.
-	MaxClockDifference = time.Second
-)
-
-// Persist makes up to three attempts within bound, until one has an answer that is not transient.
-// Otherwise the error is that of the last attempt: [ErrUnreachable] or the refusal. An attempt that
-// hangs leaves half of the time to those after it.
-func Persist[T any](ctx context.Context, bound time.Duration,
-	attempt func(ctx context.Context) (T, error)) (none T, err error) {
-	end := time.Now().Add(bound)
-	for n := range attempts {
-		if n > 0 && !sleepUntil(ctx, end, Jitter(pause<<(n-1))) {
-			return none, Ended(ctx, err)
-		}
-		most := time.Until(end)
-		if n < attempts-1 {
-			most /= 2
-		}
-		b := newBound(ctx, most, n > 0)
-		answer, last := attempt(b)
-		b.stop()
-		if !Transient(last) {
-			return answer, last
-		}
-		err = Latest(err, last)
-	}
-	return none, err
-}
-
-// Insist makes attempts within bound, until one has an answer that is not transient, ctx ends, or
-// the client is closed. It is for releases behind the caller. err is that of an attempt before, nil
-// if there was none.
-func Insist(ctx context.Context, bound time.Duration, err error, attempt func(ctx context.Context) error) error {
-	end := time.Now().Add(bound)
-	for wait := pause; ; wait = min(2*wait, longestPause) {
-		b := newBound(ctx, min(OneOfMany(bound), time.Until(end)), err != nil)
-		last := attempt(b)
-		b.stop()
-		if !Transient(last) {
-			return last
-		}
-		err = Latest(err, last)
-		if errors.Is(err, redis.ErrClosed) || !sleepUntil(ctx, end, Jitter(wait)) {
-			return err
-		}
-	}
-}
-
-// OneOfMany is how long one attempt of many within bound may take.
-func OneOfMany(bound time.Duration) time.Duration { return min(max(bound/4, shortest), longest) }
-
-// Ended adds the cause of the end of ctx, if it has ended, to an earlier error.
-func Ended(ctx context.Context, err error) error {
-	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
-		return fmt.Errorf("%w: %w", cause, err)
-	}
-	return err
-}
-
-// Jitter is between four fifths of d and d.
-func Jitter(d time.Duration) time.Duration { return d - Below(d/5+1) }
-
-// Chance is where this package and package lease get their random numbers from. The simulation of
-// package lease replaces it, so that a run can be repeated; nothing else may.
-var Chance = rand.Uint64
-
-// Below is a random duration from 0 to less than d.
-func Below(d time.Duration) time.Duration { return time.Duration(Chance() % uint64(d)) }
-
-// sleepUntil is Sleep that also returns false if end comes before d is over.
-func sleepUntil(ctx context.Context, end time.Time, d time.Duration) bool {
-	return Sleep(ctx, min(d, time.Until(end))) && time.Now().Before(end)
-}
-
-// Sleep returns false if ctx ends before d is over.
-func Sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }

@@ -1,0 +1,114 @@
+package protocol
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	attempts = 3                     // for a request that is safe to send again
+	pause    = 20 * time.Millisecond // before the second attempt, doubled before the third
+
+	longestPause = 500 * time.Millisecond
+	longest      = 3 * time.Second        // for one attempt of many
+	shortest     = 100 * time.Millisecond // for the same
+)
+
+// Patience bounds requests that nothing else bounds.
+const Patience = 5 * time.Second
+
+// What people are warned of.
+const (
+	LongTTL = time.Hour // nobody waits that long for a holder that has died
+
+	// MaxClockDifference, between Redis and the data store, is more than NTP allows. Tokens only need
+	// Redis's clock not to go back, but people compare times in tokens, logs and rows.
+	MaxClockDifference = time.Second
+)
+
+// Persist makes up to three attempts within bound, until one has an answer that is not transient.
+// Otherwise the error is that of the last attempt: [ErrUnreachable] or the refusal. An attempt that
+// hangs leaves half of the time to those after it.
+func Persist[T any](ctx context.Context, bound time.Duration,
+	attempt func(ctx context.Context) (T, error)) (none T, err error) {
+	end := time.Now().Add(bound)
+	for n := range attempts {
+		if n > 0 && !sleepUntil(ctx, end, Jitter(pause<<(n-1))) {
+			return none, Ended(ctx, err)
+		}
+		most := time.Until(end)
+		if n < attempts-1 {
+			most /= 2
+		}
+		b := newBound(ctx, most, n > 0)
+		answer, last := attempt(b)
+		b.stop()
+		if !Transient(last) {
+			return answer, last
+		}
+		err = Latest(err, last)
+	}
+	return none, err
+}
+
+// Insist makes attempts within bound, until one has an answer that is not transient, ctx ends, or
+// the client is closed. It is for releases behind the caller. err is that of an attempt before, nil
+// if there was none.
+func Insist(ctx context.Context, bound time.Duration, err error, attempt func(ctx context.Context) error) error {
+	end := time.Now().Add(bound)
+	for wait := pause; ; wait = min(2*wait, longestPause) {
+		b := newBound(ctx, min(OneOfMany(bound), time.Until(end)), err != nil)
+		last := attempt(b)
+		b.stop()
+		if !Transient(last) {
+			return last
+		}
+		err = Latest(err, last)
+		if errors.Is(err, redis.ErrClosed) || !sleepUntil(ctx, end, Jitter(wait)) {
+			return err
+		}
+	}
+}
+
+// OneOfMany is how long one attempt of many within bound may take.
+func OneOfMany(bound time.Duration) time.Duration { return min(max(bound/4, shortest), longest) }
+
+// Ended adds the cause of the end of ctx, if it has ended, to an earlier error.
+func Ended(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+		return fmt.Errorf("%w: %w", cause, err)
+	}
+	return err
+}
+
+// Jitter is between four fifths of d and d.
+func Jitter(d time.Duration) time.Duration { return d - Below(d/5+1) }
+
+// Chance is where this package and package lease get their random numbers from. The simulation of
+// package lease replaces it, so that a run can be repeated; nothing else may.
+var Chance = rand.Uint64
+
+// Below is a random duration from 0 to less than d.
+func Below(d time.Duration) time.Duration { return time.Duration(Chance() % uint64(d)) }
+
+// sleepUntil is Sleep that also returns false if end comes before d is over.
+func sleepUntil(ctx context.Context, end time.Time, d time.Duration) bool {
+	return Sleep(ctx, min(d, time.Until(end))) && time.Now().Before(end)
+}
+
+// Sleep returns false if ctx ends before d is over.
+func Sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
