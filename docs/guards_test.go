@@ -347,9 +347,9 @@ var guards = []struct {
 		{"L8", "work whose lease Close has ended is not reported as well done", "errors.Is(over, ErrReleased) && !errors.Is(over, ErrClosed):", "errors.Is(over, ErrReleased):", "lease.TestWorkLearnsThatCloseHasEndedItsLease"},
 	}},
 	{"lease/acquire.go", []guard{
+		{"L6", "waiting is bounded", "waiting, cancel := context.WithTimeoutCause(ctx, *a.patience, waited)", "waiting, cancel := context.WithCancel(ctx)", "lease.TestWaitAtMost"},
 		{"L8", "what is granted while the issuer closes is given back", "if registry.closing() {", "if false {", "lease.TestCloseWhileALeaseIsGranted"},
 		{"L1", "one that is lost while others are waited for loses all", "			err = leases.lost() // waiting may have taken longer than an earlier one lasts\n", "", "lease.TestAcquireAllLosesOneWhileWaiting"},
-		{"L5", "an answer that comes after its own trust window is none", "\tcase !time.Now().Before(core.trustedUntil(sent, core.cfg.TTL)):\n\t\treturn nil, errTooLate\n", "", "lease.TestAnAnswerThatComesTooLateIsNone"},
 		{"L1", "who cannot get all gives back what it has", "if !whole { // also", "if false { // also", "lease.TestAcquireAllWaits"},
 	}},
 	{"lease/seal.go", []guard{
@@ -361,8 +361,8 @@ var guards = []struct {
 		{"L5", "what is sealed is renewed", "		l.renewAgain()\n", "", "lease.TestASealedLeaseIsRenewed"},
 		{"S7", "a waiting acquisition whose seal is blocked queues again", "return !a.noWait && IsLost(err), err", "return false, err", "lease.TestAnAcquisitionWhoseSealIsBlockedQueuesAgain"},
 	}},
-	{"lease/wait.go", []guard{
-		{"L6", "waiting is bounded", "waiting, cancel := context.WithTimeoutCause(ctx, *a.patience, waited)", "waiting, cancel := context.WithCancel(ctx)", "lease.TestWaitAtMost"},
+	{"lease/step.go", []guard{
+		{"L5", "an answer that comes after its own trust window is none", "\tcase !time.Now().Before(core.trustedUntil(sent, core.cfg.TTL)):\n\t\treturn nil, errTooLate\n", "", "lease.TestAnAnswerThatComesTooLateIsNone"},
 	}},
 	{"lease/giveback.go", []guard{
 		{"L8", "Close ends the calls that are under way", "			d.cancel(ErrClosed)\n", "			_ = d.cancel\n", "lease.TestCloseDuringAnAcquisition"},

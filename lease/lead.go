@@ -134,7 +134,7 @@ func (c *campaign) rest(ctx context.Context, pause time.Duration) {
 
 // win waits until this process leads. It asks anew after one TTL, to learn who leads now.
 func (c *campaign) win(ctx context.Context) (*Lease, error) {
-	leads := func(a *acquisition) { a.lead = true }
+	leads := func(o *options) { o.lead = true }
 	l, err := c.TryAcquire(ctx, c.role, leads)
 	for {
 		held, refused := errors.AsType[*HeldError](err)

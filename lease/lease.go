@@ -43,14 +43,14 @@ type Lease struct {
 
 // newLease starts the lease on the nth resource, which was granted to a request sent at that time:
 // trust and MaxHold count from there.
-func (a *acquisition) newLease(n int, token int64, sent time.Time) *Lease {
-	until := a.core.trustedUntil(sent, a.core.cfg.TTL)
-	c, t := a.core, term{a.keys[n], a.id, a.text, token, a.call.id, a.call.unsure.Load()}
-	l := &Lease{core: c, resource: a.resources[n], term: t}
+func (s *step) newLease(n int, token int64, sent time.Time) *Lease {
+	until := s.core.trustedUntil(sent, s.core.cfg.TTL)
+	c, t := s.core, term{s.keys[n], s.id, s.text, token, s.name, s.unsure.Load()}
+	l := &Lease{core: c, resource: s.resources[n], term: t}
 	if c.cfg.MaxHold != Unlimited {
 		l.holdEnd = sent.Add(c.cfg.MaxHold)
 	}
-	hold := l.trace(a.caller, OpHold)
+	hold := l.trace(s.caller, OpHold)
 	life := hold.ctx
 	if life.Done() != nil {
 		life = context.WithoutCancel(life)

@@ -324,15 +324,15 @@ var goMutants = []struct {
 	name  string
 	edits []edit
 }{
-	{"a grant is trusted from its answer", []edit{{"acquire.go", "		leases[n] = a.newLease(", "		if protocol.Mutant(NAME) {\n			sent = time.Now()\n		}\n		leases[n] = a.newLease("}}},
+	{"a grant is trusted from its answer", []edit{{"step.go", "		leases[n] = s.newLease(", "		if protocol.Mutant(NAME) {\n			sent = time.Now()\n		}\n		leases[n] = s.newLease("}}},
 	{"a renewal is trusted from its answer", []edit{{"lease.go", "		if until := l.core.trustedUntil(r.sent, r.ttl)", "		if protocol.Mutant(NAME) {\n			r.sent = time.Now()\n		}\n		if until := l.core.trustedUntil(r.sent, r.ttl)"}}},
 	{"validity is not shortened by the margin", []edit{{"core.go", "	return sent.Add(ttl - c.cfg.Margin)", "	if protocol.Mutant(NAME) {\n		return sent.Add(ttl)\n	}\n	return sent.Add(ttl - c.cfg.Margin)"}}},
-	{"nothing is withdrawn", []edit{{"acquire.go", "	if a.asked {", "	if a.asked && !protocol.Mutant(NAME) {"}}},
+	{"nothing is withdrawn", []edit{{"step.go", "	if s.asked {", "	if s.asked && !protocol.Mutant(NAME) {"}}},
 	{"nobody says that a request is under way", []edit{
-		{"acquire.go", "	if errors.Is(err, ErrUnreachable) {", "	if errors.Is(err, ErrUnreachable) && !protocol.Mutant(NAME) {"},
-		{"acquire.go", "	c.unsure.Store(true)\n	d := ", "	c.unsure.Store(!protocol.Mutant(NAME))\n	d := "},
+		{"step.go", "	if errors.Is(err, ErrUnreachable) {", "	if errors.Is(err, ErrUnreachable) && !protocol.Mutant(NAME) {"},
+		{"step.go", "	s.unsure.Store(true)\n	d := ", "	s.unsure.Store(!protocol.Mutant(NAME))\n	d := "},
 	}},
-	{"a refused attempt is not withdrawn", []edit{{"acquire.go", "ErrHeld) && !a.call.unsure.Load():", "ErrHeld) && (!a.call.unsure.Load() || protocol.Mutant(NAME)):"}}},
+	{"a refused attempt is not withdrawn", []edit{{"step.go", "ErrHeld) && !s.unsure.Load():", "ErrHeld) && (!s.unsure.Load() || protocol.Mutant(NAME)):"}}},
 	{"a context does not bound a request", []edit{{"../internal/protocol/send.go", "	if b, ours := r.ctx.(*bound); ours && b.quiet() {", "	if Mutant(NAME) {\n		<-r.answered\n		return nil\n	}\n	if b, ours := r.ctx.(*bound); ours && b.quiet() {"}}},
 }
 

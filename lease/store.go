@@ -147,7 +147,11 @@ func (s *store) acquire(ctx context.Context, a ask) (acquired, error) {
 	}
 	call := s.scripts.Acquire.Call(keys, words...)
 	call.Caller = a.caller
-	return grants(ctx, s, call, func(r protocol.Reply) (acquired, error) { return decodeAcquire(r, len(a.keys)) })
+	decode := func(r protocol.Reply) (acquired, error) { return decodeAcquire(r, len(a.keys)) }
+	if s.cfg.Replicas > 0 {
+		return s.confirmed(ctx, call, decode)
+	}
+	return protocol.Query(ctx, s.redis, call, decode)
 }
 
 func (s *store) extend(ctx context.Context, batch []extension) []protocol.Answer[outcome] {
@@ -214,13 +218,10 @@ func (s *store) inspect(ctx context.Context, k *protocol.Keys) (Inspection, erro
 	return protocol.Query(ctx, s.redis, call, decodeInspect)
 }
 
-// grants is [protocol.Query] for scripts that grant, which replicas have to confirm if the
-// configuration says so. On an error the grant may stand; the acquisition that fails withdraws it.
-func grants[T any](ctx context.Context, s *store, c protocol.Call, decode func(protocol.Reply) (T, error)) (T, error) {
-	var none T
-	if s.cfg.Replicas == 0 {
-		return protocol.Query(ctx, s.redis, c, decode)
-	}
+// confirmed is [protocol.Query] for a grant that replicas have to confirm. On an error the grant
+// may stand; the acquisition that fails withdraws it.
+func (s *store) confirmed(ctx context.Context, c protocol.Call,
+	decode func(protocol.Reply) (acquired, error)) (none acquired, err error) {
 	server := s.redis
 	if s.cluster != nil {
 		// WAIT carries no key, and must go where the script went.

@@ -121,7 +121,7 @@ func TestATimeThatIsOverBeforeTheRequestIsSentIsNoAnswer(t *testing.T) {
 	a, err := newAcquisition(t.Context(), i.core, []string{"table:12"}, nil)
 	require.NoError(t, err)
 
-	_, err = a.attempt(t.Context(), try, 0) // over at once
+	_, err = a.all().attempt(t.Context(), try, 0) // over at once
 
 	require.ErrorIs(t, err, ErrUnreachable)
 	require.True(t, protocol.Transient(err))

@@ -143,8 +143,7 @@ func TestAStoreThatWakesNobodyIsPolled(t *testing.T) {
 		require.NoError(t, err)
 		turn.subscription.listenFor("me")
 		require.Nil(t, turn.woken("me"))
-		a := &acquisition{core: new(core)}
-		a.call = new(call).begin(a)
+		a := new(step).begin(&acquisition{core: new(core)}, nil, nil)
 		start := time.Now()
 		a.sleep(t.Context(), turn, time.Minute, time.Second)
 		require.WithinRange(t, time.Now(), start.Add(time.Second/2), start.Add(1600*time.Millisecond))
