@@ -39,21 +39,14 @@ var verdicts = map[string]struct {
 	"lease.ErrStale":    {lease.ErrStale, lost},
 	"lease.ErrWorkDone": {lease.ErrWorkDone, settled},
 
-	"lease.ErrInvalid":        {lease.ErrInvalid, neither},
-	"lease.ErrCorrupt":        {lease.ErrCorrupt, neither},
-	"lease.ErrExhausted":      {lease.ErrExhausted, neither},
-	"lease.ErrOutOfMemory":    {lease.ErrOutOfMemory, neither},
-	"lease.ErrReadOnly":       {lease.ErrReadOnly, neither},
-	"lease.ErrLoading":        {lease.ErrLoading, neither},
-	"lease.ErrClusterDown":    {lease.ErrClusterDown, neither},
-	"lease.ErrTooFewReplicas": {lease.ErrTooFewReplicas, neither},
-	"lease.ErrCannotSave":     {lease.ErrCannotSave, neither},
-	"lease.ErrBusy":           {lease.ErrBusy, neither}, // that is Redis, not the resource
-	"lease.ErrDenied":         {lease.ErrDenied, neither},
-	"lease.ErrClosed":         {lease.ErrClosed, neither},
-	"lease.ErrUnfit":          {lease.ErrUnfit, neither},
-	"lease.ErrProtocol":       {lease.ErrProtocol, neither},
-	"lease.ErrUnreachable":    {lease.ErrUnreachable, neither}, // an outage; TestDo has it as the end of a lease
+	"lease.ErrInvalid":     {lease.ErrInvalid, neither},
+	"lease.ErrCorrupt":     {lease.ErrCorrupt, neither},
+	"lease.ErrExhausted":   {lease.ErrExhausted, neither},
+	"lease.ErrRefused":     {&lease.RefusedError{Code: "BUSY"}, neither}, // that is Redis, not the resource
+	"lease.ErrClosed":      {lease.ErrClosed, neither},
+	"lease.ErrUnfit":       {lease.ErrUnfit, neither},
+	"lease.ErrProtocol":    {lease.ErrProtocol, neither},
+	"lease.ErrUnreachable": {lease.ErrUnreachable, neither}, // an outage; TestDo has it as the end of a lease
 
 	"once.ErrInFlight":    {once.ErrInFlight, lost},
 	"once.ErrNotRecorded": {once.ErrNotRecorded, settled},

@@ -192,6 +192,10 @@ func TestAContextBoundsEveryCall(t *testing.T) {
 					} else {
 						require.Error(t, err)
 						require.ErrorIs(t, err, context.Cause(ctx))
+						require.NotContains(t, err.Error(), "context canceled", "whose, and why?")
+					}
+					if errors.Is(err, lease.ErrUnreachable) {
+						require.Regexp(t, `no answer|release .* is still being tried`, err.Error())
 					}
 					time.Sleep(10 * time.Second)
 					h.end()

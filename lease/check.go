@@ -171,7 +171,7 @@ func (s *ServerHealth) askInfo(ctx context.Context, client *redis.Client) error 
 	evicts := s.Eviction != "" && s.Eviction != "noeviction"
 	switch {
 	case s.Role != "" && s.Role != "master":
-		return fmt.Errorf("%w: %w", ErrUnfit, ErrReadOnly)
+		return fmt.Errorf("%w: %w", ErrUnfit, &RefusedError{Code: protocol.ReadOnly})
 	case evicts && s.Limited:
 		return fmt.Errorf("%w: maxmemory-policy is %s, so leases that are held may be evicted; set it to noeviction", ErrUnfit, s.Eviction)
 	case evicts:
@@ -264,7 +264,7 @@ func (s *ServerHealth) askToWrite(ctx context.Context, client *redis.Client) err
 		return nil
 	}
 	err = protocol.Failed(ctx, "a script that may write", err)
-	if errors.Is(err, ErrCannotSave) {
+	if protocol.IsRefused(err, protocol.CannotSave) {
 		return fmt.Errorf("%w: %w", ErrUnfit, err)
 	}
 	return err

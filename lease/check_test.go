@@ -74,7 +74,7 @@ func TestCheckOfAReplica(t *testing.T) {
 	require.NoError(t, server.Client().Do(t.Context(), "REPLICAOF", "127.0.0.1", "1").Err())
 	_, err := check(t, server.Client())
 	require.ErrorIs(t, err, lease.ErrUnfit)
-	require.ErrorIs(t, err, lease.ErrReadOnly)
+	require.ErrorIs(t, err, &lease.RefusedError{Code: "READONLY"})
 }
 
 func TestCheckWithoutAnswer(t *testing.T) {
@@ -198,8 +198,8 @@ func TestCheckOfAServerThatRefusesWrites(t *testing.T) {
 		setting, value string
 		want           error
 	}{
-		"memory":   {"maxmemory", "1", lease.ErrOutOfMemory},
-		"replicas": {"min-replicas-to-write", "1", lease.ErrTooFewReplicas},
+		"memory":   {"maxmemory", "1", &lease.RefusedError{Code: "OOM"}},
+		"replicas": {"min-replicas-to-write", "1", &lease.RefusedError{Code: "NOREPLICAS"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -230,8 +230,8 @@ func TestCheckOfAServerThatCannotSave(t *testing.T) {
 
 	_, err = check(t, server.Client())
 	require.ErrorIs(t, err, lease.ErrUnfit)
-	require.ErrorIs(t, err, lease.ErrCannotSave)
-	require.ErrorIs(t, acquireOn(t, &world{client: server.Client()}, lease.Config{TTL: time.Second}), lease.ErrCannotSave)
+	require.ErrorIs(t, err, &lease.RefusedError{Code: "MISCONF"})
+	require.ErrorIs(t, acquireOn(t, &world{client: server.Client()}, lease.Config{TTL: time.Second}), &lease.RefusedError{Code: "MISCONF"})
 }
 
 func TestCheckWhereScriptsAreForbidden(t *testing.T) {

@@ -137,7 +137,7 @@ func TestAWaiterFindsTheNewMasterOfItsCluster(t *testing.T) {
 	require.NoError(t, w.client.Ping(t.Context()).Err()) // it knows the masters
 	killMaster(t, w, cluster, "a")
 	_, err := i.Acquire(t.Context(), "a")
-	require.ErrorIs(t, err, lease.ErrTooFewReplicas)
+	require.ErrorIs(t, err, &lease.RefusedError{Code: "NOREPLICAS"})
 }
 
 // listens reports whether a waiter's process is subscribed on the server that has the resource.

@@ -75,7 +75,7 @@ type Config struct {
 	FenceRetention time.Duration
 
 	// Replicas is how many replicas must confirm a new lease within ReplicaTimeout (Redis's WAIT).
-	// If fewer do, it is undone, with [ErrTooFewReplicas]. That makes it unlikely, not impossible,
+	// If fewer do, it is undone, with [ErrRefused]. That makes it unlikely, not impossible,
 	// that a fail-over forgets a lease; only fencing makes it harmless. On a Cluster, a resource
 	// whose slot is being moved cannot be acquired until the move is done. Defaults to none.
 	Replicas int

@@ -119,9 +119,8 @@
 // without an answer; those of a call that asks or repairs (Verify, Revoke, Raise, Inspect, Check)
 // take five seconds. It does not matter whether Redis hangs, refuses connections, or loses replies.
 //
-// A refusal changes nothing, and each kind has one error: [ErrOutOfMemory], [ErrCannotSave],
-// [ErrTooFewReplicas], [ErrDenied]; [ErrReadOnly], [ErrLoading], [ErrClusterDown] and [ErrBusy]
-// usually pass, and are tried again: for a short time by every call, for up to one TTL by Acquire.
+// A refusal changes nothing. It is [ErrRefused], and [RefusedError] says why. Those that usually
+// pass are tried again: for a short time by every call, for up to one TTL by Acquire.
 // [Issuer.Check] says beforehand what would go wrong.
 //
 // # Data in the same Redis
@@ -135,7 +134,7 @@
 // tag. A fail-over may forget a lease that no replica has; [Config.Replicas] makes that unlikely.
 //
 // docs/leases.md lists the rights that the client's user needs, for each deployment and each
-// package. Without one of them the error is [ErrDenied].
+// package. Without one of them the error is [ErrRefused], with the code NOPERM.
 //
 // # Contexts
 //

@@ -31,39 +31,10 @@ var (
 	// the fence on purpose; Redis's clock gets there in the year 2255.
 	ErrExhausted = errors.New("lease: tokens exhausted")
 
-	// ErrOutOfMemory: Redis is at its memory limit and refuses writes, new leases among them.
-	// Nothing was changed. Leases that are held can still be released, and run out.
-	ErrOutOfMemory = protocol.ErrOutOfMemory
-
-	// ErrReadOnly: the server is a replica; a fail-over is under way, or the client is connected to
-	// the wrong server. Nothing was changed. Retry.
-	ErrReadOnly = protocol.ErrReadOnly
-
-	// ErrLoading: the server has just started and reads its data. Nothing was changed. Retry.
-	ErrLoading = protocol.ErrLoading
-
-	// ErrClusterDown: the part of the Cluster that has the resource does not serve it now, because
-	// it failed or because its slot is being moved. Nothing was changed. Retry.
-	ErrClusterDown = protocol.ErrClusterDown
-
-	// ErrTooFewReplicas: the server has fewer replicas than its min-replicas-to-write, and nothing
-	// was changed; or fewer than [Config.Replicas] confirmed the grant, and it was undone. If Redis
-	// did not answer that request, the resource stays blocked for up to one TTL.
-	ErrTooFewReplicas = protocol.ErrTooFewReplicas
-
-	// ErrCannotSave: Redis could not save its data to disk and refuses writes until it can
-	// (MISCONF). Nothing was changed. Make room on its disk or repair what its log names; the first
-	// save that succeeds ends it. It is not tried again automatically.
-	ErrCannotSave = protocol.ErrCannotSave
-
-	// ErrBusy: Redis answers no client at the moment because a script runs too long, or it has
-	// reached maxclients. Nothing was changed. Retry. SCRIPT KILL ends such a script.
-	ErrBusy = protocol.ErrBusy
-
-	// ErrDenied: Redis does not know this client (NOAUTH, WRONGPASS) or does not allow it what
-	// leases need (NOPERM). Nothing was changed, except by a script of [Lease.Eval]. Give its user
-	// the rights that docs/leases.md lists. It is not tried again automatically.
-	ErrDenied = protocol.ErrDenied
+	// ErrRefused: Redis answers, and refuses this request now. Nothing was changed, except by a script
+	// of [Lease.Eval]; leases that are held can still be released, and run out. The error is a
+	// [*RefusedError], which says why.
+	ErrRefused = protocol.ErrRefused
 
 	// ErrClosed: [Issuer.Close] has begun. Nothing is held by this call. As the cause of a lease's
 	// end, with
@@ -156,6 +127,30 @@ func lostIn(err error) (lost, settled bool) {
 	return lost, settled
 }
 
+// RefusedError is the ErrRefused with its reason:
+//
+//	Code  string // of Redis, as below
+//	Cause error  // what Redis answered; nil if it did not say it in words
+//
+// Those that usually pass are tried again, for a short time by every call and for one TTL by
+// [Issuer.Acquire]. The others are returned at once. The text says what to do, and docs/runbook.md
+// more.
+//
+//	OOM          it is at its memory limit
+//	MISCONF      it could not save its data to disk, and refuses writes until it can
+//	NOREPLICAS   it has fewer replicas than its min-replicas-to-write; or fewer than Config.Replicas
+//	             confirmed the grant, which was undone (if Redis did not answer that request, the
+//	             resource stays blocked for up to one TTL)
+//	NOPERM       it does not know this client, or does not allow it what leases need
+//	             (docs/leases.md); also NOAUTH and WRONGPASS
+//	READONLY     passes: it is a replica; a fail-over is under way, or the client has its address
+//	LOADING      passes: it has just started and reads its data
+//	CLUSTERDOWN  passes: the part of the Cluster that has the resource failed, or its slot is being moved
+//	BUSY         passes: a script runs too long, or it has reached maxclients
+//
+// errors.Is(err, &lease.RefusedError{Code: "OOM"}) asks for one of them.
+type RefusedError = protocol.RefusedError
+
 // WorkDoneError is the ErrWorkDone with its reason. The reason is not in its chain: errors.Is(err,
 // ErrExpired) is about work that was lost.
 type WorkDoneError struct {
@@ -207,7 +202,7 @@ func (e *HeldError) Error() string {
 		by = strconv.Quote(e.Holder)
 	}
 	if e.Cause != nil {
-		return fmt.Sprintf("lease: %q is still held by %s: %v", e.Resource, by, e.Cause)
+		return fmt.Sprintf("lease: %q is still held by %s: %s", e.Resource, by, protocol.WhyEnded(e.Cause))
 	}
 	return fmt.Sprintf("lease: %q is held by %s, retry after %v", e.Resource, by, e.RetryAfter)
 }

@@ -29,9 +29,8 @@ import (
 //     or go-redis has no way to write an argument.
 //   - [ErrUnreachable]: it is unknown. The request is not sent again by itself, and may still
 //     arrive; then it does nothing if the lease is over.
-//   - [ErrReadOnly] and the other refusals of Redis: nothing. Retry those that pass soon.
-//   - [ErrDenied] for a command of the script, and any other: what the script had written before
-//     it failed. Redis does not roll back.
+//   - [ErrRefused]: nothing. But NOPERM for a command of the script, and any other error: what the
+//     script had written before it failed. Redis does not roll back.
 //
 // ctx bounds the call, as does a limit of five seconds.
 //

@@ -121,7 +121,7 @@ func TestWhatAScriptAnswersComesBack(t *testing.T) {
 	for _, script := range []string{`redis.call('XGROUP', 'CREATE', KEYS[1], 'g', '$', 'MKSTREAM')`, `return redis.pcall('XGROUP', 'CREATE', KEYS[1], 'g', '$')`} {
 		_, err := l.Eval(t.Context(), "redis.call('INCR', KEYS[2])\nredis.call('XGROUP', 'CREATE', KEYS[1], 'g', '$', 'MKSTREAM')\n"+script, []string{w.dataKey("page") + ":stream", w.dataKey("page") + ":n"})
 		require.True(t, redis.HasErrorPrefix(err, "BUSYGROUP"), "%v", err)
-		require.NotErrorIs(t, err, lease.ErrBusy, "it has written")
+		require.NotErrorIs(t, err, &lease.RefusedError{Code: "BUSY"}, "it has written")
 		require.NoError(t, w.client.Del(t.Context(), w.dataKey("page")+":stream").Err())
 	}
 	require.NoError(t, l.Err(), "a script that fails is no reason to end the lease")
@@ -137,7 +137,7 @@ func TestAScriptIsDeniedAtTheCommandThatIsNotAllowed(t *testing.T) {
 	key := w.dataKey("page")
 
 	_, err := l.Eval(t.Context(), `redis.call('SET', KEYS[1], 'first') return redis.call('INCR', KEYS[2])`, []string{key, key + ":n"})
-	require.ErrorIs(t, err, lease.ErrDenied)
+	require.ErrorIs(t, err, &lease.RefusedError{Code: "NOPERM"})
 	require.Equal(t, "first", w.stored(t, key))
 }
 

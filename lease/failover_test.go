@@ -17,21 +17,21 @@ import (
 
 func TestRefusalsHaveOneErrorEach(t *testing.T) {
 	for answer, want := range map[string]error{
-		"OOM command not allowed when used memory > 'maxmemory'.": lease.ErrOutOfMemory,
-		"NOREPLICAS Not enough good replicas to write.":           lease.ErrTooFewReplicas,
-		"READONLY You can't write against a read only replica.":   lease.ErrReadOnly,
-		"MASTERDOWN Link with MASTER is down.":                    lease.ErrReadOnly,
-		"LOADING Redis is loading the dataset in memory":          lease.ErrLoading,
-		"CLUSTERDOWN The cluster is down":                         lease.ErrClusterDown,
-		"TRYAGAIN Multiple keys request during rehashing of slot": lease.ErrClusterDown,
-		"MOVED 3999 127.0.0.1:6381":                               lease.ErrClusterDown,
-		"ASK 3999 127.0.0.1:6381":                                 lease.ErrClusterDown,
-		"MISCONF Redis is configured to save RDB snapshots":       lease.ErrCannotSave,
-		"BUSY Redis is busy running a script.":                    lease.ErrBusy,
-		"ERR max number of clients reached":                       lease.ErrBusy,
-		"NOAUTH Authentication required.":                         lease.ErrDenied,
-		"WRONGPASS invalid username-password pair":                lease.ErrDenied,
-		"NOPERM this user has no permissions":                     lease.ErrDenied,
+		"OOM command not allowed when used memory > 'maxmemory'.": &lease.RefusedError{Code: "OOM"},
+		"NOREPLICAS Not enough good replicas to write.":           &lease.RefusedError{Code: "NOREPLICAS"},
+		"READONLY You can't write against a read only replica.":   &lease.RefusedError{Code: "READONLY"},
+		"MASTERDOWN Link with MASTER is down.":                    &lease.RefusedError{Code: "READONLY"},
+		"LOADING Redis is loading the dataset in memory":          &lease.RefusedError{Code: "LOADING"},
+		"CLUSTERDOWN The cluster is down":                         &lease.RefusedError{Code: "CLUSTERDOWN"},
+		"TRYAGAIN Multiple keys request during rehashing of slot": &lease.RefusedError{Code: "CLUSTERDOWN"},
+		"MOVED 3999 127.0.0.1:6381":                               &lease.RefusedError{Code: "CLUSTERDOWN"},
+		"ASK 3999 127.0.0.1:6381":                                 &lease.RefusedError{Code: "CLUSTERDOWN"},
+		"MISCONF Redis is configured to save RDB snapshots":       &lease.RefusedError{Code: "MISCONF"},
+		"BUSY Redis is busy running a script.":                    &lease.RefusedError{Code: "BUSY"},
+		"ERR max number of clients reached":                       &lease.RefusedError{Code: "BUSY"},
+		"NOAUTH Authentication required.":                         &lease.RefusedError{Code: "NOPERM"},
+		"WRONGPASS invalid username-password pair":                &lease.RefusedError{Code: "NOPERM"},
+		"NOPERM this user has no permissions":                     &lease.RefusedError{Code: "NOPERM"},
 	} {
 		t.Run(answer[:6], func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
@@ -86,7 +86,7 @@ func TestOutOfMemory(t *testing.T) {
 	l := try(t, i, "a")
 	require.NoError(t, w.client.ConfigSet(t.Context(), "maxmemory", "1").Err())
 	_, err := i.TryAcquire(t.Context(), "b")
-	require.ErrorIs(t, err, lease.ErrOutOfMemory)
+	require.ErrorIs(t, err, &lease.RefusedError{Code: "OOM"})
 	require.Zero(t, w.client.Exists(t.Context(), w.key("b", "owner"), w.key("b", "fence")).Val())
 	require.NoError(t, l.Extend(t.Context()), "what is held goes on")
 	require.NoError(t, l.Release(t.Context()), "and can be given back")
@@ -111,7 +111,7 @@ func TestAReleaseWithoutMemoryCallsTheFirstWaiter(t *testing.T) {
 	require.NoError(t, first.lease.Release(t.Context()))
 	released := time.Now()
 	second := <-grants
-	require.ErrorIs(t, second.err, lease.ErrOutOfMemory)
+	require.ErrorIs(t, second.err, &lease.RefusedError{Code: "OOM"})
 	require.Less(t, second.at.Sub(released), 4*time.Second, "it did not wait until it asks by itself")
 }
 
@@ -140,7 +140,7 @@ func TestAReplicaGrantsNothing(t *testing.T) {
 	i := w.issuer(t, lease.Config{TTL: time.Minute})
 	require.NoError(t, w.client.Do(t.Context(), "REPLICAOF", "127.0.0.1", "1").Err())
 	_, err := i.TryAcquire(t.Context(), "a")
-	require.ErrorIs(t, err, lease.ErrReadOnly)
+	require.ErrorIs(t, err, &lease.RefusedError{Code: "READONLY"})
 	grants := make(chan grant)
 	wait(t.Context(), i, 0, grants)
 	require.NoError(t, w.client.Do(t.Context(), "REPLICAOF", "NO", "ONE").Err())
@@ -158,7 +158,7 @@ func TestReplicasHaveToConfirm(t *testing.T) {
 		func() (*lease.Lease, error) { return strict.Acquire(t.Context(), "a") },
 	} {
 		_, err := acquire()
-		require.ErrorIs(t, err, lease.ErrTooFewReplicas)
+		require.ErrorIs(t, err, &lease.RefusedError{Code: "NOREPLICAS"})
 		require.Eventually(t, func() bool { return lonely.snapshot(t, "a").owner == "" }, patience, ms, "undone")
 	}
 	l := try(t, lonely.issuer(t, lease.Config{TTL: time.Minute}), "a")
@@ -168,11 +168,11 @@ func TestReplicasHaveToConfirm(t *testing.T) {
 
 	require.NoError(t, lonely.client.ConfigSet(t.Context(), "min-replicas-to-write", "1").Err())
 	_, err = lonely.issuer(t, lease.Config{TTL: time.Minute}).TryAcquire(t.Context(), "a")
-	require.ErrorIs(t, err, lease.ErrTooFewReplicas)
+	require.ErrorIs(t, err, &lease.RefusedError{Code: "NOREPLICAS"})
 
 	sharded := &world{client: testenv.Cluster(t).Client(), namespace: "cluster"}
 	_, err = sharded.issuer(t, lease.Config{TTL: time.Minute, Replicas: 1, ReplicaTimeout: 20 * ms}).TryAcquire(t.Context(), "a")
-	require.ErrorIs(t, err, lease.ErrTooFewReplicas)
+	require.ErrorIs(t, err, &lease.RefusedError{Code: "NOREPLICAS"})
 }
 
 // A grant that no replica has can be forgotten; with Replicas it is not given.
@@ -187,7 +187,7 @@ func TestFailOver(t *testing.T) {
 	replicas := sentinel.Replicas()
 	sentinel.CutOff()
 	_, err := strict.TryAcquire(t.Context(), "forgotten")
-	require.ErrorIs(t, err, lease.ErrTooFewReplicas)
+	require.ErrorIs(t, err, &lease.RefusedError{Code: "NOREPLICAS"})
 	forgotten := try(t, plain, "forgotten")
 
 	old := sentinel.Primary()
@@ -219,15 +219,15 @@ func TestASlotOnItsWay(t *testing.T) {
 	require.NoError(t, g.err)
 	cluster.MoveSlot(slot)
 	// The nodes may contradict each other for a moment.
-	settled := func(what error) bool { return !errors.Is(what, lease.ErrClusterDown) }
+	settled := func(what error) bool { return !errors.Is(what, &lease.RefusedError{Code: "CLUSTERDOWN"}) }
 	require.Eventually(t, func() bool { return settled(g.lease.Extend(t.Context())) }, 10*time.Second, 50*ms)
 	require.Eventually(t, func() bool { return settled(g.lease.Release(t.Context())) }, 10*time.Second, 50*ms)
 	require.ErrorIs(t, g.lease.Err(), lease.ErrReleased)
 
 	replicated := lease.Config{TTL: time.Minute, Replicas: 1, ReplicaTimeout: 20 * ms}
-	require.ErrorIs(t, acquireOn(t, w, replicated), lease.ErrTooFewReplicas)
+	require.ErrorIs(t, acquireOn(t, w, replicated), &lease.RefusedError{Code: "NOREPLICAS"})
 	cluster.MoveSlot(slot)
-	require.ErrorIs(t, acquireOn(t, w, replicated), lease.ErrTooFewReplicas,
+	require.ErrorIs(t, acquireOn(t, w, replicated), &lease.RefusedError{Code: "NOREPLICAS"},
 		"the right server is found again")
 }
 

@@ -113,7 +113,7 @@ func (r *registry) left(cause error) error {
 	case len(latest) == 0 && cause == nil:
 		return nil
 	case len(latest) == 0:
-		return fmt.Errorf("lease: close: calls of this issuer have not returned yet: %w", cause)
+		return protocol.Also(fmt.Errorf("lease: close: calls of this issuer have not returned yet: %s", protocol.WhyEnded(cause)), cause)
 	}
 	e := &NotGivenBackError{Cause: cause}
 	for _, resource := range slices.Sorted(maps.Keys(latest)) {
@@ -309,7 +309,7 @@ func (e *NotGivenBackError) Error() string {
 	}
 	text := fmt.Sprintf("lease: close: %d resources may stay blocked: %s", len(e.Blocked), strings.Join(all, ", "))
 	if e.Cause != nil {
-		text += fmt.Sprintf(": %v", e.Cause)
+		text += ": " + protocol.WhyEnded(e.Cause)
 	}
 	return text
 }

@@ -26,12 +26,12 @@ var disturbances = map[string]struct {
 	want   error
 }{
 	"silence":       {"", lease.ErrUnreachable},
-	"restart":       {"LOADING Redis is loading the dataset in memory", lease.ErrLoading},
-	"fail-over":     {"READONLY You can't write against a read only replica.", lease.ErrReadOnly},
-	"moving slot":   {"TRYAGAIN Multiple keys request during rehashing of slot", lease.ErrClusterDown},
-	"cluster down":  {"CLUSTERDOWN The cluster is down", lease.ErrClusterDown},
-	"endless work":  {"BUSY Redis is busy running a script.", lease.ErrBusy},
-	"full of users": {"ERR max number of clients reached", lease.ErrBusy},
+	"restart":       {"LOADING Redis is loading the dataset in memory", &lease.RefusedError{Code: "LOADING"}},
+	"fail-over":     {"READONLY You can't write against a read only replica.", &lease.RefusedError{Code: "READONLY"}},
+	"moving slot":   {"TRYAGAIN Multiple keys request during rehashing of slot", &lease.RefusedError{Code: "CLUSTERDOWN"}},
+	"cluster down":  {"CLUSTERDOWN The cluster is down", &lease.RefusedError{Code: "CLUSTERDOWN"}},
+	"endless work":  {"BUSY Redis is busy running a script.", &lease.RefusedError{Code: "BUSY"}},
+	"full of users": {"ERR max number of clients reached", &lease.RefusedError{Code: "BUSY"}},
 }
 
 func TestAReleaseOutlastsADisturbance(t *testing.T) {
@@ -138,7 +138,7 @@ func TestAReleaseOutlastsAMovingSlot(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 	defer cancel()
 	err = l.Release(ctx)
-	require.ErrorIs(t, err, lease.ErrClusterDown)
+	require.ErrorIs(t, err, &lease.RefusedError{Code: "CLUSTERDOWN"})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	cluster.FinishMove(slot)
 	require.Eventually(t, func() bool { return w.client.Get(t.Context(), w.key("a", "owner")).Val() == "" }, 20*time.Second, 10*ms)
@@ -350,7 +350,7 @@ func TestCloseSaysWhatWasRefused(t *testing.T) {
 		var left *lease.NotGivenBackError
 		require.ErrorAs(t, i.Close(t.Context()), &left)
 		require.Equal(t, "a", left.Blocked[0].Resource)
-		require.ErrorIs(t, left, lease.ErrDenied)
+		require.ErrorIs(t, left, &lease.RefusedError{Code: "NOPERM"})
 		w.memory.SetError("")
 		require.NoError(t, l.Release(t.Context()))
 	})

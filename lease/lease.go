@@ -325,11 +325,10 @@ func (r *renewal) take(answer protocol.Answer[outcome]) error {
 }
 
 // Release gives the lease back. First its context ends, with [ErrReleased]. Then the request is
-// sent, and sent again while Redis does not answer or refuses it for a moment ([ErrReadOnly],
-// [ErrLoading], [ErrClusterDown], [ErrBusy]), until the TTL is over. That goes on in the
-// background: ctx, and five seconds, bound only how long Release waits for the outcome. The request
-// uses only the values of ctx. If ctx is over already, Release still waits for 30 ms, in which a
-// working Redis answers.
+// sent, and sent again while Redis does not answer or refuses it for a moment (a [*RefusedError]
+// that passes), until the TTL is over. That goes on in the background: ctx, and five seconds, bound
+// only how long Release waits for the outcome. The request uses only the values of ctx. If ctx is
+// over already, Release still waits for 30 ms, in which a working Redis answers.
 //
 // It returns nil when the lease is released. If the lease was over before, the error is the cause
 // of [Lease.Context], and no other holder was touched. If the outcome is not known yet, the error
@@ -352,8 +351,10 @@ func (l *Lease) Release(ctx context.Context) error {
 	case cause == nil:
 		return r.err
 	}
-	if last := r.latest(); last != nil || !errors.Is(cause, ErrUnreachable) {
-		cause = fmt.Errorf("%w: %w", cmp.Or(last, ErrUnreachable), cause)
+	if last := r.latest(); last != nil {
+		cause = protocol.Also(protocol.Ended(ctx, last), cause)
+	} else {
+		cause = protocol.Failed(ctx, "release", cause)
 	}
 	return fmt.Errorf("lease: release %q is still being tried: %w", l.resource, cause)
 }

@@ -72,7 +72,7 @@ func TestTheOutcomeOfAReleaseIsItsOwn(t *testing.T) {
 		"it stands":            {func(*testing.T, *world, held) {}, "released", "", nil},
 		"the reply is lost":    {func(_ *testing.T, w *world, _ held) { w.faults.Next(1, faulty.LoseReply) }, "released", "", nil},
 		"Redis is away":        {func(_ *testing.T, w *world, _ held) { w.faults.Always(faulty.LoseRequest) }, "unreachable", "", lease.ErrUnreachable},
-		"Redis refuses":        {func(_ *testing.T, w *world, _ held) { w.memory.SetError("NOPERM no permissions") }, "error", "", lease.ErrDenied},
+		"Redis refuses":        {func(_ *testing.T, w *world, _ held) { w.memory.SetError("NOPERM no permissions") }, "error", "", &lease.RefusedError{Code: "NOPERM"}},
 		"Redis has lost it":    {func(_ *testing.T, w *world, _ held) { w.memory.FlushAll() }, "gone", "", lease.ErrLost},
 		"it has just expired":  {func(_ *testing.T, _ *world, l held) { <-l.Context().Done() }, "released", "", nil},
 		"an outage has passed": {func(_ *testing.T, w *world, l held) { outage(w, l.Lease) }, "released", "", nil},

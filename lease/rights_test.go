@@ -104,7 +104,7 @@ func TestAWaiterThatMayNotWakeOthersDoesNotListen(t *testing.T) {
 		leasetest.SetUser(t, server.Client(), "waiter", append(leasetest.Documented(t, "lease", "one Redis"), right))
 		try(t, as(t, server, "", "").issuer(t, lease.Config{TTL: time.Hour}), "held")
 		_, err := as(t, server, "waiter", "password").issuer(t, lease.Config{TTL: time.Minute}).Acquire(t.Context(), "held")
-		require.ErrorIs(t, err, lease.ErrDenied, right)
+		require.ErrorIs(t, err, &lease.RefusedError{Code: "NOPERM"}, right)
 		stats, err := server.Client().InfoMap(t.Context(), "commandstats").Result()
 		require.NoError(t, err)
 		require.NotContains(t, stats["Commandstats"], "cmdstat_subscribe", right)
@@ -120,8 +120,8 @@ func TestRightsThatFewNeed(t *testing.T) {
 		return as(t, server, name, "password")
 	}
 	replicas := lease.Config{TTL: time.Minute, Replicas: 1, ReplicaTimeout: 20 * ms}
-	require.ErrorIs(t, acquireOn(t, user("without-wait"), replicas), lease.ErrDenied)
-	require.ErrorIs(t, acquireOn(t, user("with-wait", "+wait"), replicas), lease.ErrTooFewReplicas)
+	require.ErrorIs(t, acquireOn(t, user("without-wait"), replicas), &lease.RefusedError{Code: "NOPERM"})
+	require.ErrorIs(t, acquireOn(t, user("with-wait", "+wait"), replicas), &lease.RefusedError{Code: "NOREPLICAS"})
 	named := func(w *world) error {
 		options := *w.client.(*redis.Client).Options()
 		options.ClientName = "desk"
@@ -129,7 +129,7 @@ func TestRightsThatFewNeed(t *testing.T) {
 		t.Cleanup(func() { _ = client.Close() })
 		return acquireOn(t, &world{client: client}, lease.Config{TTL: time.Minute, RenewEvery: lease.Never})
 	}
-	require.ErrorIs(t, named(user("without-name")), lease.ErrDenied)
+	require.ErrorIs(t, named(user("without-name")), &lease.RefusedError{Code: "NOPERM"})
 	require.NoError(t, named(user("with-name", "+client|setname")))
 
 	try(t, as(t, server, "", "").issuer(t, lease.Config{TTL: time.Hour}), "held")
@@ -137,7 +137,7 @@ func TestRightsThatFewNeed(t *testing.T) {
 		_, err := w.issuer(t, lease.Config{TTL: time.Minute}).Acquire(t.Context(), "held", lease.WaitAtMost(20*time.Second))
 		return err
 	}
-	require.ErrorIs(t, waitFor(user("without-ping", "-ping")), lease.ErrDenied)
+	require.ErrorIs(t, waitFor(user("without-ping", "-ping")), &lease.RefusedError{Code: "NOPERM"})
 
 	cluster := testenv.Cluster(t)
 	for name, more := range map[string]string{"without-asking": "-asking", "with-asking": "+asking"} {
@@ -152,7 +152,7 @@ func TestRightsThatFewNeed(t *testing.T) {
 		slot := cluster.Slot(w.key("a", "owner"))
 		cluster.BeginMove(slot)
 		if more == "-asking" {
-			require.ErrorIs(t, acquireOn(t, w, lease.Config{TTL: time.Minute}), lease.ErrDenied)
+			require.ErrorIs(t, acquireOn(t, w, lease.Config{TTL: time.Minute}), &lease.RefusedError{Code: "NOPERM"})
 			cluster.FinishMove(slot)
 			continue
 		}
@@ -185,12 +185,12 @@ func TestWhoIsNotLetInLearnsIt(t *testing.T) {
 		"no scripts":       as(t, server, "scriptless", "secret"),
 	} {
 		start := time.Now()
-		require.ErrorIs(t, acquireOn(t, w, lease.Config{TTL: time.Minute}), lease.ErrDenied, name)
+		require.ErrorIs(t, acquireOn(t, w, lease.Config{TTL: time.Minute}), &lease.RefusedError{Code: "NOPERM"}, name)
 		require.Less(t, time.Since(start), 30*time.Second, "%s: asking again is of no use", name)
 	}
 
 	acl("default", "on", "resetpass", ">secret")
-	require.ErrorIs(t, acquireOn(t, as(t, server, "", ""), lease.Config{TTL: time.Minute}), lease.ErrDenied, "no password")
+	require.ErrorIs(t, acquireOn(t, as(t, server, "", ""), lease.Config{TTL: time.Minute}), &lease.RefusedError{Code: "NOPERM"}, "no password")
 }
 
 func TestAServerThatRunsAnEndlessScriptIsBusy(t *testing.T) {
@@ -202,7 +202,7 @@ func TestAServerThatRunsAnEndlessScriptIsBusy(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- server.Client().Eval(t.Context(), "while true do end", nil).Err() }()
 	require.Eventually(t, func() bool { return redis.HasErrorPrefix(w.client.Get(t.Context(), "a").Err(), "BUSY") }, 10*time.Second, ms)
-	require.ErrorIs(t, acquireOn(t, w, lease.Config{TTL: 2 * time.Second}), lease.ErrBusy)
+	require.ErrorIs(t, acquireOn(t, w, lease.Config{TTL: 2 * time.Second}), &lease.RefusedError{Code: "BUSY"})
 	require.NoError(t, w.client.ScriptKill(t.Context()).Err())
 	require.Error(t, <-ended)
 	require.NoError(t, acquireOn(t, w, lease.Config{TTL: time.Minute}))

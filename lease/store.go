@@ -245,7 +245,8 @@ func (s *store) confirmed(ctx context.Context, c protocol.Call,
 		return none, err
 	}
 	if r.Word == "granted" && confirmed < int64(s.cfg.Replicas) {
-		return none, fmt.Errorf("%w: %d of %d have the lease after %v", ErrTooFewReplicas, confirmed, s.cfg.Replicas, s.cfg.ReplicaTimeout)
+		return none, &RefusedError{Code: protocol.NoReplicas,
+			Cause: fmt.Errorf("%d of %d have the lease after %v", confirmed, s.cfg.Replicas, s.cfg.ReplicaTimeout)}
 	}
 	return decode(r)
 }

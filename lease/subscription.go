@@ -2,7 +2,6 @@ package lease
 
 import (
 	"context"
-	"errors"
 	"maps"
 	"slices"
 	"sync"
@@ -288,7 +287,7 @@ func (l *listener) probe(s connection, channel string) bool {
 // refused is whether this process is not allowed to listen. It tells the waiters.
 func (l *listener) refused(err error) bool {
 	err = protocol.Failed(context.Background(), "to listen", err)
-	if !errors.Is(err, ErrDenied) {
+	if !protocol.IsRefused(err, protocol.Denied) {
 		return false
 	}
 	l.each(func(e *subscription) { e.tell(func(n *notice) { n.ask, n.refused = true, err }) })

@@ -3,7 +3,6 @@ package lease
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
@@ -105,7 +104,7 @@ func byCaller(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() != context.Canceled || errors.Is(err, context.Canceled) {
 		return err
 	}
-	return fmt.Errorf("%w: %w", context.Canceled, err)
+	return protocol.Also(err, context.Canceled)
 }
 
 // Outcomes lists the words that [TraceEnd.Outcome] can return for this Op, each once.

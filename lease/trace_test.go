@@ -278,8 +278,7 @@ func TestOutcomesAreOnlyThoseListed(t *testing.T) {
 	t.Parallel()
 	causes := []error{
 		lease.ErrInvalid, &lease.HeldError{Cause: context.DeadlineExceeded}, lease.ErrCorrupt, lease.ErrExhausted,
-		lease.ErrOutOfMemory, lease.ErrReadOnly, lease.ErrLoading, lease.ErrClusterDown,
-		lease.ErrTooFewReplicas, lease.ErrUnfit,
+		&lease.RefusedError{Code: "READONLY"}, lease.ErrUnfit,
 		lease.ErrProtocol, lease.ErrReleased, lease.ErrExpired, lease.ErrUnreachable, lease.ErrLost, lease.ErrRevoked,
 		lease.ErrStale, context.Canceled, errors.New("the caller's own"),
 	}
@@ -304,12 +303,12 @@ func TestOutcomes(t *testing.T) {
 	}
 	require.Equal(t, "granted", outcome(lease.OpAcquire, nil))
 	require.Equal(t, "held", outcome(lease.OpAcquire, &lease.HeldError{Cause: context.DeadlineExceeded}))
-	require.Equal(t, "error", outcome(lease.OpAcquire, lease.ErrReadOnly))
+	require.Equal(t, "error", outcome(lease.OpAcquire, &lease.RefusedError{Code: "READONLY"}))
 	require.Equal(t, "cancelled", outcome(lease.OpAcquire, fmt.Errorf("%w: %w", lease.ErrUnreachable, context.Canceled)))
 	require.Equal(t, "unreachable", outcome(lease.OpAcquire, fmt.Errorf("%w: %w", lease.ErrUnreachable, context.DeadlineExceeded)))
 	require.Equal(t, "held", outcome(lease.OpWait, &lease.HeldError{Cause: context.Canceled}))
 	require.Equal(t, "lost", outcome(lease.OpExtend, fmt.Errorf("%w: %w", lease.ErrLost, context.Canceled)))
-	require.Equal(t, "expired", outcome(lease.OpHold, fmt.Errorf("%w: %w", lease.ErrExpired, lease.ErrReadOnly)))
+	require.Equal(t, "expired", outcome(lease.OpHold, fmt.Errorf("%w: %w", lease.ErrExpired, &lease.RefusedError{Code: "READONLY"})))
 	require.Equal(t, "released", outcome(lease.OpHold, lease.ErrReleased))
 	require.Equal(t, "over", outcome(lease.OpExtend, lease.ErrExpired))
 	require.Equal(t, "done", outcome(lease.OpRevoke, nil))

@@ -130,11 +130,11 @@ var incidents = map[string]incident{
 			n.own.Client().ConfigSet(n.Context(), "min-replicas-to-write", "1")
 			n.fail = func() {
 				_, err := n.issuer.TryAcquire(n.Context(), "table:12")
-				require.ErrorIs(n, err, lease.ErrTooFewReplicas)
+				require.ErrorIs(n, err, &lease.RefusedError{Code: "NOREPLICAS"})
 				require.Error(n, held.Extend(n.Context()))
 			}
 			n.miss = func() { // one refusal among grants
-				n.told("seat:1", lease.OpAcquire, lease.ErrTooFewReplicas)
+				n.told("seat:1", lease.OpAcquire, &lease.RefusedError{Code: "NOREPLICAS"})
 				n.told("seat:1", lease.OpAcquire, nil)
 			}
 			n.well = func() {
@@ -142,7 +142,7 @@ var incidents = map[string]incident{
 				require.NoError(n, held.Extend(n.Context()))
 			}
 		},
-		names: `redis_unfit\s.*too few redis replicas`,
+		names: `redis_unfit\s.*redis has too few replicas`,
 		repair: func(n *night) string {
 			n.own.Client().ConfigSet(n.Context(), "min-replicas-to-write", "0")
 			return "CONFIG SET"

@@ -202,7 +202,7 @@ func TestProblems(t *testing.T) {
 		"key reused":   {fencedb.ErrKeyReused, 422, "key-reused", ""},
 		"invalid":      {&booking.InvalidError{Field: "party", Problem: "no"}, 422, "invalid", ""},
 		"no Redis":     {lease.ErrUnreachable, 503, "unavailable", "2"},
-		"full Redis":   {lease.ErrOutOfMemory, 503, "unavailable", "2"},
+		"full Redis":   {&lease.RefusedError{Code: "OOM"}, 503, "unavailable", "2"},
 		"no Postgres":  {fmt.Errorf("%w: no route", booking.ErrUnavailable), 503, "unavailable", "2"},
 		"too slow":     {context.DeadlineExceeded, 503, "unavailable", "2"},
 		"too long":     {fencedb.ErrTooLong, 503, "unavailable", "2"},

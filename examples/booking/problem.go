@@ -30,8 +30,7 @@ const shortly = time.Second
 
 // away are the errors of a store that does not answer in time. Nothing was written.
 var away = []error{
-	booking.ErrUnavailable, lease.ErrUnreachable, lease.ErrLoading, lease.ErrReadOnly, lease.ErrClusterDown,
-	lease.ErrBusy, lease.ErrOutOfMemory, lease.ErrCannotSave, lease.ErrTooFewReplicas,
+	booking.ErrUnavailable, lease.ErrUnreachable, lease.ErrRefused,
 	fencedb.ErrTooLong, context.DeadlineExceeded, context.Canceled,
 }
 

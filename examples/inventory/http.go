@@ -140,8 +140,7 @@ const unavailable = 2 * time.Second
 
 // away are the errors of a store, or of the bank, that does not answer in time.
 var away = []error{
-	lease.ErrUnreachable, lease.ErrLoading, lease.ErrReadOnly, lease.ErrClusterDown, lease.ErrBusy,
-	lease.ErrOutOfMemory, lease.ErrCannotSave, fencedb.ErrTooLong, context.DeadlineExceeded, context.Canceled,
+	lease.ErrUnreachable, lease.ErrRefused, fencedb.ErrTooLong, context.DeadlineExceeded, context.Canceled,
 }
 
 func problemOf(err error) problem {

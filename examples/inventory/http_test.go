@@ -103,17 +103,17 @@ func TestWithoutRedisNothingIsSold(t *testing.T) {
 func TestEachErrorHasAStatus(t *testing.T) {
 	t.Parallel()
 	for err, status := range map[error]int{
-		shop.ErrExpired:          http.StatusGone,
-		shop.ErrDeclined:         http.StatusPaymentRequired,
-		new(pgconn.ConnectError): http.StatusServiceUnavailable,
-		context.DeadlineExceeded: http.StatusServiceUnavailable,
-		lease.ErrCannotSave:      http.StatusServiceUnavailable,
+		shop.ErrExpired:                                      http.StatusGone,
+		shop.ErrDeclined:                                     http.StatusPaymentRequired,
+		new(pgconn.ConnectError):                             http.StatusServiceUnavailable,
+		context.DeadlineExceeded:                             http.StatusServiceUnavailable,
+		&lease.RefusedError{Code: "MISCONF"}:                 http.StatusServiceUnavailable,
 		errors.Join(&fencedb.StaleError{}, lease.ErrExpired): http.StatusConflict,
-		fencedb.ErrBusy:      http.StatusConflict,
-		fencedb.ErrLeaseOver: http.StatusConflict,
-		lease.ErrUnreachable: http.StatusServiceUnavailable,
-		io.ErrUnexpectedEOF:  http.StatusInternalServerError,
-		fencedb.ErrCommitted: http.StatusInternalServerError, // "look at the cart", and not "try again"
+		fencedb.ErrBusy:                                      http.StatusConflict,
+		fencedb.ErrLeaseOver:                                 http.StatusConflict,
+		lease.ErrUnreachable:                                 http.StatusServiceUnavailable,
+		io.ErrUnexpectedEOF:                                  http.StatusInternalServerError,
+		fencedb.ErrCommitted:                                 http.StatusInternalServerError, // "look at the cart", and not "try again"
 	} {
 		require.Equal(t, status, problemOf(err).Status, err)
 	}

@@ -91,7 +91,7 @@ func (everything Everything) run(t *testing.T, client, admin redis.UniversalClie
 	defer cancel()
 	everything(ctx, t, client, admin, namespace, func(err error) error {
 		errs = append(errs, err)
-		if errors.Is(err, lease.ErrDenied) {
+		if errors.Is(err, &lease.RefusedError{Code: "NOPERM"}) {
 			cancel()
 		}
 		return err
@@ -125,7 +125,7 @@ func RunRights(t *testing.T, name string, everything Everything) {
 					rest := slices.Delete(slices.Clone(rights), n, n+1)
 					name := fmt.Sprintf("without-%d", n) // a pattern of keys and one of channels can have the same text
 					errs := everything.run(t, d.as(t, name, rest), admin, name)
-					require.True(t, slices.ContainsFunc(errs, func(err error) bool { return errors.Is(err, lease.ErrDenied) }), "%v", errs)
+					require.True(t, slices.ContainsFunc(errs, func(err error) bool { return errors.Is(err, &lease.RefusedError{Code: "NOPERM"}) }), "%v", errs)
 				})
 			}
 		})
@@ -220,11 +220,11 @@ func Refusals(t *testing.T, requests map[string]Request) {
 		from   Effect
 		reason error
 	}{
-		"rights":   {nil, command("ACL", "SETUSER", "default", "resetkeys", "~other:*"), Reads, lease.ErrDenied},
-		"replica":  {nil, command("REPLICAOF", "127.0.0.1", "1"), Frees, lease.ErrReadOnly},
-		"replicas": {nil, command("CONFIG", "SET", "min-replicas-to-write", "1"), Frees, lease.ErrTooFewReplicas},
-		"disk":     {[]string{"--save", "3600 1", "--dbfilename", "taken"}, failToSave, Frees, lease.ErrCannotSave},
-		"memory":   {nil, command("CONFIG", "SET", "maxmemory", "1", "maxmemory-policy", "noeviction"), Writes, lease.ErrOutOfMemory},
+		"rights":   {nil, command("ACL", "SETUSER", "default", "resetkeys", "~other:*"), Reads, &lease.RefusedError{Code: "NOPERM"}},
+		"replica":  {nil, command("REPLICAOF", "127.0.0.1", "1"), Frees, &lease.RefusedError{Code: "READONLY"}},
+		"replicas": {nil, command("CONFIG", "SET", "min-replicas-to-write", "1"), Frees, &lease.RefusedError{Code: "NOREPLICAS"}},
+		"disk":     {[]string{"--save", "3600 1", "--dbfilename", "taken"}, failToSave, Frees, &lease.RefusedError{Code: "MISCONF"}},
+		"memory":   {nil, command("CONFIG", "SET", "maxmemory", "1", "maxmemory-policy", "noeviction"), Writes, &lease.RefusedError{Code: "OOM"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

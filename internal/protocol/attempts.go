@@ -81,7 +81,7 @@ func OneOfMany(bound time.Duration) time.Duration { return min(max(bound/4, shor
 // Ended adds the cause of the end of ctx, if it has ended, to an earlier error.
 func Ended(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
-		return fmt.Errorf("%w: %w", cause, err)
+		return Also(fmt.Errorf("%w; %s", err, WhyEnded(cause)), cause)
 	}
 	return err
 }

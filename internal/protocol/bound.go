@@ -153,9 +153,11 @@ func forClient(ctx context.Context) context.Context {
 type NoAnswer time.Duration
 
 func (n NoAnswer) Error() string {
-	most := time.Duration(n)
-	return fmt.Sprintf("%v: no answer within %v", ErrUnreachable, cmp.Or(most.Round(time.Millisecond), most))
+	return fmt.Sprintf("%v: no answer within %v", ErrUnreachable, short(time.Duration(n)))
 }
+
+// short is d in whole milliseconds, unless that is nothing.
+func short(d time.Duration) time.Duration { return cmp.Or(d.Round(time.Millisecond), d) }
 
 // Unwrap returns ErrUnreachable.
 func (NoAnswer) Unwrap() error { return ErrUnreachable }

@@ -5,24 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
 
 // Package lease documents what each of them means.
 var (
-	ErrInvalid        = errors.New("lease: invalid")
-	ErrCorrupt        = errors.New("lease: corrupt key")
-	ErrOutOfMemory    = errors.New("lease: redis is out of memory")
-	ErrReadOnly       = errors.New("lease: redis is a replica")
-	ErrLoading        = errors.New("lease: redis is loading its data")
-	ErrClusterDown    = errors.New("lease: redis cluster does not serve the resource")
-	ErrTooFewReplicas = errors.New("lease: too few redis replicas")
-	ErrCannotSave     = errors.New("lease: redis cannot save its data and refuses writes until it can; see its log and its disk")
-	ErrBusy           = errors.New("lease: redis is busy")
-	ErrDenied         = errors.New("lease: redis denies access; check the client's user, password and ACL")
-	ErrProtocol       = errors.New("lease: unknown reply")
-	ErrUnreachable    = errors.New("lease: redis unreachable")
+	ErrInvalid     = errors.New("lease: invalid")
+	ErrCorrupt     = errors.New("lease: corrupt key")
+	ErrRefused     = errors.New("lease: redis refuses")
+	ErrProtocol    = errors.New("lease: unknown reply")
+	ErrUnreachable = errors.New("lease: redis unreachable")
 )
 
 // ErrUnasked: nothing was sent, because the context was over before. Its cause is in the error too.
@@ -71,7 +65,10 @@ func (e oneLine) Unwrap() error { return e.error }
 // Failed sorts what went wrong with a request: the caller's context, no answer, or an error that
 // Redis answered.
 func Failed(ctx context.Context, request string, err error) error {
-	if !answered(err) {
+	switch {
+	case errors.Is(err, ErrUnasked):
+		return err
+	case !answered(err):
 		return unanswered(ctx, err)
 	}
 	if errors.Is(err, redis.Nil) { // which is no error of Redis's, and no answer of a script's
@@ -79,7 +76,7 @@ func Failed(ctx context.Context, request string, err error) error {
 	}
 	for _, refusal := range refusals {
 		if refusal.is(err) {
-			return fmt.Errorf("%w: %w", refusal.as, err)
+			return &RefusedError{refusal.code, err}
 		}
 	}
 	return fmt.Errorf("lease: redis refused %s: %w", request, err)
@@ -91,28 +88,84 @@ func answered(err error) bool {
 	return errors.As(err, &answer)
 }
 
-// refusals are answers of a Redis that works but refuses this request now. It refuses a script at
+// RefusedError is the [ErrRefused] with its values. Package lease documents it.
+type RefusedError struct {
+	Code  string
+	Cause error
+}
+
+func (e *RefusedError) Error() string {
+	text := ErrRefused.Error()
+	if kind, known := kinds[e.Code]; known {
+		text = fmt.Sprintf("lease: redis %s", kind.text)
+	}
+	if e.Cause != nil {
+		text += fmt.Sprintf(" (%v)", e.Cause)
+	}
+	return text
+}
+
+// Is makes every RefusedError an [ErrRefused], and equal to another with its Code.
+func (e *RefusedError) Is(target error) bool {
+	other, same := target.(*RefusedError)
+	return target == ErrRefused || same && other.Code == e.Code
+}
+
+func (e *RefusedError) Unwrap() error { return e.Cause }
+
+// Codes of a [RefusedError].
+const (
+	NoMemory   = "OOM"
+	NoReplicas = "NOREPLICAS"
+	ReadOnly   = "READONLY"
+	Loading    = "LOADING"
+	NoSlot     = "CLUSTERDOWN"
+	CannotSave = "MISCONF"
+	Busy       = "BUSY"
+	Denied     = "NOPERM"
+)
+
+// kinds are the answers of a Redis that works but refuses this request now. It refuses a script at
 // its first write or before, so nothing was changed.
-var refusals = []struct {
-	is        func(error) bool
-	as        error
-	transient bool // usually over soon
+var kinds = map[string]struct {
+	text      string // what is wrong; what to do
+	transient bool   // usually over soon
 }{
-	{redis.IsOOMError, ErrOutOfMemory, false},
-	{redis.IsNoReplicasError, ErrTooFewReplicas, false},
-	{redis.IsReadOnlyError, ErrReadOnly, true},
-	{redis.IsMasterDownError, ErrReadOnly, true},
-	{redis.IsLoadingError, ErrLoading, true},
-	{redis.IsClusterDownError, ErrClusterDown, true},
-	{redis.IsTryAgainError, ErrClusterDown, true},
-	{Moved, ErrClusterDown, true},
-	{coded("MISCONF"), ErrCannotSave, false},
-	{coded("BUSY "), ErrBusy, true}, // not BUSYGROUP, of a script of the caller
-	{redis.IsMaxClientsError, ErrBusy, true},
-	{redis.IsAuthError, ErrDenied, false},
-	{redis.IsPermissionError, ErrDenied, false},
-	{coded("ACL failure in script"), ErrDenied, false},               // of a command within a script, which has no code
-	{coded("The user executing the script can't"), ErrDenied, false}, // the same until Redis 7.0
+	NoMemory:   {"is out of memory; raise maxmemory, or find what fills it", false},
+	NoReplicas: {"has too few replicas; bring one back, or ask for fewer", false},
+	ReadOnly:   {"is a replica; wait for the end of the fail-over, or correct the client's address", true},
+	Loading:    {"is loading its data; wait", true},
+	NoSlot:     {"does not serve this part of the Cluster now; wait, and see CLUSTER INFO if it lasts", true},
+	CannotSave: {"cannot save its data and refuses writes until it can; see its log and its disk", false},
+	Busy:       {"is busy; wait, and see SCRIPT KILL and CLIENT LIST if it lasts", true},
+	Denied:     {"denies access; check the client's user, password and ACL", false},
+}
+
+var refusals = []struct {
+	is   func(error) bool
+	code string
+}{
+	{redis.IsOOMError, NoMemory},
+	{redis.IsNoReplicasError, NoReplicas},
+	{redis.IsReadOnlyError, ReadOnly},
+	{redis.IsMasterDownError, ReadOnly},
+	{redis.IsLoadingError, Loading},
+	{redis.IsClusterDownError, NoSlot},
+	{redis.IsTryAgainError, NoSlot},
+	{Moved, NoSlot},
+	{coded("MISCONF"), CannotSave},
+	{coded("BUSY "), Busy}, // not BUSYGROUP, of a script of the caller
+	{redis.IsMaxClientsError, Busy},
+	{redis.IsAuthError, Denied},
+	{redis.IsPermissionError, Denied},
+	{coded("ACL failure in script"), Denied},               // of a command within a script, which has no code
+	{coded("The user executing the script can't"), Denied}, // the same until Redis 7.0
+}
+
+// IsRefused reports whether Redis refuses for that reason.
+func IsRefused(err error, code string) bool {
+	refused, is := errors.AsType[*RefusedError](err)
+	return is && refused.Code == code
 }
 
 // coded recognises errors by the code that Redis puts in front of them.
@@ -133,10 +186,8 @@ func Transient(err error) bool { return refused(err) != nil || errors.Is(err, Er
 
 // refused is the transient refusal that err is, or nil.
 func refused(err error) error {
-	for _, refusal := range refusals {
-		if refusal.transient && errors.Is(err, refusal.as) {
-			return refusal.as
-		}
+	if e, is := errors.AsType[*RefusedError](err); is && kinds[e.Code].transient {
+		return e
 	}
 	return nil
 }
@@ -162,29 +213,104 @@ func known(err error) error {
 	if e, ok := errors.AsType[*later](err); ok {
 		return e.before
 	}
-	if e, ok := errors.AsType[*unreachable](err); ok {
+	if e, ok := errors.AsType[*unreachable](err); ok && !e.ended {
 		return e.cause
 	}
 	return refused(err)
 }
 
-// unreachable is the [ErrUnreachable] of a request that the client library could not carry out.
-type unreachable struct{ cause error }
+// unreachable is the [ErrUnreachable] of one request, which may or may not have been carried out.
+type unreachable struct {
+	cause error         // what the client library could not do; or why the context ended
+	ended bool          // the context has ended, which says nothing about Redis
+	whom  string        // who did not answer: a server, or the pool of connections to it; "": not known
+	took  time.Duration // how long that was waited for
+}
 
-func (e *unreachable) Error() string   { return fmt.Sprintf("%v: %v", ErrUnreachable, e.cause) }
+func (e *unreachable) Error() string {
+	var said string
+	switch most, ours := errors.AsType[NoAnswer](e.cause); {
+	case !e.ended:
+		said = e.cause.Error()
+		if e.whom != "" && !strings.Contains(said, e.whom) {
+			said = e.whom + ": " + said
+		}
+	case ours && e.whom == "":
+		return most.Error()
+	case ours:
+		said = fmt.Sprintf("no answer from %s within %v", e.whom, short(time.Duration(most)))
+	case e.whom == "":
+		said = "no answer: " + WhyEnded(e.cause)
+	default:
+		said = fmt.Sprintf("no answer from %s within %v: %s", e.whom, short(e.took), WhyEnded(e.cause))
+	}
+	return fmt.Sprintf("%v: %s", ErrUnreachable, said)
+}
+
 func (e *unreachable) Unwrap() []error { return []error{ErrUnreachable, e.cause} }
+
+// WhyEnded tells why a context of the caller's has ended. "context canceled" would not say whose.
+func WhyEnded(cause error) string {
+	if cause == context.Canceled || cause == context.DeadlineExceeded {
+		return "the caller's context ended"
+	}
+	return cause.Error()
+}
 
 // unanswered is the error of a request that may or may not have been carried out.
 func unanswered(ctx context.Context, err error) error {
-	ended := ctx.Err() != nil
-	if ended {
-		err = context.Cause(ctx)
+	if ctx.Err() != nil {
+		return &unreachable{cause: context.Cause(ctx), ended: true}
 	}
-	switch {
-	case errors.Is(err, ErrUnreachable): // by a bound of our own
+	if errors.Is(err, ErrUnreachable) {
 		return err
-	case ended:
-		return fmt.Errorf("%w: %w", ErrUnreachable, err)
 	}
-	return &unreachable{err}
+	return &unreachable{cause: err}
 }
+
+// silent adds to an [ErrUnreachable] who did not answer a call since that time.
+func (s *Sender) silent(err error, c Call, since time.Time) error {
+	e, is := err.(*unreachable)
+	if !is {
+		return err
+	}
+	named := *e
+	named.whom, named.took = s.whom(c, e), time.Since(since)
+	return &named
+}
+
+// whom names the server of a call; the pool of connections to it if that is used up.
+func (s *Sender) whom(c Call, e *unreachable) string {
+	client, known := s.client.(*redis.Client)
+	if s.cluster != nil {
+		over, cancel := context.WithCancel(context.Background())
+		cancel() // asks nobody
+		master, err := s.cluster.MasterForKey(over, c.Key())
+		if err != nil {
+			return strings.Join(s.cluster.Options().Addrs, ", ")
+		}
+		client, known = master, true
+	}
+	if !known {
+		return "redis"
+	}
+	addr, size := client.Options().Addr, client.Options().PoolSize
+	if addr == "FailoverClient" { // which the client library calls it
+		addr = "the primary of the Sentinel group"
+	}
+	stats := client.PoolStats()
+	if errors.Is(e.cause, redis.ErrPoolTimeout) || stats.PendingRequests > 0 && stats.IdleConns == 0 && int(stats.TotalConns) >= size {
+		return fmt.Sprintf("the pool of %d connections to %s, which is used up", size, addr)
+	}
+	return addr
+}
+
+// Also makes err one that is other too, which it does not say.
+func Also(err, other error) error { return &also{err, other} }
+
+type also struct {
+	error
+	other error
+}
+
+func (e *also) Unwrap() []error { return []error{e.error, e.other} }

@@ -58,14 +58,14 @@ func TestAnAttemptWithoutAnAnswerDoesNotHideWhatRedisSaid(t *testing.T) {
 				n := 0
 				err := attempts(ctx, func(ctx context.Context) error {
 					if n++; n == 1 {
-						return fmt.Errorf("%w: of the first", ErrBusy)
+						return fmt.Errorf("of the first: %w", &RefusedError{Code: Busy})
 					}
 					<-ctx.Done()
 					return unanswered(ctx, ctx.Err())
 				})
 				require.Greater(t, n, 1)
 				require.ErrorIs(t, err, ErrUnreachable)
-				require.ErrorIs(t, err, ErrBusy)
+				require.True(t, IsRefused(err, Busy))
 			})
 		})
 	}

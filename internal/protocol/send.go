@@ -171,9 +171,11 @@ func (c Call) Run(ctx context.Context, s *Sender) (Reply, error) {
 	if ctx.Err() != nil {
 		return Reply{}, unasked(ctx)
 	}
+	sent := time.Now()
 	r := &request{ctx: ctx, call: c}
 	s.send(ctx, append(r.alone[:0], r))
-	return s.outcome(r)
+	reply, err := s.outcome(r)
+	return reply, s.silent(err, c, sent)
 }
 
 // QueryAll is Query for several calls in one round trip, on a Cluster one to each master. Each has
@@ -182,6 +184,7 @@ func QueryAll[T any](ctx context.Context, s *Sender, calls []Call, decode func(R
 	if ctx.Err() != nil {
 		return slices.Repeat([]Answer[T]{{Err: unasked(ctx)}}, len(calls))
 	}
+	sent := time.Now()
 	requests := make([]*request, len(calls))
 	for i, c := range calls {
 		requests[i] = &request{ctx: ctx, call: c}
@@ -190,7 +193,7 @@ func QueryAll[T any](ctx context.Context, s *Sender, calls []Call, decode func(R
 	answers := make([]Answer[T], len(calls))
 	for i, r := range requests {
 		reply, err := s.outcome(r)
-		answers[i].Value, answers[i].Err = read(reply, err, decode)
+		answers[i].Value, answers[i].Err = read(reply, s.silent(err, r.call, sent), decode)
 	}
 	return answers
 }
@@ -201,15 +204,16 @@ func (c Call) RunAndWait(ctx context.Context, s *Sender, replicas int, within ti
 	if ctx.Err() != nil {
 		return Reply{}, 0, unasked(ctx)
 	}
+	sent := time.Now()
 	wait := redis.NewIntCmd(forClient(ctx), "wait", replicas, within.Milliseconds())
 	r := &request{ctx: ctx, call: c, wait: wait}
 	s.send(ctx, append(r.alone[:0], r))
 	reply, err := s.outcome(r)
-	if err != nil {
-		return Reply{}, 0, err
+	if err == nil && wait.Err() != nil {
+		err = Failed(ctx, "wait", wait.Err())
 	}
-	if err := wait.Err(); err != nil {
-		return Reply{}, 0, Failed(ctx, "wait", err)
+	if err != nil {
+		return Reply{}, 0, s.silent(err, c, sent)
 	}
 	return reply, wait.Val(), nil
 }

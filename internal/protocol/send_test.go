@@ -195,7 +195,7 @@ func (refusal) RedisError()     {}
 func TestAnswersAndSilenceAreToldApart(t *testing.T) {
 	err := protocol.Failed(t.Context(), "test", refusal("OOM command not allowed"))
 	require.NotErrorIs(t, err, lease.ErrUnreachable)
-	require.ErrorIs(t, err, lease.ErrOutOfMemory)
+	require.ErrorIs(t, err, &lease.RefusedError{Code: "OOM"})
 	require.ErrorIs(t, err, refusal("OOM command not allowed"))
 
 	broken := errors.New("broken pipe")
@@ -255,10 +255,10 @@ func TestPersist(t *testing.T) {
 		}{
 			{[]error{nil}, nil},
 			{[]error{lease.ErrUnreachable, nil}, nil},
-			{[]error{lease.ErrReadOnly, lease.ErrLoading, nil}, nil},
-			{[]error{lease.ErrClusterDown, lease.ErrBusy, lease.ErrDenied}, lease.ErrDenied},
-			{[]error{lease.ErrOutOfMemory}, lease.ErrOutOfMemory},
-			{[]error{lease.ErrCannotSave}, lease.ErrCannotSave},
+			{[]error{&lease.RefusedError{Code: "READONLY"}, &lease.RefusedError{Code: "LOADING"}, nil}, nil},
+			{[]error{&lease.RefusedError{Code: "CLUSTERDOWN"}, &lease.RefusedError{Code: "BUSY"}, &lease.RefusedError{Code: "NOPERM"}}, &lease.RefusedError{Code: "NOPERM"}},
+			{[]error{&lease.RefusedError{Code: "OOM"}}, &lease.RefusedError{Code: "OOM"}},
+			{[]error{&lease.RefusedError{Code: "MISCONF"}}, &lease.RefusedError{Code: "MISCONF"}},
 			{[]error{lease.ErrUnreachable, lease.ErrCorrupt}, lease.ErrCorrupt},
 			{[]error{lease.ErrUnreachable, lease.ErrUnreachable, lease.ErrUnreachable}, lease.ErrUnreachable},
 		} {

@@ -33,9 +33,9 @@
 //
 // When there is no decision, because Redis does not answer within [Config.Timeout] or answers with
 // an error, the request is admitted or refused as [Config.OnError] says, and [Decision.Err] has the
-// reason. The errors are those of package lease: one for silence, and one for each refusal, such as
-// [lease.ErrOutOfMemory] or [lease.ErrDenied]. There is no default: use [FailClosed] to protect a
-// downstream system, and usually [FailOpen] for fairness.
+// reason. The errors are those of package lease, such as [lease.ErrUnreachable] and
+// [lease.ErrRefused]. There is no default: use [FailClosed] to protect a downstream system, and
+// usually [FailOpen] for fairness.
 //
 // A request is sent once. It is not repeated after silence or a refusal, because a late answer is
 // of no use. Redis may have counted a request whose reply was lost, so a lost reply can use up one
@@ -44,7 +44,7 @@
 // # Rights
 //
 // docs/leases.md lists the rights that the client's user needs. Without one of them the error is
-// [lease.ErrDenied].
+// [lease.ErrRefused].
 //
 // # What it does not give you
 //
@@ -188,10 +188,9 @@ type Decision struct {
 	ResetAfter time.Duration
 
 	// Err is why Redis has not decided, nil if it has: [lease.ErrUnreachable], also when
-	// [Config.Timeout] is over; [lease.ErrCorrupt]; one of the errors that package lease has for
-	// refusals, such as [lease.ErrReadOnly]; or the cause of a ctx that ended before Redis was
-	// asked. Allowed is then what [Config.OnError] says, the numbers are zero, and after
-	// ErrUnreachable the request may have been counted.
+	// [Config.Timeout] is over; [lease.ErrCorrupt]; [lease.ErrRefused]; or the cause of a ctx that
+	// ended before Redis was asked. Allowed is then what [Config.OnError] says, the numbers are zero,
+	// and after ErrUnreachable the request may have been counted.
 	Err error
 }
 

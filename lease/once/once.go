@@ -51,18 +51,17 @@
 //     its result is refused.
 //   - The reply to a request is lost: it is sent again; a result that was recorded already counts
 //     as recorded.
-//   - Redis does not answer, or refuses: nobody runs. The error is [lease.ErrUnreachable] or that
-//     of the refusal, such as [lease.ErrOutOfMemory], [lease.ErrCannotSave] or [lease.ErrDenied];
-//     those that pass soon are tried again first, and their error is that of all callers of this
-//     process that wait for the key. If that happens to the recording, the error is
-//     [ErrNotRecorded] as well.
+//   - Redis does not answer, or refuses: nobody runs. The error is [lease.ErrUnreachable] or
+//     [lease.ErrRefused]; a refusal that passes soon is tried again first, and its error is that of
+//     all callers of this process that wait for the key. If that happens to the recording, the error
+//     is [ErrNotRecorded] as well.
 //   - The caller's context ends: the call returns within 50 ms. A result that fn had returned is
 //     recorded in the background.
 //
 // # Rights
 //
 // docs/leases.md lists the rights that the client's user needs. Without one of them the error is
-// [lease.ErrDenied].
+// [lease.ErrRefused].
 //
 // # What it does not give you
 //

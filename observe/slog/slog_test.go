@@ -139,10 +139,10 @@ func TestLevels(t *testing.T) {
 		return string(text)
 	}
 	for op, levels := range map[lease.Op]map[error]string{
-		lease.OpAcquire: {lease.ErrUnreachable: "WARN", lease.ErrReadOnly: "WARN"},
+		lease.OpAcquire: {lease.ErrUnreachable: "WARN", &lease.RefusedError{Code: "READONLY"}: "WARN"},
 		lease.OpHold:    {lease.ErrExpired: "WARN", lease.ErrUnreachable: "WARN", lease.ErrLost: "WARN", lease.ErrRevoked: "INFO"},
-		lease.OpExtend:  {lease.ErrUnreachable: "WARN", lease.ErrReadOnly: "WARN", lease.ErrLost: "", lease.ErrExpired: "", lease.ErrRevoked: ""},
-		lease.OpRelease: {lease.ErrUnreachable: "WARN", lease.ErrReadOnly: "WARN", lease.ErrLost: "WARN", lease.ErrRevoked: "DEBUG"},
+		lease.OpExtend:  {lease.ErrUnreachable: "WARN", &lease.RefusedError{Code: "READONLY"}: "WARN", lease.ErrLost: "", lease.ErrExpired: "", lease.ErrRevoked: ""},
+		lease.OpRelease: {lease.ErrUnreachable: "WARN", &lease.RefusedError{Code: "READONLY"}: "WARN", lease.ErrLost: "WARN", lease.ErrRevoked: "DEBUG"},
 		lease.OpRevoke:  {nil: "INFO", lease.ErrUnreachable: "WARN"},
 		lease.OpRaise:   {nil: "INFO", lease.ErrUnreachable: "WARN"},
 	} {

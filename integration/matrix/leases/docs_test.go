@@ -154,10 +154,12 @@ func answerInWords(c *leaseCell) string {
 }
 
 func errorInWords(err error) string {
+	if refused, is := errors.AsType[*lease.RefusedError](err); is {
+		return "`ErrRefused`, " + refused.Code
+	}
 	for name, known := range map[string]error{
-		"ErrHeld": lease.ErrHeld, "ErrUnreachable": lease.ErrUnreachable, "ErrClusterDown": lease.ErrClusterDown, "ErrReadOnly": lease.ErrReadOnly,
-		"ErrLoading": lease.ErrLoading, "ErrBusy": lease.ErrBusy, "ErrTooFewReplicas": lease.ErrTooFewReplicas, "ErrCannotSave": lease.ErrCannotSave,
-		"ErrOutOfMemory": lease.ErrOutOfMemory, "ErrDenied": lease.ErrDenied, "ErrProtocol": lease.ErrProtocol, "once.ErrNotRecorded": once.ErrNotRecorded,
+		"ErrHeld": lease.ErrHeld, "ErrUnreachable": lease.ErrUnreachable, "ErrProtocol": lease.ErrProtocol,
+		"once.ErrNotRecorded": once.ErrNotRecorded,
 	} {
 		if errors.Is(err, known) {
 			return "`" + name + "`"

@@ -1,0 +1,147 @@
+package lease_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"regexp"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lease"
+)
+
+// deafServer accepts connections and answers nobody.
+func deafServer(t *testing.T) (addr string) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			t.Cleanup(func() { _ = conn.Close() })
+		}
+	}()
+	return listener.Addr().String()
+}
+
+// usedUp is a client whose only connection waits for something else.
+func usedUp(t *testing.T) *redis.Client {
+	t.Helper()
+	server := testenv.OwnRedis(t)
+	client := redis.NewClient(&redis.Options{Addr: server.Addr(), PoolSize: 1})
+	t.Cleanup(func() { _ = client.Close() })
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	go client.BLPop(ctx, 0, "nothing")
+	blocked := regexp.MustCompile(`blocked_clients:1\b`)
+	require.Eventually(t, func() bool {
+		return blocked.MatchString(server.Client().Info(ctx, "clients").Val())
+	}, 10*time.Second, ms)
+	return client
+}
+
+// Whoever reads the error knows where to look, and what for.
+func TestAnErrorWithoutAnAnswerNamesWhoDidNotAnswer(t *testing.T) {
+	t.Parallel()
+	guest := errors.New("the guest left")
+	for name, c := range map[string]struct {
+		client func(t *testing.T) *redis.Client
+		whom   string // %s is the address
+	}{
+		"the server": {func(t *testing.T) *redis.Client { return redis.NewClient(&redis.Options{Addr: deafServer(t)}) }, `127\.0\.0\.1:\d+`},
+		"its name": {func(t *testing.T) *redis.Client {
+			addr := deafServer(t)
+			return redis.NewClient(&redis.Options{Addr: "localhost" + addr[len("127.0.0.1"):]})
+		}, `localhost:\d+`},
+		"the pool": {usedUp, `the pool of 1 connections to 127\.0\.0\.1:\d+, which is used up`},
+		"the group": {func(t *testing.T) *redis.Client {
+			addr := deafServer(t)
+			return redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "m", SentinelAddrs: []string{addr}})
+		}, `the primary of the Sentinel group`},
+	} {
+		for how, end := range map[string]struct {
+			ctx   func(context.Context) (context.Context, context.CancelFunc)
+			says  string
+			cause error
+		}{
+			"its own bound": {context.WithCancel, ` within \d+ms$`, nil},
+			"a deadline": {func(ctx context.Context) (context.Context, context.CancelFunc) {
+				return context.WithTimeout(ctx, 50*ms)
+			}, ` within \d+ms: the caller's context ended$`, context.DeadlineExceeded},
+			"cancelled": {func(ctx context.Context) (context.Context, context.CancelFunc) {
+				ctx, cancel := context.WithCancel(ctx)
+				time.AfterFunc(50*ms, cancel)
+				return ctx, cancel
+			}, ` within \d+ms: the caller's context ended$`, context.Canceled},
+			"with a cause": {func(ctx context.Context) (context.Context, context.CancelFunc) {
+				ctx, cancel := context.WithCancelCause(ctx)
+				time.AfterFunc(50*ms, func() { cancel(guest) })
+				return ctx, func() { cancel(nil) }
+			}, ` within \d+ms: the guest left$`, guest},
+		} {
+			t.Run(name+", "+how, func(t *testing.T) {
+				t.Parallel()
+				client := c.client(t)
+				t.Cleanup(func() { _ = client.Close() })
+				i, err := lease.New(client, lease.Config{TTL: 400 * ms})
+				require.NoError(t, err)
+				for call, ask := range map[string]func(context.Context) error{
+					"TryAcquire":   func(ctx context.Context) error { _, err := i.TryAcquire(ctx, "a"); return err },
+					"Acquire":      func(ctx context.Context) error { _, err := i.Acquire(ctx, "a"); return err },
+					"AcquireAll":   func(ctx context.Context) error { _, err := i.AcquireAll(ctx, []string{"a", "b"}); return err },
+					"with replica": func(ctx context.Context) error { return acquireReplicated(ctx, client) },
+				} {
+					ctx, cancel := end.ctx(t.Context())
+					err := ask(ctx)
+					require.ErrorIs(t, err, lease.ErrUnreachable, call)
+					require.Regexp(t, `redis unreachable: no answer from `+c.whom+end.says, err.Error(), call)
+					require.NotContains(t, err.Error(), "context canceled", call)
+					if end.cause != nil {
+						require.ErrorIs(t, err, end.cause, call)
+					}
+					cancel()
+				}
+			})
+		}
+	}
+}
+
+func acquireReplicated(ctx context.Context, client *redis.Client) error {
+	i, err := lease.New(client, lease.Config{TTL: 400 * ms, Replicas: 1})
+	if err != nil {
+		return err
+	}
+	_, err = i.TryAcquire(ctx, "a")
+	return err
+}
+
+// A master is named by its address, also where it is one of several.
+func TestAnErrorNamesTheMasterThatDidNotAnswer(t *testing.T) {
+	t.Parallel()
+	cluster := testenv.Cluster(t)
+	w := cluster.Client()
+	namespace := testenv.Namespace(t)
+	i, err := lease.New(w, lease.Config{TTL: time.Second, Namespace: namespace})
+	require.NoError(t, err)
+	l, err := i.TryAcquire(t.Context(), "a") // the client knows the masters
+	require.NoError(t, err)
+	require.NoError(t, l.Release(t.Context()))
+	key := lease.Key{Namespace: namespace, Resource: "a", Field: "owner"}.String()
+	owner := cluster.Owner(cluster.Slot(key))
+	owner.Pause()
+	defer owner.Resume()
+	ctx, cancel := context.WithTimeout(t.Context(), 100*ms)
+	defer cancel()
+	_, err = i.TryAcquire(ctx, "a")
+	require.ErrorIs(t, err, lease.ErrUnreachable)
+	require.Regexp(t, "no answer from "+regexp.QuoteMeta(owner.Addr())+" within ", err.Error())
+}
