@@ -3,6 +3,7 @@ package lease_test
 import (
 	"context"
 	"errors"
+	"net"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -212,6 +213,55 @@ func TestAContextBoundsEveryCall(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// panicking is a hook with a fault of its own.
+type panicking struct {
+	faulty.Redis
+	up atomic.Bool
+}
+
+func (h *panicking) fault() {
+	if h.up.Load() {
+		panic("a hook of the client")
+	}
+}
+
+func (h *panicking) DialHook(next redis.DialHook) redis.DialHook {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		h.fault()
+		return next(ctx, network, addr)
+	}
+}
+
+func (h *panicking) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error { h.fault(); return next(ctx, cmd) }
+}
+
+func (h *panicking) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error { h.fault(); return next(ctx, cmds) }
+}
+
+// Most requests are sent by goroutines of ours, where nobody could recover it.
+func TestAHookThatPanicsDoesNotEndTheProcess(t *testing.T) {
+	for name, c := range everyCall {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				i, h := w.issuer(t, lease.Config{TTL: 2 * time.Second}), new(panicking)
+				w.client.AddHook(h)
+				l := try(t, i, "held")
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				defer cancel()
+				err := c.call(ctx, i, l, func() { h.up.Store(true) })
+				if silent[name] || name == "Close" { // which waits until nothing is blocked any more
+					require.NoError(t, err)
+				} else {
+					require.ErrorContains(t, err, "panicked: a hook of the client")
+				}
+				h.up.Store(false)
+			})
+		})
 	}
 }
 

@@ -40,6 +40,13 @@ func TestNewRefuses(t *testing.T) {
 	_, err = lease.New(pipeliner, lease.Config{TTL: time.Second})
 	require.ErrorIs(t, err, lease.ErrInvalid, "it may be that of a Cluster, which cannot be seen")
 
+	wrapped := struct{ *redis.ClusterClient }{redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}})}
+	defer wrapped.Close()
+	for _, hidden := range []redis.UniversalClient{wrapped, &wrapped, struct{ redis.UniversalClient }{client}} {
+		_, err = lease.New(hidden, lease.Config{TTL: time.Second})
+		require.ErrorIs(t, err, lease.ErrInvalid, "it may be a Cluster, where waiters listen elsewhere: %T", hidden)
+	}
+
 	_, err = lease.New(client, lease.Config{TTL: 10})
 	require.ErrorContains(t, err, "10ns", "what was given, so that a missing unit shows")
 

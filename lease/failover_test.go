@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/internal/leasetest"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 )
@@ -76,6 +77,46 @@ func TestAnOutageIsSatOutForOneTTL(t *testing.T) {
 				outage.end(w)
 			})
 		})
+	}
+}
+
+// A Sentinel group is one deployment for whoever uses it: the client library has two kinds of
+// clients of it.
+func TestAllClientsOfASentinelGroupHearEachOther(t *testing.T) {
+	t.Parallel()
+	sentinel := testenv.Sentinel(t)
+	o := sentinel.Options()
+	clients := map[string]redis.UniversalClient{"failover": sentinel.Client()}
+	for name, options := range map[string]redis.UniversalOptions{
+		"by latency": {RouteByLatency: true},
+		"randomly":   {RouteRandomly: true},
+		"as cluster": {IsClusterMode: true},
+	} {
+		options.MasterName, options.Addrs = o.MasterName, o.SentinelAddrs
+		client := redis.NewUniversalClient(&options)
+		t.Cleanup(func() { _ = client.Close() })
+		clients[name] = client
+	}
+	for holding, first := range clients {
+		for waiting, second := range clients {
+			t.Run(holding+", then "+waiting, func(t *testing.T) {
+				cfg := lease.Config{TTL: time.Minute, Namespace: testenv.Namespace(t)}
+				holder, waiter := (&world{client: first}).issuer(t, cfg), (&world{client: second}).issuer(t, cfg)
+				l := try(t, holder, "a")
+				grants := make(chan grant)
+				wait(t.Context(), waiter, 0, grants)
+				key := lease.Key{Namespace: cfg.Namespace, Resource: "a"}
+				queue, wake := key, key
+				queue.Field, wake.Field = "queue", "wake"
+				leasetest.AwaitListener(t.Context(), sentinel.Primary().Client(), queue.String(), wake.String(), func() bool { return false })
+				released := time.Now()
+				require.NoError(t, l.Release(t.Context()))
+				g := <-grants
+				require.NoError(t, g.err)
+				require.Less(t, g.at.Sub(released), 4*time.Second, "it did not wait until it asks by itself")
+				require.NoError(t, g.lease.Release(t.Context()))
+			})
+		}
 	}
 }
 

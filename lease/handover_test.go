@@ -72,6 +72,37 @@ func TestASubscriptionThatFallsSilentIsReplaced(t *testing.T) {
 	})
 }
 
+// A process that cannot listen at first listens as soon as it can.
+func TestASubscriptionWhoseConnectionFailsIsMadeAgain(t *testing.T) {
+	for failures := range int32(4) {
+		t.Run(fmt.Sprint(failures, " failures"), func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				var fail atomic.Int32
+				options := w.client.(*redis.Client).Options()
+				options.OnConnect = func(context.Context, *redis.Conn) error {
+					if fail.Add(-1) >= 0 {
+						return faulty.ErrBroken
+					}
+					return nil
+				}
+				i := w.issuer(t, lease.Config{TTL: time.Minute})
+				holder := try(t, i, "a") // over the connection that the requests have
+				fail.Store(failures)
+				grants := make(chan grant)
+				wait(t.Context(), i, 0, grants)
+				time.Sleep(time.Second)
+				require.Negative(t, fail.Load(), "it has connected")
+				released := time.Now()
+				require.NoError(t, holder.Release(t.Context()))
+				g := <-grants
+				require.NoError(t, g.err)
+				require.Equal(t, released, g.at)
+				require.NoError(t, g.lease.Release(t.Context()))
+			})
+		})
+	}
+}
+
 // The release calls, the waiter asks, and has a full lease from then on. To read until when it may
 // be trusted sends nothing, so it cannot hang either.
 func TestAReleaseCallsTheFirstWaiter(t *testing.T) {

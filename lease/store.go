@@ -77,8 +77,19 @@ func checkClient(client redis.UniversalClient) error {
 		return protocol.Invalid("a redis.AutoPipeliner does not tell what is behind it; take its client, which sends together what is asked at the same time anyway")
 	case *redis.Ring:
 		return protocol.Invalid("a redis.Ring moves a resource to another server when one fails, which knows nothing of its leases; take a Sentinel group or a Cluster")
+	case nil, *redis.Client, *redis.ClusterClient:
+		return protocol.CheckClient(client)
 	}
-	return protocol.CheckClient(client)
+	// All processes have to publish in one way, or their waiters do not hear each other.
+	return protocol.Invalid("a %T does not tell whether a Cluster is behind it; take the client itself, and add a hook to it", client)
+}
+
+// isSharded reports whether messages stay on the shard that serves their channel. A client that was
+// given its slots is one of several plain servers, such as those of a Sentinel group that are read
+// by latency: others publish to the same servers with a plain client.
+func isSharded(client redis.UniversalClient) bool {
+	cluster, ok := client.(*redis.ClusterClient)
+	return ok && cluster.Options().ClusterSlots == nil
 }
 
 func newStore(client redis.UniversalClient, cfg Config) *store {
@@ -89,8 +100,9 @@ func newStore(client redis.UniversalClient, cfg Config) *store {
 	if cfg.permits > 0 {
 		s.scripts = protocol.SemaphoreHolding
 	}
-	if cluster, ok := client.(*redis.ClusterClient); ok {
-		s.cluster, s.publish = cluster, "SPUBLISH"
+	s.cluster, _ = client.(*redis.ClusterClient)
+	if isSharded(client) {
+		s.publish = "SPUBLISH"
 	}
 	return s
 }
@@ -119,9 +131,8 @@ func (s *store) servers(ctx context.Context) (all []*redis.Client, err error) {
 			}
 			return masters, nil
 		})
-	default:
-		return nil, fmt.Errorf("%w: check of a %T", errors.ErrUnsupported, client)
 	}
+	panic("bug: another client was accepted")
 }
 
 // spans is false on a Cluster, where a script sees one slot only; several resources are then

@@ -29,6 +29,8 @@ type subscription struct {
 // notice is what a waiter was told since it asked.
 type notice struct {
 	ask     bool  // the waiter should ask now, whatever look says
+	listens bool  // the subscription was confirmed
+	called  bool  // it is the waiter's turn
 	refused error // why Redis does not let this process listen: the waiter will never be woken
 
 	// look is how long the waiter that was woken may go on sleeping, because the one before it has its
@@ -75,7 +77,8 @@ func (s *subscription) receive(message string) {
 	s.mu.Lock()
 	mine := n.Call != "" && n.Call == s.waiter
 	if mine {
-		s.news.ask, s.news.look = s.news.ask || n.Look == 0, n.Look
+		s.news.called = s.news.called || n.Look == 0
+		s.news.ask, s.news.look = s.news.ask || s.news.called, n.Look
 	}
 	s.mu.Unlock()
 	if mine {
@@ -203,6 +206,7 @@ func (l *listener) run() {
 // serve keeps the channels of one connection equal to the subscriptions. It returns false when
 // there are none, and true when the connection has broken or fallen silent and another is needed.
 func (l *listener) serve() (again bool) {
+	defer protocol.Recover(func(error) { again = true })
 	s := l.connect()
 	defer s.Close()
 	subscribed := make(map[string]bool)
@@ -212,10 +216,9 @@ func (l *listener) serve() (again bool) {
 	var broken chan struct{}
 	for {
 		add, remove := l.difference(subscribed)
-		if broken == nil && len(add) > 0 && !l.probe(s, add[0]) {
+		if broken == nil && len(add) > 0 && !l.probe(s, add[0]) || s.change(add, remove) != nil {
 			return true
 		}
-		s.change(add, remove)
 		switch {
 		case len(subscribed) == 0:
 			if l.stop() {
@@ -232,7 +235,9 @@ func (l *listener) serve() (again bool) {
 		case <-check.C:
 			switch l.silence.Add(1) {
 			case 2:
-				s.ask() // for a sign of life
+				if s.ask() != nil { // for a sign of life
+					return true
+				}
 			case 3:
 				return true
 			}
@@ -246,6 +251,7 @@ func (l *listener) serve() (again bool) {
 // the waiter too: messages before that moment were missed.
 func (l *listener) receive(s connection, broken chan<- struct{}) {
 	defer close(broken)
+	defer protocol.Recover(func(error) {})
 	for {
 		m, err := s.Receive(context.Background())
 		if err != nil {
@@ -260,7 +266,7 @@ func (l *listener) receive(s connection, broken chan<- struct{}) {
 			}
 		case *redis.Subscription:
 			if e := l.subscription(m.Channel); e != nil {
-				e.wakeToAsk()
+				e.tell(func(n *notice) { n.ask, n.listens = true, true })
 			}
 		}
 	}
@@ -275,7 +281,9 @@ func (l *listener) probe(s connection, channel string) bool {
 	if l.refused(s.publish(ctx, channel, "").Err()) {
 		return false
 	}
-	s.change(nil, []string{channel + ":probe"})
+	if s.change(nil, []string{channel + ":probe"}) != nil {
+		return false // or the answer to a question that was not asked would be awaited
+	}
 	_, err := s.ReceiveTimeout(ctx, pulse)
 	if redis.HasErrorPrefix(err, "NOSUB") { // as Valkey answers
 		err = nil
@@ -341,7 +349,10 @@ type connection struct {
 }
 
 func connect(client redis.UniversalClient, master *redis.Client) connection {
-	if master == nil {
+	if !isSharded(client) {
+		if master != nil { // not a replica: those who listen there are not counted by the master
+			client = master
+		}
 		p := client.Subscribe(context.Background())
 		return connection{p, p.Subscribe, p.Unsubscribe, client.Publish, 1000}
 	}
@@ -349,22 +360,27 @@ func connect(client redis.UniversalClient, master *redis.Client) connection {
 	return connection{p, p.SSubscribe, p.SUnsubscribe, master.SPublish, 1}
 }
 
-// ask requests a sign of life. Errors are left to the connection.
-func (s connection) ask() {
+// ask requests a sign of life.
+func (s connection) ask() error {
 	ctx, cancel := context.WithTimeout(context.Background(), pulse)
 	defer cancel()
-	_ = s.Ping(ctx)
+	return s.Ping(ctx)
 }
 
-// change subscribes and unsubscribes. Errors are left to the connection; until there is a better
-// one, waiters ask on their own.
-func (s connection) change(add, remove []string) {
+// change subscribes and unsubscribes. After an error the connection is of no use: it may not have
+// been made, and nobody would notice.
+func (s connection) change(add, remove []string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), pulse)
 	defer cancel()
 	for channels := range slices.Chunk(add, s.together) {
-		_ = s.subscribe(ctx, channels...)
+		if err := s.subscribe(ctx, channels...); err != nil {
+			return err
+		}
 	}
 	for channels := range slices.Chunk(remove, s.together) {
-		_ = s.unsubscribe(ctx, channels...)
+		if err := s.unsubscribe(ctx, channels...); err != nil {
+			return err
+		}
 	}
+	return nil
 }

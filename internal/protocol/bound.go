@@ -170,7 +170,7 @@ func Detached(ctx context.Context, bound time.Duration) (context.Context, contex
 // Bounded returns when f does or ctx ends, whichever is first. In the second case the error is
 // [ErrUnreachable], and the server may still act on what f has sent. If ctx was over before, f is
 // not called, and the error is [ErrUnasked], with its cause. (The client library observes contexts
-// only if its owner has configured that.) An f that ends its goroutine has failed.
+// only if its owner has configured that.) An f that ends its goroutine or panics has failed.
 func Bounded[T any](ctx context.Context, f func() (T, error)) (answer T, err error) {
 	if ctx.Err() != nil {
 		return answer, unasked(ctx)
@@ -179,6 +179,7 @@ func Bounded[T any](ctx context.Context, f func() (T, error)) (answer T, err err
 	result := &Answer[T]{Err: errGoexit}
 	go func() {
 		defer close(answered)
+		defer Recover(func(err error) { result.Err = err })
 		result.Value, result.Err = f()
 	}()
 	select {
@@ -191,6 +192,14 @@ func Bounded[T any](ctx context.Context, f func() (T, error)) (answer T, err err
 		}
 	}
 	return result.Value, result.Err
+}
+
+// Recover is deferred where code of the caller's runs on a goroutine of ours, such as a hook of the
+// client: a panic there would end the process, and nobody could recover it.
+func Recover(failed func(error)) {
+	if p := recover(); p != nil {
+		failed(fmt.Errorf("a hook of the client, or a function of the caller's, panicked: %v", p))
+	}
 }
 
 var errGoexit = errors.New("the function has ended its goroutine")

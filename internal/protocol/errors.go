@@ -299,7 +299,7 @@ func (s *Sender) whom(c Call, e *unreachable) string {
 		addr = "the primary of the Sentinel group"
 	}
 	stats := client.PoolStats()
-	if errors.Is(e.cause, redis.ErrPoolTimeout) || stats.PendingRequests > 0 && stats.IdleConns == 0 && int(stats.TotalConns) >= size {
+	if errors.Is(e.cause, redis.ErrPoolTimeout) || int(stats.TotalConns)-int(stats.IdleConns) >= size {
 		return fmt.Sprintf("the pool of %d connections to %s, which is used up", size, addr)
 	}
 	return addr

@@ -418,7 +418,12 @@ func (s *Sender) serveMasters(ctx context.Context, requests []*request) {
 	s.mu.Unlock()
 	ofMaster := map[*redis.Client][]*request{}
 	for _, r := range requests {
-		master, err := s.cluster.MasterForKey(ctx, r.call.Key())
+		var master *redis.Client
+		err := func() (err error) {
+			defer Recover(func(failed error) { err = failed })
+			master, err = s.cluster.MasterForKey(ctx, r.call.Key())
+			return err
+		}()
 		if err != nil {
 			go s.serve([]*request{r})
 			continue
@@ -491,6 +496,11 @@ func (s *Sender) attempt(ctx context.Context, requests []*request) (unknown []*r
 
 // process leaves each command's outcome in the command.
 func (s *Sender) process(ctx context.Context, requests []*request) {
+	defer Recover(func(err error) {
+		for _, r := range requests {
+			r.command.SetErr(err)
+		}
+	})
 	if len(requests) == 1 && requests[0].wait == nil {
 		_ = s.client.Process(ctx, &requests[0].command)
 		return
