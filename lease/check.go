@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/fencedb/fencedb/internal/protocol"
@@ -78,14 +80,15 @@ func (h Health) Warnings() []string {
 
 // Check reports whether leases can be granted and kept, for readiness probes: nil means yes. The
 // error is [ErrUnreachable], another error that an acquisition would return, such as [ErrClosed],
-// or
-// [ErrUnfit] with the reason, such as a policy by which Redis may evict leases, or a disk that it
-// cannot save to. Health is returned with an error too, except after [Issuer.Close]. Where the
+// or [ErrUnfit] with the reason, such as a policy by which Redis may evict leases, or a disk that
+// it cannot save to. Health is returned with an error too, except after [Issuer.Close]. Where the
 // server does not tell, because an ACL or a provider forbids INFO, that is a warning.
 //
-// Check grants nothing, takes a few round
-// trips, and is cheap enough for a probe every few seconds. It takes five seconds at most, whatever
-// ctx allows.
+// On each server Check acquires a lease on a resource of its own, "check:" and a random id, waits
+// for it with a second call, releases it, and sees the second called. That is no lease of the
+// issuer and no event for its tracers, and what is left of it after an error expires within five
+// seconds. It takes some ten round trips and a connection for the messages, which is cheap enough
+// for a probe every few seconds; and five seconds at most, whatever ctx allows.
 func (i *Issuer) Check(ctx context.Context) (Health, error) {
 	if err := i.ready(); err != nil {
 		return Health{}, err
@@ -99,7 +102,7 @@ func (i *Issuer) Check(ctx context.Context) (Health, error) {
 	clock := askReference(ctx, i.cfg.Clock)
 	h := Health{Servers: make([]ServerHealth, len(servers)), Config: i.cfg.warnings()}
 	for n, found := range together(servers, func(_ int, server *redis.Client) (ServerHealth, error) {
-		return checkServer(ctx, server, clock)
+		return i.checkServer(ctx, server, clock)
 	}) {
 		h.Servers[n] = found.Value
 		if found.Err != nil && err == nil {
@@ -124,15 +127,19 @@ func (c Config) warnings() (all []Warning) {
 // minVersion is the first that the protocol is tested with.
 const minVersion = 7
 
-func checkServer(ctx context.Context, client *redis.Client, clock reference) (ServerHealth, error) {
+func (i *Issuer) checkServer(ctx context.Context, client *redis.Client, clock reference) (ServerHealth, error) {
 	s := ServerHealth{Addr: client.Options().Addr}
 	if err := s.askClock(ctx, client, clock); err != nil {
 		return s, err
 	}
-	if err := s.askInfo(ctx, client); err != nil {
+	if err := s.askInfo(ctx, client, isSharded(i.store.client)); err != nil {
 		return s, err
 	}
-	return s, s.askToWrite(ctx, client)
+	err := i.tryOut(ctx, client)
+	if protocol.IsRefused(err, protocol.CannotSave) {
+		err = fmt.Errorf("%w: %w", ErrUnfit, err)
+	}
+	return s, err
 }
 
 func (s *ServerHealth) warn(code WarningCode, format string, args ...any) {
@@ -140,7 +147,7 @@ func (s *ServerHealth) warn(code WarningCode, format string, args ...any) {
 }
 
 // askInfo reads INFO. The error is what makes the server unfit.
-func (s *ServerHealth) askInfo(ctx context.Context, client *redis.Client) error {
+func (s *ServerHealth) askInfo(ctx context.Context, client *redis.Client, sharded bool) error {
 	// All sections in one reply: naming several at once is not understood by every version.
 	text, err := protocol.Bounded(ctx, func() (string, error) { return client.Info(ctx).Result() })
 	switch {
@@ -172,6 +179,9 @@ func (s *ServerHealth) askInfo(ctx context.Context, client *redis.Client) error 
 	switch {
 	case s.Role != "" && s.Role != "master":
 		return fmt.Errorf("%w: %w", ErrUnfit, &RefusedError{Code: protocol.ReadOnly})
+	case info["redis_mode"] != "" && (info["redis_mode"] == "cluster") != sharded:
+		return fmt.Errorf("%w: its mode is %s, and this client is one of another: its waiters do not hear those who use the right one",
+			ErrUnfit, info["redis_mode"])
 	case evicts && s.Limited:
 		return fmt.Errorf("%w: maxmemory-policy is %s, so leases that are held may be evicted; set it to noeviction", ErrUnfit, s.Eviction)
 	case evicts:
@@ -247,25 +257,104 @@ func (s *ServerHealth) askClock(ctx context.Context, client *redis.Client, clock
 	return nil
 }
 
-// idle is a script that may write, by its first line, but does not. Redis refuses such a script
-// before it runs whenever it would refuse a write: while it loads, without memory or replicas, or
-// if it could not save. So no setting has to be read. The script touches no key, so any server of a
-// Cluster answers.
-const idle = "#!lua\nreturn 1"
+// tryTime is how long what Check has acquired, and what Redis remembers of it, lasts.
+const tryTime = protocol.Patience
 
-// askToWrite finds out whether the server takes writes now.
-func (s *ServerHealth) askToWrite(ctx context.Context, client *redis.Client) error {
-	_, err := protocol.Bounded(ctx, func() (any, error) { return client.Eval(ctx, idle, nil).Result() })
-	if err == nil {
-		return nil
+// tryOut has two callers ask for a resource that nobody else asks for: one gets it, the other waits,
+// is called, gets it too, and releases it. So whatever keeps leases from working is met here: a
+// right that is missing, a command that was renamed, messages that do not arrive, or a server that
+// refuses writes. After an error the rest expires.
+func (i *Issuer) tryOut(ctx context.Context, server *redis.Client) error {
+	s := *i.store
+	s.ttl, s.retention = tryTime.Milliseconds(), tryTime.Milliseconds()
+	k, err := s.resourceOn(ctx, server)
+	if err != nil {
+		return err
 	}
-	if answered, ok := errors.AsType[redis.Error](err); ok && strings.HasPrefix(answered.Error(), "ERR ") { // older than 7, or an imitation
-		s.warn(WarnVersion, "it does not tell whether it takes writes: it does not know scripts as of version %d", minVersion)
-		return nil
+	ask := func(mode any) (*term, acquired, error) {
+		t := &term{keys: k, id: uuid.New(), call: newCall(i.label).id}
+		answer, err := s.acquire(ctx, t.ask(mode))
+		t.take(answer)
+		return t, answer, err
 	}
-	err = protocol.Failed(ctx, "a script that may write", err)
-	if protocol.IsRefused(err, protocol.CannotSave) {
-		return fmt.Errorf("%w: %w", ErrUnfit, err)
+	holder, _, err := ask(try)
+	if err != nil {
+		return err
 	}
+	waiter, answer, err := ask(wait)
+	if err != nil || answer.tokens != nil {
+		return cmp.Or(err, fmt.Errorf("%w: two hold at once", ErrUnfit))
+	}
+	news := s.subscribe(k.Channel.(string), waiter.call.(string))
+	if news == nil {
+		return fmt.Errorf("%w: nobody knows where to listen", ErrUnfit)
+	}
+	defer news.close()
+	if err := news.await(ctx, "a subscription is not confirmed", func(n notice) bool { return n.listens }); err != nil {
+		return err
+	}
+	news.listenFor(waiter.call.(string))
+	if _, err := s.release(ctx, *holder); err != nil {
+		return err
+	}
+	if err := news.await(ctx, "a release does not call the waiter", func(n notice) bool { return n.called }); err != nil {
+		return err
+	}
+	if answer, err = s.acquire(ctx, waiter.ask(wait)); err != nil {
+		return err
+	}
+	waiter.take(answer)
+	_, err = s.release(ctx, *waiter)
 	return err
+}
+
+func (t *term) ask(mode any) ask {
+	return ask{keys: []*protocol.Keys{t.keys}, id: t.name(), call: t.call, mode: mode}
+}
+
+func (t *term) take(answer acquired) {
+	if answer.tokens != nil {
+		t.token = answer.tokens[0]
+	}
+}
+
+// resourceOn is one that the server has.
+func (s *store) resourceOn(ctx context.Context, server *redis.Client) (*protocol.Keys, error) {
+	return protocol.Bounded(ctx, func() (*protocol.Keys, error) {
+		for ctx.Err() == nil {
+			k := protocol.KeysOf(s.cfg.kind(), s.cfg.Namespace, "check:"+uuid.NewString(), s.cfg.HashResources)
+			if s.cluster == nil {
+				return k, nil
+			}
+			master, err := s.cluster.MasterForKey(ctx, k.Owner.(string))
+			if err != nil {
+				return nil, protocol.Failed(ctx, "cluster slots", err)
+			}
+			if master == server {
+				return k, nil
+			}
+		}
+		return nil, protocol.Failed(ctx, "cluster slots", ctx.Err())
+	})
+}
+
+// await returns when that is so, or an error that says what is missing.
+func (s *subscription) await(ctx context.Context, missing string, so func(notice) bool) error {
+	for {
+		n := s.told()
+		switch {
+		case n.refused != nil:
+			return n.refused
+		case so(n):
+			return nil
+		}
+		select {
+		case <-s.wake:
+		case <-ctx.Done():
+			if cause := context.Cause(ctx); !errors.Is(cause, ErrUnreachable) {
+				return protocol.Failed(ctx, "a subscription", cause)
+			}
+			return fmt.Errorf("%w: %s within %v; its waiters are not woken", ErrUnfit, missing, protocol.Patience)
+		}
+	}
 }

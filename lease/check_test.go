@@ -234,6 +234,79 @@ func TestCheckOfAServerThatCannotSave(t *testing.T) {
 	require.ErrorIs(t, acquireOn(t, &world{client: server.Client()}, lease.Config{TTL: time.Second}), &lease.RefusedError{Code: "MISCONF"})
 }
 
+// Whatever keeps leases from working, or waiters from being woken, is met by Check.
+func TestCheckMeetsWhatLeasesWould(t *testing.T) {
+	t.Parallel()
+	acl := func(rules ...any) func(t *testing.T) *redis.Client {
+		return func(t *testing.T) *redis.Client {
+			server := testenv.OwnRedis(t)
+			require.NoError(t, server.Client().Do(t.Context(), append([]any{"ACL", "SETUSER", "default"}, rules...)...).Err())
+			return server.Client()
+		}
+	}
+	renamed := func(command string) func(t *testing.T) *redis.Client {
+		return func(t *testing.T) *redis.Client {
+			return testenv.OwnRedis(t, "--rename-command", command, "RENAMED").Client()
+		}
+	}
+	for name, c := range map[string]struct {
+		client func(t *testing.T) *redis.Client
+		want   error // nil: one without a name
+	}{
+		"no SET":            {acl("-set"), &lease.RefusedError{Code: "NOPERM"}},
+		"no DEL":            {acl("-del"), &lease.RefusedError{Code: "NOPERM"}},
+		"no EVALSHA":        {acl("-evalsha"), &lease.RefusedError{Code: "NOPERM"}},
+		"no PUBLISH":        {acl("-publish"), &lease.RefusedError{Code: "NOPERM"}},
+		"no SUBSCRIBE":      {acl("-subscribe"), &lease.RefusedError{Code: "NOPERM"}},
+		"no keys":           {acl("resetkeys", "~other:*"), &lease.RefusedError{Code: "NOPERM"}},
+		"no channels":       {acl("resetchannels"), &lease.RefusedError{Code: "NOPERM"}},
+		"renamed EVALSHA":   {renamed("EVALSHA"), nil},
+		"renamed PUBLISH":   {renamed("PUBLISH"), lease.ErrUnfit},
+		"renamed SUBSCRIBE": {renamed("SUBSCRIBE"), lease.ErrUnfit},
+		"of a Cluster": {func(t *testing.T) *redis.Client {
+			return testenv.Cluster(t).Nodes()[0].Client()
+		}, lease.ErrUnfit},
+		"all as it should be": {acl(), nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			client := c.client(t)
+			_, err := check(t, client)
+			if name == "all as it should be" {
+				require.NoError(t, err)
+				for _, key := range client.Keys(t.Context(), "*").Val() {
+					require.Positive(t, client.PTTL(t.Context(), key).Val(), key)
+					require.LessOrEqual(t, client.PTTL(t.Context(), key).Val(), time.Minute, key)
+				}
+				require.Empty(t, client.Keys(t.Context(), "*owner").Val())
+				return
+			}
+			require.Error(t, err)
+			if c.want != nil {
+				require.ErrorIs(t, err, c.want)
+			}
+		})
+	}
+}
+
+// However short the time, an error says what it was about, and has the end of the context in its
+// chain.
+func TestCheckInLittleTime(t *testing.T) {
+	t.Parallel()
+	client := testenv.OwnRedis(t).Client()
+	i, err := lease.New(client, lease.Config{TTL: time.Second})
+	require.NoError(t, err)
+	for most := time.Microsecond; most < 20*ms; most += most/20 + 1 {
+		ctx, cancel := context.WithTimeout(t.Context(), most)
+		_, err := i.Check(ctx)
+		if err != nil {
+			require.ErrorIs(t, err, context.DeadlineExceeded, most)
+			require.NotContains(t, err.Error(), "<nil>", most)
+		}
+		cancel()
+	}
+}
+
 func TestCheckWhereScriptsAreForbidden(t *testing.T) {
 	t.Parallel()
 	client := testenv.OwnRedis(t).Client()
