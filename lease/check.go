@@ -260,10 +260,10 @@ func (s *ServerHealth) askClock(ctx context.Context, client *redis.Client, clock
 // tryTime is how long what Check has acquired, and what Redis remembers of it, lasts.
 const tryTime = protocol.Patience
 
-// tryOut has two callers ask for a resource that nobody else asks for: one gets it, the other waits,
-// is called, gets it too, and releases it. So whatever keeps leases from working is met here: a
-// right that is missing, a command that was renamed, messages that do not arrive, or a server that
-// refuses writes. After an error the rest expires.
+// tryOut has two callers ask for a resource that nobody else asks for: one gets it, the other
+// waits, is called, gets it too, and releases it. So whatever keeps leases from working is met
+// here: a right that is missing, a command that was renamed, messages that do not arrive, or a
+// server that refuses writes. After an error the rest expires.
 func (i *Issuer) tryOut(ctx context.Context, server *redis.Client) error {
 	s := *i.store
 	s.ttl, s.retention = tryTime.Milliseconds(), tryTime.Milliseconds()
@@ -272,7 +272,7 @@ func (i *Issuer) tryOut(ctx context.Context, server *redis.Client) error {
 		return err
 	}
 	ask := func(mode any) (*term, acquired, error) {
-		t := &term{keys: k, id: uuid.New(), call: newCall(i.label).id}
+		t := &term{keys: k, id: uuid.New(), call: protocol.NewCall(i.label)}
 		answer, err := s.acquire(ctx, t.ask(mode))
 		t.take(answer)
 		return t, answer, err

@@ -31,9 +31,9 @@ var (
 	// the fence on purpose; Redis's clock gets there in the year 2255.
 	ErrExhausted = errors.New("lease: tokens exhausted")
 
-	// ErrRefused: Redis answers, and refuses this request now. Nothing was changed, except by a script
-	// of [Lease.Eval]; leases that are held can still be released, and run out. The error is a
-	// [*RefusedError], which says why.
+	// ErrRefused: Redis answers, and refuses this request now. Nothing was changed, except by a
+	// script of [Lease.Eval]; leases that are held can still be released, and run out. The error is
+	// a [*RefusedError], which says why.
 	ErrRefused = protocol.ErrRefused
 
 	// ErrClosed: [Issuer.Close] has begun. Nothing is held by this call. As the cause of a lease's
@@ -145,7 +145,7 @@ func lostIn(err error) (lost, settled bool) {
 //	             (docs/leases.md); also NOAUTH and WRONGPASS
 //	READONLY     passes: it is a replica; a fail-over is under way, or the client has its address
 //	LOADING      passes: it has just started and reads its data
-//	CLUSTERDOWN  passes: the part of the Cluster that has the resource failed, or its slot is being moved
+//	CLUSTERDOWN  passes: the part of the Cluster that has the resource failed, or its slot moves
 //	BUSY         passes: a script runs too long, or it has reached maxclients
 //
 // errors.Is(err, &lease.RefusedError{Code: "OOM"}) asks for one of them.

@@ -76,7 +76,7 @@ func TestAnErrorWithoutAnAnswerNamesWhoDidNotAnswer(t *testing.T) {
 			"its own bound": {context.WithCancel, ` within \d+ms$`, nil},
 			"a deadline": {func(ctx context.Context) (context.Context, context.CancelFunc) {
 				return context.WithTimeout(ctx, 50*ms)
-			}, ` within \d+ms: the caller's context ended$`, context.DeadlineExceeded},
+			}, ` within \d+ms: the caller's deadline has passed$`, context.DeadlineExceeded},
 			"cancelled": {func(ctx context.Context) (context.Context, context.CancelFunc) {
 				ctx, cancel := context.WithCancel(ctx)
 				time.AfterFunc(50*ms, cancel)

@@ -84,7 +84,10 @@ func (b *bound) Err() error {
 	if b.quiet() {
 		return nil
 	}
-	return b.made().Err()
+	if err := b.made().Err(); err != nil {
+		return err
+	}
+	return b.Context.Err() // which tells those that were made of it a moment later
 }
 
 // Value implements [context.Context]. The standard library asks it for the cause too.

@@ -251,8 +251,11 @@ func (e *unreachable) Unwrap() []error { return []error{ErrUnreachable, e.cause}
 
 // WhyEnded tells why a context of the caller's has ended. "context canceled" would not say whose.
 func WhyEnded(cause error) string {
-	if cause == context.Canceled || cause == context.DeadlineExceeded {
+	switch cause {
+	case context.Canceled:
 		return "the caller's context ended"
+	case context.DeadlineExceeded:
+		return "the caller's deadline has passed"
 	}
 	return cause.Error()
 }

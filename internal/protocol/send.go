@@ -281,17 +281,19 @@ func (s *Sender) outcome(r *request) (Reply, error) {
 // await returns nil when the answer is there, and otherwise when the context of the caller has
 // ended, or the time of the attempt is over.
 func (s *Sender) await(r *request) error {
-	if b, ours := r.ctx.(*bound); ours && b.quiet() {
+	ctx := r.ctx
+	if b, ours := ctx.(*bound); ours && b.quiet() {
 		defer s.disarm(s.alarm(b))
 		select {
 		case <-r.answered:
 		case <-b.Context.Done():
+			ctx = b.Context // which knows the cause already
 		case <-b.over:
 		}
 	} else {
 		select {
 		case <-r.answered:
-		case <-r.ctx.Done():
+		case <-ctx.Done():
 		}
 	}
 	select {
@@ -306,7 +308,7 @@ func (s *Sender) await(r *request) error {
 			ended()
 		}()
 	}
-	return unanswered(r.ctx, r.ctx.Err())
+	return unanswered(ctx, ctx.Err())
 }
 
 // send sends the requests, or has them sent. They have one context.
