@@ -14,15 +14,22 @@ import (
 // Option changes one acquisition.
 type Option func(*options)
 
-// LeaseID sets the lease id of the acquisition instead of a random one. A program that does not
-// know the outcome of an acquisition asks again with its id and gets the same lease and token, if
-// that lease still holds. Never use one id for two pieces of work: both would hold. Nor again while
-// a release goes on behind its call: that release would end the lease that the new call gets. Nor
-// with a shorter TTL while an earlier request of it may hold: Redis keeps the lease for that of the
-// latest.
+// LeaseID makes the acquisition one of the holder with that id. All acquisitions with one id are
+// one holder, in every process: they hold at the same time, with one token, and the fence lets all
+// of them write. So never use an id for two pieces of work. The release of one ends the lease for
+// all: a lease of the same Issuer ends at once, with [ErrReleased], one of another at its next
+// renewal, with [ErrLost].
+//
+// It is for a program that does not know the outcome of an acquisition, because it was restarted:
+// it asks again with the id and gets the same lease and token, if that lease still holds. Do not
+// ask while a release goes on behind the earlier call: that release would end the lease that the
+// new call gets. Nor with a shorter TTL while an earlier request may hold: Redis keeps the lease
+// for that of the latest.
+//
+// Without it each acquisition has a random id.
 //
 //nolint:revive // options have no With
-func LeaseID(id uuid.UUID) Option { return func(o *options) { o.id = id } }
+func LeaseID(id uuid.UUID) Option { return func(o *options) { o.id, o.shared = id, true } }
 
 // Barge lets [Issuer.TryAcquire] go ahead of waiters. Without it, a free resource with waiters is
 // kept for them.
@@ -45,6 +52,7 @@ func WaitAtMost(d time.Duration) Option { return func(o *options) { o.patience =
 // options are what an [Option] changes.
 type options struct {
 	id       uuid.UUID
+	shared   bool // other acquisitions may have the id too
 	barge    bool
 	noWait   bool
 	patience *time.Duration // of WaitAtMost; nil: as long as the context allows

@@ -20,6 +20,7 @@ type Lease struct {
 	core     *core
 	resource string
 	term     term
+	shared   bool // other leases of the issuer may be the same one, by [LeaseID]
 
 	holdEnd time.Time // no renewal reaches beyond; zero for no bound
 
@@ -46,7 +47,7 @@ type Lease struct {
 func (s *step) newLease(n int, token int64, sent time.Time) *Lease {
 	until := s.core.trustedUntil(sent, s.core.cfg.TTL)
 	c, t := s.core, term{s.keys[n], s.id, s.text, token, s.name, s.unsure.Load()}
-	l := &Lease{core: c, resource: s.resources[n], term: t}
+	l := &Lease{core: c, resource: s.resources[n], term: t, shared: s.shared}
 	if c.cfg.MaxHold != Unlimited {
 		l.holdEnd = sent.Add(c.cfg.MaxHold)
 	}
@@ -381,6 +382,11 @@ func (l *Lease) release(ctx context.Context, why error) *release {
 // beginRelease ends the lease for that reason, an [ErrReleased]. The caller gives it back, unless
 // that has happened or is under way.
 func (l *Lease) beginRelease(ctx context.Context, why error) (r *release, begun bool) {
+	defer func() {
+		if begun && l.shared { // and mu is not held any more
+			l.endTwins(r, why)
+		}
+	}()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	over := l.check(time.Now())
@@ -404,6 +410,21 @@ func (l *Lease) beginRelease(ctx context.Context, why error) (r *release, begun 
 	}
 	r.trace = l.trace(ctx, OpRelease)
 	return r, true
+}
+
+// endTwins ends the other leases of the issuer that are the same one in Redis: the release is
+// theirs.
+func (l *Lease) endTwins(r *release, why error) {
+	for _, other := range l.core.registry.allHeld() {
+		if other.resource == l.resource && other.term.id == l.term.id && other.term.token == l.term.token {
+			other.mu.Lock()
+			if other.ended == nil {
+				other.back = r
+				other.end(fmt.Errorf("%w: by another acquisition with its lease id", why))
+			}
+			other.mu.Unlock()
+		}
+	}
 }
 
 // first makes the first attempt. The caller does that itself, because it takes longer to start a

@@ -1,0 +1,75 @@
+package lease_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/lease"
+)
+
+// Acquisitions with one lease id are one holder. Whoever releases gives back for all, and all are
+// told, however it was acquired and released, and whoever was first.
+func TestALeaseThatAnotherAcquisitionReleasesIsOver(t *testing.T) {
+	acquire := map[string]func(ctx context.Context, i *lease.Issuer, opt lease.Option) (*lease.Lease, error){
+		"TryAcquire": func(ctx context.Context, i *lease.Issuer, opt lease.Option) (*lease.Lease, error) {
+			return i.TryAcquire(ctx, "a", opt)
+		},
+		"Acquire": func(ctx context.Context, i *lease.Issuer, opt lease.Option) (*lease.Lease, error) {
+			return i.Acquire(ctx, "a", opt)
+		},
+		"AcquireAll": func(ctx context.Context, i *lease.Issuer, opt lease.Option) (*lease.Lease, error) {
+			ls, err := i.AcquireAll(ctx, []string{"a", "b"}, opt)
+			if err != nil {
+				return nil, err
+			}
+			return ls[0], nil
+		},
+		"With": func(ctx context.Context, i *lease.Issuer, opt lease.Option) (*lease.Lease, error) {
+			return i.With(opt).Acquire(ctx, "a")
+		},
+	}
+	for first, acquireFirst := range acquire {
+		for second, acquireSecond := range acquire {
+			for _, swapped := range []bool{false, true} {
+				t.Run(first+", "+second, func(t *testing.T) {
+					inBubble(t, func(t *testing.T, w *world) {
+						i := w.issuer(t, lease.Config{TTL: time.Minute, RenewEvery: lease.Never})
+						id := lease.LeaseID(uuid.New())
+						one, err := acquireFirst(t.Context(), i, id)
+						require.NoError(t, err)
+						two, err := acquireSecond(t.Context(), i, id)
+						require.NoError(t, err)
+						require.Equal(t, one.Token(), two.Token())
+						if swapped {
+							one, two = two, one
+						}
+						require.NoError(t, two.Release(t.Context()))
+						require.ErrorIs(t, one.Err(), lease.ErrReleased)
+						require.ErrorContains(t, context.Cause(one.Context()), "another acquisition with its lease id")
+						require.True(t, one.Released())
+						require.False(t, time.Now().Before(one.ValidUntil()))
+						require.NoError(t, one.Release(t.Context()), "that is done")
+						require.NoError(t, try(t, i, "a").Err(), "it is free")
+						require.NoError(t, i.Close(t.Context()))
+					})
+				})
+			}
+		}
+	}
+}
+
+// Another issuer is another process: it learns at its next renewal.
+func TestALeaseThatAnotherProcessReleasesIsOverAtItsNextRenewal(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		cfg := lease.Config{TTL: 9 * time.Second}
+		id := lease.LeaseID(uuid.New())
+		one, two := try(t, w.issuer(t, cfg), "a", id), try(t, w.issuer(t, cfg), "a", id)
+		require.NoError(t, two.Release(t.Context()))
+		<-one.Context().Done()
+		require.ErrorIs(t, one.Err(), lease.ErrLost)
+	})
+}
