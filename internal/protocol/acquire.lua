@@ -4,7 +4,7 @@
 -- KEYS, four for each resource: owner, fence, queue, alive
 -- ARGV[1] lease id   ARGV[2] call, new for each acquisition
 -- ARGV[3] ttl, milliseconds, > 0
--- ARGV[4] fence retention, milliseconds, > 0
+-- ARGV[4] fence retention, milliseconds, >= ttl
 -- ARGV[5] 'try': leave no trace when refused; 'wait': queue for what is not free; 'barge': 'try', past the queue
 -- ARGV[6] PUBLISH or SPUBLISH   ARGV[7] listener, where the waiter hears of its turn
 -- ARGV[8...] channel, one for each resource
@@ -20,7 +20,9 @@
 -- The common case: one resource, which is free, and nobody waits for it. It comes before the helpers, because to define
 -- them takes longer than all that it does. Whatever it does not expect is for the rest. Arguments that only a wrong client
 -- sends are found by the rest, which such a client meets as soon as a resource is taken.
-if #KEYS == 4 and #ARGV == 8 and #ARGV[3] <= 15 and #ARGV[4] <= 15 and redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then
+if #KEYS == 4 and #ARGV == 8 and #ARGV[3] <= 15 and #ARGV[4] <= 15
+  and (#ARGV[4] > #ARGV[3] or #ARGV[4] == #ARGV[3] and ARGV[4] >= ARGV[3]) -- a retention below the TTL
+  and redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then
   local last, time = redis.pcall('GET', KEYS[2]) or '0', redis.call('TIME')
   local token = time[1] .. string.sub('00000' .. time[2], -6) -- below 2^53 until the year 2255
   -- As text, because to make numbers of it and text again takes longer. It is for the rest if the clock is behind.
@@ -35,9 +37,10 @@ end
 
 local count = math.max(math.floor(#KEYS / 4), 1)
 expect(4 * count, 7 + count)
+for n = 1, count do fields(4 * n - 3, 'owner', 'fence', 'queue', 'alive') end
 local id, mine = uuid(ARGV[1], 'lease id'), name_of(ARGV[2], 'call')
 local ttl = whole(ARGV[3], 1, 'ttl')
-local retention = whole(ARGV[4], 1, 'fence retention')
+local retention = retention_of(ARGV[4], ttl)
 local mode = one_of(ARGV[5], 'try', 'wait', 'barge', 'mode')
 local listener = name_of(ARGV[7], 'listener')
 local queues = {}

@@ -32,6 +32,19 @@ local function expect(keys, args)
   end
 end
 
+-- Refuses keys that are not these fields of one resource, from KEYS[first] on: a client that mixed them up would take the
+-- resource from others, or stand in a queue that nobody reads.
+local function fields(first, ...)
+  local head
+  for n, field in ipairs({...}) do
+    local key = KEYS[first + n - 1]
+    head = head or string.match(key, '^(.*:)' .. field .. '$')
+    if not head or key ~= head .. field then
+      refuse('KEYS[' .. (first + n - 1) .. '] must be the ' .. field .. ' of the same resource, got ' .. key)
+    end
+  end
+end
+
 -- The argument as a whole number between least and MAX_WHOLE.
 local function whole(arg, least, name)
   local n = string.match(arg, '^%d+$') and tonumber(arg)
@@ -60,6 +73,13 @@ local function name_of(arg, name)
   return arg
 end
 
+-- How long the last token is remembered: at least for as long as the lease.
+local function retention_of(arg, ttl)
+  local retention = whole(arg, 1, 'fence retention')
+  if retention < ttl then refuse('fence retention must be at least the ttl, got ' .. arg) end
+  return retention
+end
+
 local function is_unsure(arg)
   return one_of(arg, 'unsure', 'sure', nil, 'sureness') == 'unsure'
 end
@@ -67,7 +87,7 @@ end
 -- What the functions below take as q: the waiters of one resource, and how to send them news.
 local function queue_of(queue, alive, publish, channel)
   one_of(publish, 'PUBLISH', 'SPUBLISH', nil, 'publish command')
-  if channel == '' then refuse('channel is empty') end
+  if channel ~= string.gsub(queue, 'queue$', '') .. 'wake' then refuse('channel must be that of the resource, got ' .. channel) end
   return {queue = queue, alive = alive, publish = publish, channel = channel}
 end
 

@@ -15,6 +15,7 @@
 local keys = whole(ARGV[3] or '0', 0, 'number of keys')
 local args = whole(ARGV[4] or '0', 0, 'number of arguments')
 expect(3 + keys, 4 + args)
+fields(1, 'owner', 'fence', 'ended')
 local owner, fence, ended = KEYS[1], KEYS[2], KEYS[3]
 local id, token = uuid(ARGV[1], 'lease id'), whole(ARGV[2], 1, 'token')
 

@@ -3,7 +3,7 @@
 -- KEYS[1] owner   KEYS[2] fence   KEYS[3] ended
 -- ARGV[1] lease id   ARGV[2] token
 -- ARGV[3] ttl, milliseconds, > 0
--- ARGV[4] fence retention, milliseconds, > 0: the last token must outlive a lease that is held for long
+-- ARGV[4] fence retention, milliseconds, >= ttl: the last token must outlive a lease that is held for long
 --
 -- Returns {'extended'}  held for ttl from now
 --         {'gone'}      nobody holds the resource: the lease expired, or its key was lost
@@ -13,6 +13,7 @@
 
 -- The common case, before the helpers as in acquire.lua: it is held.
 if #KEYS == 3 and #ARGV == 4 and #ARGV[1] == 36 and #ARGV[3] <= 15 and #ARGV[4] <= 15
+  and (#ARGV[4] > #ARGV[3] or #ARGV[4] == #ARGV[3] and ARGV[4] >= ARGV[3])
   and string.find(ARGV[3] .. ' ' .. ARGV[4], '^[1-9]%d* [1-9]%d*$') then
   local held, mine = redis.pcall('GET', KEYS[1]), ARGV[1] .. ':' .. ARGV[2] .. ':'
   if type(held) == 'string' and string.sub(held, 1, #mine) == mine
@@ -26,10 +27,11 @@ end
 -- The helpers come here.
 
 expect(3, 4)
+fields(1, 'owner', 'fence', 'ended')
 local owner, fence, ended = KEYS[1], KEYS[2], KEYS[3]
 local id, token = uuid(ARGV[1], 'lease id'), digits(whole(ARGV[2], 1, 'token'))
 local ttl = whole(ARGV[3], 1, 'ttl')
-local retention = whole(ARGV[4], 1, 'fence retention')
+local retention = retention_of(ARGV[4], ttl)
 
 local held, wrong = read_owner(owner)
 if wrong then return wrong end

@@ -9,6 +9,7 @@
 --         {'corrupt', key, problem}
 
 expect(5, 0)
+fields(1, 'owner', 'fence', 'queue', 'alive', 'ended')
 local owner, fence, ended = KEYS[1], KEYS[2], KEYS[5]
 local q = {queue = KEYS[3], alive = KEYS[4]}
 

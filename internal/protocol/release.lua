@@ -23,6 +23,7 @@ end
 -- The helpers come here.
 
 expect(4, 6)
+fields(1, 'owner', 'queue', 'alive', 'ended')
 local owner, ended = KEYS[1], KEYS[4]
 local id, token = uuid(ARGV[1], 'lease id'), digits(whole(ARGV[2], 1, 'token'))
 local mine = name_of(ARGV[3], 'call')

@@ -16,6 +16,7 @@
 --         {'corrupt', key, problem}
 
 expect(5, 5)
+fields(1, 'owner', 'fence', 'queue', 'alive', 'ended')
 local owner, fence, ended = KEYS[1], KEYS[2], KEYS[5]
 local revocation = uuid(ARGV[1], 'revocation id')
 local from = whole(ARGV[2], 0, 'token')

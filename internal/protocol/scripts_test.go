@@ -30,11 +30,11 @@ type sample struct {
 	args string // in order, each as kind=value
 }
 
-const everywhere = "publish=PUBLISH channel=wake"
+const everywhere = "publish=PUBLISH channel={r}:wake"
 
 var samples = []sample{
-	{"acquire", "owner fence queue alive", "uuid=" + another + " name=ca11 number=1000 number=1000 mode=wait publish=PUBLISH name=me channel=wake"},
-	{"extend", "owner fence ended", "uuid=" + holder + " number=41 number=1000 number=1000"},
+	{"acquire", "owner fence queue alive", "uuid=" + another + " name=ca11 number=1000 retention=1000 mode=wait publish=PUBLISH name=me channel={r}:wake"},
+	{"extend", "owner fence ended", "uuid=" + holder + " number=41 number=1000 retention=1000"},
 	{"release", "owner queue alive ended", "uuid=" + holder + " number=41 name=ca11 sure=unsure " + everywhere},
 	{"withdraw", "owner queue alive", "uuid=" + holder + " name=ca11 sure=unsure " + everywhere},
 	{"verify", "owner fence", "uuid=" + holder + " number=41"},
@@ -43,8 +43,8 @@ var samples = []sample{
 	{"inspect", "owner fence queue alive ended", ""},
 	{"eval", "owner fence ended data", "uuid=" + holder + " number=41 one=1 two=2 any=SET any=x"},
 
-	{"semaphore_acquire", "owner fence queue alive limit", "uuid=" + another + " name=ca11 number=1000 number=1000 mode=wait publish=PUBLISH name=me channel=wake number=1"},
-	{"semaphore_extend", "owner fence ended", "uuid=" + holder + " number=41 number=1000 number=1000"},
+	{"semaphore_acquire", "owner fence queue alive limit", "uuid=" + another + " name=ca11 number=1000 retention=1000 mode=wait publish=PUBLISH name=me channel={r}:wake number=1"},
+	{"semaphore_extend", "owner fence ended", "uuid=" + holder + " number=41 number=1000 retention=1000"},
 	{"semaphore_release", "owner queue alive ended", "uuid=" + holder + " number=41 name=ca11 sure=unsure " + everywhere},
 	{"semaphore_withdraw", "owner queue alive", "uuid=" + holder + " name=ca11 sure=unsure " + everywhere},
 	{"semaphore_verify", "owner fence", "uuid=" + holder + " number=41"},
@@ -63,9 +63,9 @@ var samples = []sample{
 // quiet are the common cases, which scripts do first: nobody waits. A kind with a dash is of a key
 // that does not exist.
 var quiet = []sample{
-	{"acquire", "-owner fence -queue -alive", "uuid=" + another + " name=ca11 number=1000 number=1000 mode=wait publish=PUBLISH name=me channel=wake"},
-	{"extend", "owner fence ended", "uuid=" + holder + " number=41 number=1000 number=1000"},
-	{"release", "owner -queue -alive ended", "uuid=" + holder + " number=41 name=ca11 sure=sure " + everywhere},
+	{"acquire", "-owner fence -queue -alive", "uuid=" + another + " name=ca11 number=1000 retention=1000 mode=wait publish=PUBLISH name=me some={r}:wake"},
+	{"extend", "owner fence ended", "uuid=" + holder + " number=41 number=1000 retention=1000"},
+	{"release", "owner -queue -alive ended", "uuid=" + holder + " number=41 name=ca11 sure=sure publish=PUBLISH some={r}:wake"},
 }
 
 var sources = func() map[string]protocol.Script {
@@ -94,9 +94,12 @@ var bad = map[string][]string{
 	"mode":    {"", "Wait", "queue"},
 	"publish": {"", "publish", "GET", "FLUSHALL"},
 	"sure":    {"", "yes", "1"},
-	"channel": {""},
+	"channel": {"", "wake", "{q}:wake", "{r}:wakes", "{r}:wake:you"},
+	"some":    {""},
 	"print":   {"x", strings.Repeat("x", 33)},
 }
+
+func init() { bad["retention"] = append([]string{"1", "999"}, bad["number"]...) } // the ttl is 1000
 
 // state prepares the keys as a resource that is held by holder with token 41, waited for by one,
 // and whose last holder was revoked.
@@ -203,6 +206,52 @@ func TestAFreeResourceIsNotGrantedForATimeThatIsNone(t *testing.T) {
 			require.Error(t, client.Eval(t.Context(), sources[s.name].Source, keys, args...).Err(), value)
 			require.Zero(t, client.Exists(t.Context(), "{r}:owner").Val(), value)
 		}
+	}
+}
+
+// Keys that were mixed up take the resource from nobody, and stand in no queue that nobody reads.
+func TestScriptsCheckThatTheirKeysBelongTogether(t *testing.T) {
+	t.Parallel()
+	client := testenv.OwnRedis(t).Client()
+	for _, s := range samples {
+		if strings.HasPrefix(s.name, "once") { // whose keys are of two kinds
+			continue
+		}
+		var args []any
+		for _, arg := range strings.Fields(s.args) {
+			_, value, _ := strings.Cut(arg, "=")
+			args = append(args, value)
+		}
+		if s.name == "extend" {
+			args[2] = "0" + args[2].(string) // so that it is not the common case, which looks at no names
+		}
+		right := prepare(t, client, s)
+		before := dump(t, client)
+		refuses := func(keys []string) {
+			t.Helper()
+			require.ErrorContains(t, client.Eval(t.Context(), sources[s.name].Source, keys, args...).Err(), "of the same resource", "%s %s", s.name, keys)
+			require.Equal(t, before, dump(t, client), "%s %s", s.name, keys)
+		}
+		known := slices.Clone(right)
+		if s.name == "eval" {
+			known = known[:3] // the others are the caller's
+		}
+		for n := range known {
+			if len(known) == 1 {
+				break
+			}
+			for _, wrong := range []string{right[n] + "x", strings.Replace(right[n], "{r}", "{q}", 1), right[(n+1)%len(known)]} {
+				keys := slices.Clone(right)
+				keys[n] = wrong
+				refuses(keys)
+			}
+			for m := range n {
+				keys := slices.Clone(right)
+				keys[n], keys[m] = keys[m], keys[n]
+				refuses(keys)
+			}
+		}
+		require.NoError(t, client.FlushAll(t.Context()).Err())
 	}
 }
 

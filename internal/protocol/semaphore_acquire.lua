@@ -4,7 +4,7 @@
 -- KEYS[5] limit, if it was changed: how many may hold at once
 -- ARGV[1] lease id   ARGV[2] call, new for each acquisition
 -- ARGV[3] ttl, milliseconds, > 0
--- ARGV[4] fence retention, milliseconds, > 0
+-- ARGV[4] fence retention, milliseconds, >= ttl
 -- ARGV[5] 'try': leave no trace when refused; 'wait': queue up; 'barge': 'try', past the queue
 -- ARGV[6] PUBLISH or SPUBLISH   ARGV[7] listener, where the waiter hears of its turn   ARGV[8] channel
 -- ARGV[9] limit, > 0, unless it was changed
@@ -19,10 +19,11 @@
 --         {'corrupt', key, problem}
 
 expect(5, 9)
+fields(1, 'owner', 'fence', 'queue', 'alive', 'limit')
 local owner, fence = KEYS[1], KEYS[2]
 local id, mine = uuid(ARGV[1], 'lease id'), name_of(ARGV[2], 'call')
 local ttl = whole(ARGV[3], 1, 'ttl')
-local retention = whole(ARGV[4], 1, 'fence retention')
+local retention = retention_of(ARGV[4], ttl)
 local mode = one_of(ARGV[5], 'try', 'wait', 'barge', 'mode')
 local q = queue_of(KEYS[3], KEYS[4], ARGV[6], ARGV[8])
 local listener = name_of(ARGV[7], 'listener')

@@ -3,7 +3,7 @@
 -- KEYS[1] owner   KEYS[2] fence   KEYS[3] ended
 -- ARGV[1] lease id   ARGV[2] token
 -- ARGV[3] ttl, milliseconds, > 0
--- ARGV[4] fence retention, milliseconds, > 0
+-- ARGV[4] fence retention, milliseconds, >= ttl
 --
 -- Returns {'extended'}  held for ttl from now
 --         {'gone'}      its time ran out, or Redis lost it
@@ -11,10 +11,11 @@
 --         {'corrupt', key, problem}  of the owner; no other key can keep a holder from renewing
 
 expect(3, 4)
+fields(1, 'owner', 'fence', 'ended')
 local owner, fence, ended = KEYS[1], KEYS[2], KEYS[3]
 local name = uuid(ARGV[1], 'lease id') .. ':' .. digits(whole(ARGV[2], 1, 'token')) .. ':'
 local ttl = whole(ARGV[3], 1, 'ttl')
-local retention = whole(ARGV[4], 1, 'fence retention')
+local retention = retention_of(ARGV[4], ttl)
 
 local wrong = mistyped(owner, 'zset')
 if wrong then return wrong end

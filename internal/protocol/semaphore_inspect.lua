@@ -8,6 +8,7 @@
 --         {'corrupt', key, problem}
 
 expect(3, 1)
+fields(1, 'owner', 'alive', 'limit')
 local owner = KEYS[1]
 local q = {alive = KEYS[2], now = clock()}
 local limit = whole(ARGV[1], 1, 'limit')

@@ -9,6 +9,7 @@
 --         {'corrupt', key, problem}
 
 expect(3, 3)
+fields(1, 'limit', 'queue', 'alive')
 local changed = KEYS[1]
 local limit = whole(ARGV[1], 0, 'limit')
 local q = queue_of(KEYS[2], KEYS[3], ARGV[2], ARGV[3])

@@ -12,6 +12,7 @@
 --         {'corrupt', key, problem}  of the owner; if another key is wrong, the permit is released all the same
 
 expect(4, 6)
+fields(1, 'owner', 'queue', 'alive', 'ended')
 local owner, ended = KEYS[1], KEYS[4]
 local id = uuid(ARGV[1], 'lease id')
 local name = id .. ':' .. digits(whole(ARGV[2], 1, 'token')) .. ':'

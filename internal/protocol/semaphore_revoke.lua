@@ -10,6 +10,7 @@
 --         {'corrupt', key, problem}
 
 expect(4, 3)
+fields(1, 'owner', 'ended', 'queue', 'alive')
 local owner, ended = KEYS[1], KEYS[2]
 local name = uuid(ARGV[1], 'lease id') .. ':'
 local q = queue_of(KEYS[3], KEYS[4], ARGV[2], ARGV[3])

@@ -7,6 +7,7 @@
 --         {'corrupt', key, problem}
 
 expect(2, 2)
+fields(1, 'owner', 'fence')
 local name = uuid(ARGV[1], 'lease id') .. ':' .. digits(whole(ARGV[2], 1, 'token')) .. ':'
 local wrong = mistyped(KEYS[1], 'zset')
 if wrong then return wrong end

@@ -10,6 +10,7 @@
 --         {'corrupt', key, problem}  of the owner; if another key is wrong, the acquisition is ended all the same
 
 expect(3, 5)
+fields(1, 'owner', 'queue', 'alive')
 local owner = KEYS[1]
 local id, mine = uuid(ARGV[1], 'lease id'), name_of(ARGV[2], 'call')
 local unsure = is_unsure(ARGV[3])

@@ -9,6 +9,7 @@
 --         {'corrupt', key, problem}
 
 expect(2, 2)
+fields(1, 'owner', 'fence')
 local owner, fence = KEYS[1], KEYS[2]
 local id, token = uuid(ARGV[1], 'lease id'), whole(ARGV[2], 1, 'token')
 
