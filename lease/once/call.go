@@ -94,6 +94,7 @@ type call struct {
 	fingerprint string // SHA-256 of the request, "" if there is none
 	fn          Func
 	noWait      bool
+	every       *time.Duration // of Every; nil: until there is a result, and for Config.Done
 
 	learned *State // the recorded result, once this call has seen or recorded it
 	outage  error  // why Redis could not be asked, if this call has waited for it
@@ -128,6 +129,14 @@ func (c *call) attempt(ctx context.Context) (result []byte, replayed bool, err e
 	}
 	if seen.Phase == Done {
 		return c.replay(seen)
+	}
+	if c.every != nil {
+		if err := c.once.record(ctx, c, claim, nil, *c.every); err != nil {
+			return nil, false, c.failed(ctx, err)
+		}
+		c.learned = &State{Phase: Done, ExpiresIn: *c.every, fingerprint: c.fingerprint}
+		result, err = c.run(ctx, claim)
+		return result, false, err
 	}
 	result, err = c.run(ctx, claim)
 	if err != nil {
@@ -198,7 +207,7 @@ func (c *call) record(ctx context.Context, claim *lease.Lease, result []byte) er
 		}()
 		ctx, cancel := protocol.Detached(ctx, recordTime)
 		defer cancel()
-		recorded <- c.once.record(ctx, c, claim, result)
+		recorded <- c.once.record(ctx, c, claim, result, c.once.cfg.Done)
 		_ = claim.Release(ctx)
 	}()
 	err, answered := protocol.Await(ctx, recorded)

@@ -177,6 +177,28 @@ func ExampleNoWait() {
 	// a duplicate is told: true
 }
 
+// A job of each hour, in every replica of a program.
+func ExampleEvery() {
+	client, disconnect := connect()
+	defer disconnect()
+	ctx := context.Background()
+	keys, err := once.New(client, once.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, replica := range []string{"one", "two"} {
+		_, replayed, err := keys.Do(ctx, "reminders", nil, func(context.Context, *lease.Lease) ([]byte, error) {
+			fmt.Println(replica, "sends them")
+			return nil, nil
+		}, once.Every(55*time.Minute), once.NoWait())
+		fmt.Println(replica, replayed, err)
+	}
+	// Output:
+	// one sends them
+	// one false <nil>
+	// two true <nil>
+}
+
 func ExampleNew() {
 	client, disconnect := connect()
 	defer disconnect()

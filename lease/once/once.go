@@ -53,8 +53,8 @@
 //     as recorded.
 //   - Redis does not answer, or refuses: nobody runs. The error is [lease.ErrUnreachable] or
 //     [lease.ErrRefused]; a refusal that passes soon is tried again first, and its error is that of
-//     all callers of this process that wait for the key. If that happens to the recording, the error
-//     is [ErrNotRecorded] as well.
+//     all callers of this process that wait for the key. If that happens to the recording, the
+//     error is [ErrNotRecorded] as well.
 //   - The caller's context ends: the call returns within 50 ms. A result that fn had returned is
 //     recorded in the background.
 //
@@ -182,9 +182,9 @@ type Config struct {
 	// programs that share keys must agree on it. Defaults to false.
 	HashKeys bool
 
-	// Tracers are called for the claims, which are leases on "once:<key>": for their acquisition, with
-	// its waiting, their life, renewals and release. A call that replays a result acquires nothing.
-	// Defaults to none.
+	// Tracers are called for the claims, which are leases on "once:<key>": for their acquisition,
+	// with its waiting, their life, renewals and release. A call that replays a result acquires
+	// nothing. Defaults to none.
 	Tracers []lease.Tracer
 }
 
@@ -246,6 +246,17 @@ type Option func(*call)
 // NoWait makes the call fail with [ErrInFlight] instead of waiting for another caller's run.
 func NoWait() Option { return func(c *call) { c.noWait = true } }
 
+// Every makes a key one that runs at most once in each period, for schedulers: several ask at about
+// the same time, and their clocks differ. The period counts from the beginning of the run, on
+// Redis's clock. It should be shorter than the interval of the schedule by more than clocks and
+// timers differ: 55 minutes for a job of each hour.
+//
+// The key is done as soon as fn begins, and so also if fn fails, panics or dies with its process:
+// what failed is for the next period. What fn returns goes to its own caller. The others get
+// replayed and an empty result, at once. A run that outlasts the period keeps its claim: who asks
+// then waits for its end, or gets [ErrInFlight] with [NoWait], which schedulers usually want.
+func Every(period time.Duration) Option { return func(c *call) { c.every = &period } }
+
 // Do returns the recorded result of the key, replayed, or runs fn and records what it returns. The
 // result belongs to the caller.
 //
@@ -271,6 +282,9 @@ func (o *Once) Do(ctx context.Context, key string, request []byte,
 	}
 	for _, opt := range opts {
 		opt(c)
+	}
+	if c.every != nil && *c.every < time.Millisecond {
+		return nil, false, protocol.Invalid("Every(%v) must be at least 1ms", *c.every)
 	}
 	if c.noWait {
 		return c.attempt(ctx)
@@ -303,6 +317,9 @@ func DoJSON[T any](ctx context.Context, o *Once, key string, request any,
 	}, opts...)
 	if err != nil || !replayed {
 		return own, false, err
+	}
+	if len(answer) == 0 { // of a run with [Every]
+		return result, true, nil
 	}
 	if err := json.Unmarshal(answer, &result); err != nil {
 		return result, true, fmt.Errorf("once: the recorded result of %q is not a %T: %w", key, result, err)

@@ -76,10 +76,10 @@ func (o *Once) look(ctx context.Context, key string) (State, error) {
 	return protocol.Ask(ctx, o.redis, protocol.OnceLook.Call(2, owner, record), decodeLook)
 }
 
-func (o *Once) record(ctx context.Context, c *call, claim *lease.Lease, result []byte) error {
+func (o *Once) record(ctx context.Context, c *call, claim *lease.Lease, result []byte, keep time.Duration) error {
 	owner, record := o.names(c.key)
 	recorded, err := protocol.Ask(ctx, o.redis, protocol.OnceRecord.Call(2, owner, record,
-		claim.LeaseID().String(), claim.Token(), o.cfg.Done.Milliseconds(), c.fingerprint, result), decodeRecord)
+		claim.LeaseID().String(), claim.Token(), keep.Milliseconds(), c.fingerprint, result), decodeRecord)
 	if err == nil && !recorded {
 		err = lease.ErrLost
 	}
