@@ -277,6 +277,9 @@ var guards = []struct {
 		{"L4", "calls that give up do not end the lease of the first", "string.gsub(calls, ',[^,]*', '', 1)", "string.gsub(calls, '^[^,]*,', '')", "lease.TestCallsOfTheSameIDThatGiveUpSpareTheHolder"},
 		{"L4", "a server without memory remembers behind what a release removes", "  if not remembered and not remember() then return end", "  if not remembered then return end", "lease.TestACallEndsWithoutMemory"},
 		{"L4", "a release gives up the place of a late request of its own call", "  if not queue_fault(q) then leave(q, call) end\n", "", "lease.TestAReleaseEndsTheWaitingOfALateRequestOfItsOwnCall"},
+		{"L1", "keys that were mixed up take the resource from nobody", "    if not head or key ~= head .. field then\n", "    if false then\n", "internal/protocol.TestScriptsCheckThatTheirKeysBelongTogether"},
+		{"L6", "news of one resource does not go to the waiters of another", "if channel ~= string.gsub(queue, 'queue$', '') .. 'wake' then", "if channel == '' then", "internal/protocol.TestScriptsCheckTheirArguments"},
+		{"L2", "the last token outlives the lease", "  if retention < ttl then", "  if false then", "internal/protocol.TestScriptsCheckTheirArguments"},
 		{"L2", "a token that is no number ends nothing", "if not last or last > MAX_WHOLE then return nil, corrupt", "if not last then return nil, corrupt", "lease.TestCorruptKeysAreRefusedAndLeftAlone"},
 	}},
 	{"internal/protocol/holder.lua", []guard{
@@ -318,6 +321,7 @@ var guards = []struct {
 	{"lease/once/call.go", []guard{
 		{"L8", "callers of one key do not wait for Redis one after the other", "\t\tif f.outage != nil {", "\t\tif false {", "lease/once.TestFollowersShareAnOutage"},
 		{"L4", "a result that Redis has forgotten is not shared", "(f.done.ExpiresIn < 0 || time.Since(f.began) < f.done.ExpiresIn)", "true", "lease/once.TestAResultThatIsForgottenIsNotShared"},
+		{"L4", "a job that failed does not run again in its period", "\tif c.every != nil {\n", "\tif false {\n", "lease/once.TestAtMostOncePerPeriod"},
 		{"L8", "what a caller did not wait for is not told to the others", "if protocol.Transient(err) && ctx.Err() == nil {", "if protocol.Transient(err) {", "lease/once.TestAnOutageThatTheFirstCallerDidNotAwaitIsNotShared"},
 	}},
 	{"internal/protocol/semaphore_release.lua", []guard{
@@ -331,9 +335,14 @@ var guards = []struct {
 		{"L4", "a permit that ran out is not extended", "find_living(owner, name, now)", "find(owner, name, '-inf')", "lease.TestSemaphoreAPlaceThatRanOutIsNotExtended"},
 	}},
 	{"lease/store.go", []guard{
+		{"L6", "all clients of a Sentinel group publish in one way", "return ok && cluster.Options().ClusterSlots == nil", "return ok", "lease.TestAllClientsOfASentinelGroupHearEachOther"},
 		{"L5", "a grant that replicas confirm looks for a new master too", " || errors.Is(err, ErrUnreachable)) {", ") {", "lease.TestAWaiterFindsTheNewMasterOfItsCluster"},
 	}},
+	{"lease/subscription.go", []guard{
+		{"L6", "a subscription whose connection fails is made again", "\tif s.change(nil, []string{channel + \":probe\"}) != nil {\n", "\tif _ = s.change(nil, []string{channel + \":probe\"}); false {\n", "lease.TestASubscriptionWhoseConnectionFailsIsMadeAgain"},
+	}},
 	{"lease/lease.go", []guard{
+		{"L5", "a lease that another acquisition of its id releases is over", "if begun && l.shared {", "if false {", "lease.TestALeaseThatAnotherAcquisitionReleasesIsOver"},
 		{"L5", "no renewal reaches beyond MaxHold", "ttl = min(ttl, l.holdEnd.Sub(now).Truncate(time.Millisecond))", "_ = l.holdEnd", "lease.TestMaxHold"},
 		{"L5", "a lease that Redis does not know any more is over", "	case answer.Value != done:\n		l.end(answer.Value.loss())\n		err = l.ended\n", "", "lease.TestLossIsNoticedByTheNextRenewal"},
 		{"L5", "a renewal that fails is tried again", "		l.core.watchdog.retry(l)\n", "", "lease.TestOneRenewalMayFail"},
