@@ -1,0 +1,86 @@
+package once_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/lease/once"
+)
+
+// Two schedulers ask for a job of each hour, and their clocks differ by some seconds.
+func TestAtMostOncePerPeriod(t *testing.T) {
+	for name, c := range map[string]struct {
+		run work // nil: the process dies
+		err error
+	}{
+		"it works":    {answers("done"), nil},
+		"it fails":    {fails, errDeclined},
+		"it panics":   {func(context.Context, *lease.Lease) ([]byte, error) { panic(errDeclined) }, errDeclined},
+		"it is slow":  {func(context.Context, *lease.Lease) ([]byte, error) { time.Sleep(40 * time.Minute); return nil, nil }, nil},
+		"it dies":     {func(ctx context.Context, _ *lease.Lease) ([]byte, error) { <-ctx.Done(); return nil, ctx.Err() }, context.Canceled},
+		"and is long": {func(context.Context, *lease.Lease) ([]byte, error) { time.Sleep(70 * time.Minute); return nil, nil }, nil},
+	} {
+		for wait, opts := range map[string][]once.Option{"waits": nil, "does not wait": {once.NoWait()}} {
+			t.Run(name+", "+wait, func(t *testing.T) {
+				inBubble(t, func(t *testing.T, w *world) {
+					cfg := once.Config{MaxRun: lease.Unlimited}
+					one, two := w.once(t, cfg), w.once(t, cfg)
+					opts := append(opts, once.Every(55*time.Minute))
+					ctx, die := context.WithCancel(t.Context())
+					defer die()
+					ended := make(chan error, 1)
+					go func() {
+						defer func() {
+							if p := recover(); p != nil {
+								ended <- p.(error)
+							}
+						}()
+						ended <- do(ctx, one, "hourly", c.run, opts...).err
+					}()
+					time.Sleep(3 * time.Second)
+					require.Equal(t, outcome{"", true, nil}, do(t.Context(), two, "hourly", forbidden(t), opts...), "its clock is behind")
+					if name == "it dies" {
+						die()
+					}
+					time.Sleep(time.Hour - 4*time.Second) // and is ahead the next time
+					got := do(t.Context(), two, "hourly", answers("next"), opts...)
+					if name == "and is long" && wait != "waits" {
+						require.ErrorIs(t, got.err, once.ErrInFlight)
+					} else {
+						require.Equal(t, outcome{"next", false, nil}, got)
+					}
+					require.ErrorIs(t, <-ended, c.err)
+				})
+			})
+		}
+	}
+}
+
+// It is done before it runs. If that cannot be written down, it does not run.
+func TestWhatCannotBeWrittenDownDoesNotRun(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		o := w.once(t, once.Config{InFlight: time.Second})
+		w.faults.Set(func(cmd redis.Cmder) faulty.Fault {
+			if len(cmd.Args()) == 10 { // once_record: two keys and five arguments
+				return faulty.LoseRequest
+			}
+			return faulty.None
+		})
+		require.ErrorIs(t, do(t.Context(), o, "hourly", forbidden(t), once.Every(time.Hour)).err, lease.ErrUnreachable)
+		require.ErrorIs(t, do(t.Context(), o, "hourly", forbidden(t), once.Every(0)).err, lease.ErrInvalid)
+		w.faults.Always(faulty.None)
+		require.Equal(t, outcome{"now", false, nil}, do(t.Context(), o, "hourly", answers("now"), once.Every(time.Hour)))
+		answer, replayed, err := once.DoJSON(t.Context(), o, "hourly", nil, func(context.Context, *lease.Lease) (map[string]int, error) {
+			panic("it was done")
+		}, once.Every(time.Hour))
+		require.NoError(t, err)
+		require.True(t, replayed)
+		require.Empty(t, answer)
+	})
+}
