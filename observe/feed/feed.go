@@ -208,6 +208,16 @@ func (f *Feed) run() {
 	}
 }
 
+// exec fails where a hook of the client panics: on this goroutine that would end the process.
+func exec(ctx context.Context, pipe redis.Pipeliner) (commands []redis.Cmder, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			commands, err = nil, fmt.Errorf("feed: a hook of the client panicked: %v", p)
+		}
+	}()
+	return pipe.Exec(ctx)
+}
+
 // send makes one attempt only, because the next events are waiting.
 func (f *Feed) send(events []*Event) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
@@ -222,7 +232,7 @@ func (f *Feed) send(events []*Event) {
 			Stream: f.options.key, MaxLen: kept, Approx: true, Values: []string{field, string(text)},
 		})
 	}
-	commands, err := pipe.Exec(ctx)
+	commands, err := exec(ctx, pipe)
 	if err == nil {
 		return
 	}

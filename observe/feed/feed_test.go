@@ -218,6 +218,28 @@ func TestWhatRedisRefusesIsCounted(t *testing.T) {
 	require.Equal(t, int64(3), f.Dropped())
 }
 
+// panicking is a hook with a fault of its own.
+type panicking struct{}
+
+func (panicking) DialHook(next redis.DialHook) redis.DialHook          { return next }
+func (panicking) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+func (panicking) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(context.Context, []redis.Cmder) error { panic("a hook of the client") }
+}
+
+func TestAHookThatPanicsDropsEventsAndNotTheProcess(t *testing.T) {
+	t.Parallel()
+	client := redis.NewClient(testenv.Redis(t).Options())
+	t.Cleanup(func() { _ = client.Close() })
+	client.AddHook(panicking{})
+	f := feed.New(client)
+	for range 3 {
+		commit(f, "table:12")
+	}
+	require.NoError(t, f.Close(t.Context()))
+	require.Equal(t, int64(3), f.Dropped())
+}
+
 func TestItTracesBothHalves(t *testing.T) {
 	t.Parallel()
 	var f any = newStream(t).feed()
