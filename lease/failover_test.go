@@ -108,7 +108,8 @@ func TestAllClientsOfASentinelGroupHearEachOther(t *testing.T) {
 				key := lease.Key{Namespace: cfg.Namespace, Resource: "a"}
 				queue, wake := key, key
 				queue.Field, wake.Field = "queue", "wake"
-				leasetest.AwaitListener(t.Context(), sentinel.Primary().Client(), queue.String(), wake.String(), func() bool { return false })
+				never := func() bool { return false }
+				leasetest.AwaitListener(t.Context(), sentinel.Primary().Client(), queue.String(), wake.String(), never)
 				released := time.Now()
 				require.NoError(t, l.Release(t.Context()))
 				g := <-grants

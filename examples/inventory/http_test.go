@@ -113,7 +113,7 @@ func TestEachErrorHasAStatus(t *testing.T) {
 		fencedb.ErrLeaseOver:                                 http.StatusConflict,
 		lease.ErrUnreachable:                                 http.StatusServiceUnavailable,
 		io.ErrUnexpectedEOF:                                  http.StatusInternalServerError,
-		fencedb.ErrCommitted:                                 http.StatusInternalServerError, // "look at the cart", and not "try again"
+		fencedb.ErrCommitted:                                 http.StatusInternalServerError, // "look at the cart"
 	} {
 		require.Equal(t, status, problemOf(err).Status, err)
 	}

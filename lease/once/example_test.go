@@ -187,9 +187,12 @@ func ExampleEvery() {
 		log.Fatal(err)
 	}
 	for _, replica := range []string{"one", "two"} {
-		_, replayed, err := keys.Do(ctx, "reminders", nil, func(context.Context, *lease.Lease) ([]byte, error) {
+		send := func(context.Context, *lease.Lease) error {
 			fmt.Println(replica, "sends them")
-			return nil, nil
+			return nil
+		}
+		_, replayed, err := keys.Do(ctx, "reminders", nil, func(ctx context.Context, claim *lease.Lease) ([]byte, error) {
+			return nil, send(ctx, claim)
 		}, once.Every(55*time.Minute), once.NoWait())
 		fmt.Println(replica, replayed, err)
 	}
