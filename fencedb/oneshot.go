@@ -201,7 +201,7 @@ func Sealer(db DB) func(ctx context.Context, grants ...Grant) error {
 // sealError does not speak of a commit: nothing else was written, and a second seal does no harm.
 func sealError(err error) error {
 	if unknown := (*CommitUnknownError)(nil); errors.As(err, &unknown) {
-		return fmt.Errorf("fencedb: it is unknown whether the token was sealed; nothing else was written: %w", unknown.cause)
+		return fmt.Errorf("fencedb: Postgres did not answer, and it is unknown whether the token was sealed; nothing else was written: %w", unknown.cause)
 	}
 	return err
 }

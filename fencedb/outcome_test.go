@@ -433,7 +433,7 @@ func TestASealWhoseAnswerIsLostIsNoReasonForDoubt(t *testing.T) {
 
 	err := fencedb.Seal(t.Context(), pool, g)
 
-	require.ErrorContains(t, err, "unknown whether the token was sealed")
+	require.ErrorContains(t, err, "Postgres did not answer, and it is unknown whether the token was sealed")
 	require.NotContains(t, err.Error(), "crashed", "there is no id to ask about, so nothing is said of the server")
 	require.NotErrorIs(t, err, fencedb.ErrCommitUnknown)
 	require.NoError(t, fencedb.Seal(t.Context(), pool, g))
