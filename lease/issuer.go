@@ -83,10 +83,10 @@ func (i *Issuer) acquire(ctx context.Context, resources []string, opts []Option,
 }
 
 // With returns the issuer with options for every acquisition, before those of the call itself. It
-// is how guard.Exec, guard.Query and guard.QueryRow get options.
+// is how guard.Desk's Exec, Query and QueryRow get options: by a desk of their own.
 //
-//	impatient := issuer.With(lease.NoWait())
-//	tag, err := guard.Exec(ctx, impatient, pool, "table:12", `UPDATE ...`)
+//	impatient := guard.New(issuer.With(lease.NoWait()), pool)
+//	tag, err := impatient.Exec(ctx, "table:12", `UPDATE ...`)
 //
 // All else is shared with i: its leases, and [Issuer.Close]. [Issuer.Lead] waits as it always does.
 // [LeaseID] is for one call, so make an issuer for that call.
@@ -95,6 +95,19 @@ func (i *Issuer) With(opts ...Option) *Issuer {
 		return nil // refused by every method
 	}
 	return &Issuer{i.core, slices.Concat(i.opts, opts)}
+}
+
+// Sealed returns the issuer with seal as its [Config.Seal], also for [Issuer.Lead], or i itself if
+// its Config has one. All else is shared with i: its leases, its waiters, and [Issuer.Close].
+// Package guard makes one for the work that has to be sealed.
+func (i *Issuer) Sealed(seal func(ctx context.Context, grants ...Grant) error) *Issuer {
+	if i == nil || i.core == nil || i.cfg.Seal != nil {
+		return i
+	}
+	cfg := i.cfg
+	cfg.Seal = seal
+	return &Issuer{&core{cfg: cfg, label: i.label, store: i.store, watchdog: i.watchdog, lines: i.lines,
+		registry: i.registry, names: make(map[string]*protocol.Keys)}, i.opts}
 }
 
 // maxResources bounds one acquisition of several resources, and with it how long one script keeps
