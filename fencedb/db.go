@@ -39,10 +39,35 @@ func acquire(ctx context.Context, db DB) (DB, func(), error) {
 	}
 	conn, err := from.Acquire(ctx)
 	if err != nil {
+		if counted, ok := from.(interface{ Stat() *pgxpool.Stat }); ok {
+			s := counted.Stat()
+			err = ofPool(int(s.AcquiredConns()), int(s.MaxConns()), err)
+		}
 		return nil, nil, err
 	}
 	return conn, conn.Release, nil
 }
+
+// ofPool is err of waiting for a connection, which says so if all are in use.
+func ofPool(inUse, most int, err error) error {
+	if most == 0 || inUse < most { // 0 has no bound, in database/sql
+		return err
+	}
+	return usedUpError{inUse, most, err}
+}
+
+// usedUpError: the pool had no connection left. The end of a context says less, and stays in the
+// chain.
+type usedUpError struct {
+	inUse, most int
+	cause       error
+}
+
+func (e usedUpError) Error() string {
+	return fmt.Sprintf("fencedb: %d of %d connections of the pool are in use; acquire leases before you open a transaction, or make the pool larger", e.inUse, e.most)
+}
+
+func (e usedUpError) Unwrap() error { return e.cause }
 
 func pgxConn(db DB) *pgx.Conn {
 	switch db := db.(type) {

@@ -71,8 +71,9 @@ func (g foreignGrant) ValidUntil() time.Time { return g.validUntil }
 //	leases, err := issuer.AcquireAll(ctx, []string{"sku:1", "sku:2"})
 //	err = fencedb.Tx(ctx, pool, fencedb.All(leases...), func(tx pgx.Tx) error { ... })
 //
-// The functions of this package enter every one of them. On its own the result answers Resource,
-// Token and LeaseID for the first, and "", 0 and the nil id when there is none.
+// The functions of this package enter every one of them, also those of a *guard.Holder. On its own
+// the result answers Resource, Token and LeaseID for the first, and "", 0 and the nil id when there
+// is none.
 func All[G Grant](grants ...G) Grant {
 	set := grantSet{Grant: foreignGrant{}}
 	for _, g := range grants {

@@ -165,7 +165,8 @@ type sqlConn struct {
 func connSQL(ctx context.Context, db *sql.DB) (*sqlConn, error) {
 	conn, err := db.Conn(ctx)
 	if err != nil {
-		return nil, err
+		s := db.Stats()
+		return nil, ofPool(s.InUse, s.MaxOpenConnections, err)
 	}
 	c := &sqlConn{Conn: conn}
 	_ = conn.Raw(func(driverConn any) error { // fails only where the connection is closed
