@@ -20,6 +20,7 @@ import (
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/fencedbtest"
+	door "github.com/fencedb/fencedb/guard"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/observe/feed"
@@ -69,7 +70,7 @@ func TestABookingSurvivesAZombie(t *testing.T) {
 		_, err := pool.Exec(t.Context(), sql)
 		require.NoError(t, err)
 	}
-	desk := desk{pool, leases.Issuer}
+	desk := service{pool, door.New(leases.Issuer, pool)}
 
 	var nothing func()
 	postgres.Pause("UPDATE bookings", func() { // Ann's request has decided, and not written yet
@@ -91,19 +92,19 @@ func TestABookingSurvivesAZombie(t *testing.T) {
 
 func databaseURL(t *testing.T) string { return testenv.Postgres(t).Config().ConnString() }
 
-// desk decides by what it has read, and writes later.
-type desk struct {
-	db     *pgxpool.Pool
-	leases *lease.Issuer
+// service decides by what it has read, and writes later.
+type service struct {
+	db   *pgxpool.Pool
+	desk *door.Desk
 }
 
-func (d desk) Book(ctx context.Context, guest string) error {
-	return d.leases.Do(ctx, "table:12", func(ctx context.Context, l *lease.Lease) error {
+func (d service) Book(ctx context.Context, guest string) error {
+	return d.desk.Do(ctx, "table:12", func(ctx context.Context, h *door.Holder) error {
 		var free bool
 		if err := d.db.QueryRow(ctx, `SELECT true FROM bookings WHERE table_id = 12 AND guest = ''`).Scan(&free); err != nil {
 			return err // pgx.ErrNoRows: it is taken
 		}
-		return fencedb.Tx(ctx, d.db, l, func(tx pgx.Tx) error {
+		return h.Tx(ctx, func(tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, `UPDATE bookings SET guest = $1 WHERE table_id = 12`, guest)
 			return err
 		})

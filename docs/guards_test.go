@@ -261,7 +261,13 @@ var guards = []struct {
 		{"S6", "a COMMIT without an error is asked about", "\tif err == nil {\n\t\terr = errors.New(", "\tif err == nil {\n\t\treturn nil\n\t}\n\tif err == nil {\n\t\terr = errors.New(", "fencedb.TestOutcomeAsksTheServerWhateverCommitSaid"},
 	}},
 	{"guard/guard.go", []guard{
-		{"S6", "what has committed does not run again", "\tcase errors.Is(err, fencedb.ErrCommitted), errors.Is(err, fencedb.ErrTxEnded),", "\tcase errors.Is(err, fencedb.ErrTxEnded),", "guard.TestWhatHasCommittedIsNotHealed"},
+		{"S8", "work is sealed unless told otherwise", "d := &Desk{issuer, sealed, sealed, db}", "d := &Desk{issuer, sealed, issuer, db}", "guard.TestAStoppedSellerSellsNothingTwice"},
+		{"S2", "a transaction enters before its function runs", "err := tx.SendBatch(t.ctx, new(pgx.Batch)).Close(); err != nil {", "err := error(nil); err != nil {", "guard.TestTxEntersBeforeItsFunctionRuns"},
+		{"S6", "a function that has run does not run again", "t.final = true", "", "guard.TestWhatHasHappenedIsNotDoneAgain"},
+	}},
+	{"guard/turn.go", []guard{
+		{"S6", "what has committed does not run again", "t.final || errors.Is(err, fencedb.ErrCommitted) ||", "t.final ||", "guard.TestWhatHasHappenedIsNotDoneAgain"},
+		{"S2", "a holder that was overtaken does not come back", "err == nil && verdict != lease.LeaseLost", "err == nil && verdict != 0", "guard.TestAHolderThatWasOvertakenIsNotHealed"},
 	}},
 	{"internal/protocol/send.go", []guard{
 		{"L8", "a call that can be cancelled is not sent by its caller", " || !Endless(b.Context)", "", "internal/protocol.TestACallWhoseContextCannotEndIsSentByItsCaller"},

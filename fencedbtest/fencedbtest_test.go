@@ -174,7 +174,7 @@ func TestAnOvertakenHolderIsNotHealed(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.postgres.Pause("UPDATE bookings", w.overtake)
-	_, err := guard.Exec(t.Context(), w.leases.Issuer, w.pool, "table:12", update, "Ann")
+	_, err := guard.New(w.leases.Issuer, w.pool).Exec(t.Context(), "table:12", update, "Ann")
 	fencedbtest.Refused(t, err)
 	require.Equal(t, "Bob", w.guest())
 }
@@ -186,7 +186,7 @@ func TestAPauseIsOneForOneStatement(t *testing.T) {
 	w.postgres.Pause("no such statement", func() { t.Error("it ran") })
 	w.postgres.Pause("UPDATE bookings", func() { runs++ })
 	for range 2 {
-		_, err := guard.Exec(t.Context(), w.leases.Issuer, w.pool, "table:12", update, "Ann")
+		_, err := guard.New(w.leases.Issuer, w.pool).Exec(t.Context(), "table:12", update, "Ann")
 		require.NoError(t, err)
 	}
 	require.Equal(t, 1, runs)

@@ -2,6 +2,7 @@ package guard_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"log"
@@ -20,8 +21,8 @@ import (
 	"github.com/fencedb/fencedb/migrations"
 )
 
-// halves are the two servers of the examples: an issuer of sealed leases, and a database with a
-// table that is protected.
+// halves are the two servers of the examples: an issuer of leases, and a database with a table that
+// is protected.
 var halves = sync.OnceValues(func() (*lease.Issuer, *pgxpool.Pool) {
 	ctx := context.Background()
 	servers, err := testenv.Start(ctx, testenv.Options{}) // ends with the test binary
@@ -37,7 +38,7 @@ var halves = sync.OnceValues(func() (*lease.Issuer, *pgxpool.Pool) {
 	}
 	_, err = pool.Exec(ctx, `
 		CREATE TABLE stock (sku int PRIMARY KEY, pieces int NOT NULL);
-		INSERT INTO stock VALUES (3, 10), (7, 10), (8, 10), (9, 10), (10, 10);
+		INSERT INTO stock SELECT sku, 10 FROM generate_series(1, 30) sku;
 		SELECT fencedb.protect('stock', resource => 'sku:{sku}')`)
 	if err != nil {
 		log.Fatal(err)
@@ -49,7 +50,6 @@ var halves = sync.OnceValues(func() (*lease.Issuer, *pgxpool.Pool) {
 	issuer, err := lease.New(redis.NewClient(options), lease.Config{
 		TTL:       10 * time.Second,
 		Namespace: fmt.Sprint("guard_examples_", time.Now().UnixNano()),
-		Seal:      fencedb.Sealer(pool),
 	})
 	if err != nil {
 		log.Fatal(err)
@@ -57,39 +57,76 @@ var halves = sync.OnceValues(func() (*lease.Issuer, *pgxpool.Pool) {
 	return issuer, pool
 })
 
-// Acquire a lease, write behind its fence, give it back.
-func ExampleTx() {
-	ctx := context.Background()
+var errSoldOut = errors.New("sold out")
+
+// charge stands for a bank, which takes its time.
+func charge(context.Context) error { return nil }
+
+// One desk for each issuer and database.
+func ExampleNew() {
 	issuer, pool := halves()
 
-	var left int
-	err := guard.Tx(ctx, issuer, pool, "sku:3", func(ctx context.Context, l *lease.Lease, tx pgx.Tx) error {
-		return tx.QueryRow(ctx, `UPDATE stock SET pieces = pieces - 1 WHERE sku = 3 RETURNING pieces`).Scan(&left)
-	})
+	desk := guard.New(issuer, pool)
+	impatient := guard.New(issuer.With(lease.NoWait()), pool)
+	serializable := guard.New(issuer, fencedb.With(pool, fencedb.TxOptions(pgx.TxOptions{IsoLevel: pgx.Serializable})))
 
-	fmt.Println("left:", left, "err:", err)
-	// Output: left: 9 err: <nil>
+	for _, d := range []*guard.Desk{desk, impatient, serializable} {
+		fmt.Println(d.Exec(context.Background(), "sku:1", `UPDATE stock SET pieces = pieces - 1 WHERE sku = 1`))
+	}
+	// Output:
+	// UPDATE 1 <nil>
+	// UPDATE 1 <nil>
+	// UPDATE 1 <nil>
+}
+
+// Read, ask a bank, write: nobody else changes in between what was read.
+func ExampleDesk_Do() {
+	ctx := context.Background()
+	issuer, pool := halves()
+	desk := guard.New(issuer, pool)
+
+	err := desk.Do(ctx, "sku:3", func(ctx context.Context, h *guard.Holder) error {
+		var left int
+		if err := pool.QueryRow(ctx, `SELECT pieces FROM stock WHERE sku = 3`).Scan(&left); err != nil {
+			return err
+		}
+		if left == 0 {
+			return errSoldOut
+		}
+		if err := charge(ctx); err != nil {
+			return err
+		}
+		return h.Tx(ctx, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `UPDATE stock SET pieces = $1 WHERE sku = 3`, left-1)
+			return err
+		})
+	}, lease.WaitAtMost(2*time.Second))
+
+	fmt.Println(err)
+	// Output: <nil>
 }
 
 // Rows of several resources, all or none.
-func ExampleTxAll() {
+func ExampleDesk_DoAll() {
 	ctx := context.Background()
 	issuer, pool := halves()
-	errSoldOut := errors.New("sold out")
+	desk := guard.New(issuer, pool)
 
 	buy := func(pieces int) error {
-		return guard.TxAll(ctx, issuer, pool, []string{"sku:3", "sku:7"}, func(ctx context.Context, _ lease.Leases, tx pgx.Tx) error {
-			for _, sku := range []int{3, 7} {
-				var left int
-				err := tx.QueryRow(ctx, `UPDATE stock SET pieces = pieces - $2 WHERE sku = $1 RETURNING pieces`, sku, pieces).Scan(&left)
-				if err != nil {
-					return err
+		return desk.DoAll(ctx, []string{"sku:4", "sku:7"}, func(ctx context.Context, h *guard.Holder) error {
+			return h.Tx(ctx, func(tx pgx.Tx) error {
+				for _, sku := range []int{4, 7} {
+					var left int
+					err := tx.QueryRow(ctx, `UPDATE stock SET pieces = pieces - $2 WHERE sku = $1 RETURNING pieces`, sku, pieces).Scan(&left)
+					if err != nil {
+						return err
+					}
+					if left < 0 {
+						return errSoldOut // and nothing is written, of either
+					}
 				}
-				if left < 0 {
-					return errSoldOut // and nothing is written, of either
-				}
-			}
-			return nil
+				return nil
+			})
 		})
 	}
 
@@ -100,36 +137,183 @@ func ExampleTxAll() {
 	// sold out
 }
 
-// One statement, in one round trip behind the acquisition.
-func ExampleExec() {
-	ctx := context.Background()
+// A role that one process has at a time. What its leader writes is fenced like any other write.
+func ExampleDesk_Lead() {
+	ctx, stop := context.WithCancel(context.Background())
 	issuer, pool := halves()
+	desk := guard.New(issuer, pool)
 
-	tag, err := guard.Exec(ctx, issuer, pool, "sku:8", `UPDATE stock SET pieces = pieces + $1 WHERE sku = 8`, 5)
+	err := desk.Lead(ctx, "sku:5", func(ctx context.Context, h *guard.Holder) error {
+		fmt.Println(h.Exec(ctx, `UPDATE stock SET pieces = 10 WHERE sku = 5`))
+		stop() // a program goes on until ctx ends
+		return nil
+	})
 
-	fmt.Println(tag, err)
-	// Output: UPDATE 1 <nil>
+	fmt.Println(err)
+	// Output:
+	// UPDATE 1 <nil>
+	// context canceled
 }
 
-// What the statement returns, and no waiting if somebody else has the resource.
-func ExampleQueryRow() {
+// A transaction that nothing happens before. Its function runs behind the fence from its first
+// line.
+func ExampleDesk_Tx() {
 	ctx := context.Background()
 	issuer, pool := halves()
+	desk := guard.New(issuer, pool)
 
 	var left int
-	err := guard.QueryRow(ctx, issuer.With(lease.NoWait()), pool, "sku:9", `UPDATE stock SET pieces = pieces - 1 WHERE sku = 9 RETURNING pieces`).Scan(&left)
+	err := desk.Tx(ctx, "sku:6", func(ctx context.Context, tx pgx.Tx) error {
+		return tx.QueryRow(ctx, `UPDATE stock SET pieces = pieces - 1 WHERE sku = 6 RETURNING pieces`).Scan(&left)
+	})
 
 	fmt.Println("left:", left, "err:", err)
 	// Output: left: 9 err: <nil>
 }
 
-// The rows have all come when the call returns, and the lease has been given back.
-func ExampleQuery() {
+// One statement, in one round trip behind the acquisition.
+func ExampleDesk_Exec() {
 	ctx := context.Background()
 	issuer, pool := halves()
+	desk := guard.New(issuer, pool)
 
-	pieces, err := guard.Query(ctx, issuer, pool, "sku:10", pgx.RowTo[int], `UPDATE stock SET pieces = 2 * pieces WHERE sku = 10 RETURNING pieces`)
+	tag, err := desk.Exec(ctx, "sku:8", `UPDATE stock SET pieces = pieces + $1 WHERE sku = 8`, 5)
+
+	fmt.Println(tag, err)
+	// Output: UPDATE 1 <nil>
+}
+
+// The rows keep the lease until they are read to their end.
+func ExampleDesk_Query() {
+	ctx := context.Background()
+	issuer, pool := halves()
+	desk := guard.New(issuer, pool)
+
+	rows, _ := desk.Query(ctx, "sku:10", `UPDATE stock SET pieces = 2 * pieces WHERE sku = 10 RETURNING pieces`)
+	pieces, err := pgx.CollectRows(rows, pgx.RowTo[int])
 
 	fmt.Println(pieces, err)
 	// Output: [20] <nil>
+}
+
+// What the statement returns, and no waiting if somebody else has the resource.
+func ExampleDesk_QueryRow() {
+	ctx := context.Background()
+	issuer, pool := halves()
+	desk := guard.New(issuer.With(lease.NoWait()), pool)
+
+	var left int
+	err := desk.QueryRow(ctx, "sku:9", `UPDATE stock SET pieces = pieces - 1 WHERE sku = 9 RETURNING pieces`).Scan(&left)
+
+	fmt.Println("left:", left, "err:", err)
+	// Output: left: 9 err: <nil>
+}
+
+// Several statements on several resources, in one round trip.
+func ExampleDesk_SendBatch() {
+	ctx := context.Background()
+	issuer, pool := halves()
+	desk := guard.New(issuer, pool)
+
+	b := &pgx.Batch{}
+	b.Queue(`UPDATE stock SET pieces = pieces - 3 WHERE sku = 11`)
+	b.Queue(`UPDATE stock SET pieces = pieces + 3 WHERE sku = 12`)
+	err := desk.SendBatch(ctx, []string{"sku:11", "sku:12"}, b)
+
+	fmt.Println(err)
+	// Output: <nil>
+}
+
+// Work that decides within its transaction needs no seal, and then Do costs no write in Postgres.
+func ExampleUnsealed() {
+	ctx := context.Background()
+	issuer, pool := halves()
+	desk := guard.New(issuer, pool, guard.Unsealed())
+
+	err := desk.Do(ctx, "sku:13", func(ctx context.Context, h *guard.Holder) error {
+		return h.Tx(ctx, func(tx pgx.Tx) error {
+			var left int // read behind the fence
+			if err := tx.QueryRow(ctx, `SELECT pieces FROM stock WHERE sku = 13`).Scan(&left); err != nil || left == 0 {
+				return errors.Join(err, errSoldOut)
+			}
+			_, err := tx.Exec(ctx, `UPDATE stock SET pieces = $1 WHERE sku = 13`, left-1)
+			return err
+		})
+	})
+
+	fmt.Println(err)
+	// Output: <nil>
+}
+
+// Long work: is it still ours, and for how long?
+func ExampleHolder() {
+	ctx := context.Background()
+	issuer, pool := halves()
+	desk := guard.New(issuer, pool)
+
+	err := desk.DoAll(ctx, []string{"sku:14", "sku:15"}, func(ctx context.Context, h *guard.Holder) error {
+		if err := h.Extend(ctx); err != nil { // before a long step; a renewal does it otherwise
+			return err
+		}
+		fmt.Println("valid:", time.Until(h.ValidUntil()) > time.Second, h.Err(), h.Context().Err())
+		for _, grant := range h.Grants() {
+			fmt.Println(grant.Resource())
+		}
+		tag, err := fencedb.Exec(ctx, pool, h, `UPDATE stock SET pieces = 0 WHERE sku IN (14, 15)`) // a grant of both
+		fmt.Println(tag, err)
+		return h.Release(ctx) // before the rest, which writes nothing
+	})
+
+	fmt.Println(err)
+	// Output:
+	// valid: true <nil> <nil>
+	// sku:14
+	// sku:15
+	// UPDATE 2 <nil>
+	// <nil>
+}
+
+// database/sql, on the connections of the pool.
+func ExampleHolder_TxSQL() {
+	ctx := context.Background()
+	issuer, pool := halves()
+	desk := guard.New(issuer, pool)
+	db := stdlib.OpenDBFromPool(pool)
+	defer db.Close()
+
+	err := desk.Do(ctx, "sku:16", func(ctx context.Context, h *guard.Holder) error {
+		return h.TxSQL(ctx, db, func(tx *sql.Tx) error {
+			_, err := tx.ExecContext(ctx, `UPDATE stock SET pieces = 9 WHERE sku = 16`)
+			return err
+		})
+	})
+
+	fmt.Println(err)
+	// Output: <nil>
+}
+
+// Statements in several transactions under one lease.
+func ExampleHolder_Exec() {
+	ctx := context.Background()
+	issuer, pool := halves()
+	desk := guard.New(issuer, pool)
+
+	err := desk.Do(ctx, "sku:17", func(ctx context.Context, h *guard.Holder) error {
+		fmt.Println(h.Exec(ctx, `UPDATE stock SET pieces = 9 WHERE sku = 17`))
+		var left int
+		err := h.QueryRow(ctx, `UPDATE stock SET pieces = pieces - 1 WHERE sku = 17 RETURNING pieces`).Scan(&left)
+		fmt.Println(left, err)
+		rows, _ := h.Query(ctx, `UPDATE stock SET pieces = pieces - 1 WHERE sku = 17 RETURNING pieces`)
+		fmt.Println(pgx.CollectRows(rows, pgx.RowTo[int]))
+		b := &pgx.Batch{}
+		b.Queue(`UPDATE stock SET pieces = pieces - 1 WHERE sku = 17`)
+		return h.SendBatch(ctx, b)
+	})
+
+	fmt.Println(err)
+	// Output:
+	// UPDATE 1 <nil>
+	// 8 <nil>
+	// [7] <nil>
+	// <nil>
 }

@@ -1,27 +1,52 @@
-// Package guard does the common case in one call: acquire a lease, write behind its fence, release
-// it.
+// Package guard is the door to both halves: a lease from Redis and writes that Postgres fences, so
+// that the safe way is the short one.
 //
-//	err := guard.Tx(ctx, issuer, pool, "table:12", func(ctx context.Context, l *lease.Lease, tx pgx.Tx) error {
-//		_, err := tx.Exec(ctx, `INSERT INTO bookings (table_id, guest) VALUES (12, 'ann')`)
-//		return err
+//	desk := guard.New(issuer, pool)
+//	err := desk.Do(ctx, "table:12", func(ctx context.Context, h *guard.Holder) error {
+//		free, err := look(ctx, pool) // stays true until h writes
+//		if err != nil || !free {
+//			return err
+//		}
+//		if err := charge(ctx); err != nil {
+//			return err
+//		}
+//		return h.Tx(ctx, func(tx pgx.Tx) error {
+//			_, err := tx.Exec(ctx, `INSERT INTO bookings (table_id, guest) VALUES (12, 'ann')`)
+//			return err
+//		})
 //	}, lease.WaitAtMost(2*time.Second))
 //
-// Options of the acquisition come last. Exec, QueryRow and Query end with the arguments of their
-// statement: there use issuer.With, see [lease.Issuer.With]. For options of the transaction use
-// [fencedb.With].
+// # What is safe to decide on
 //
-// It also heals. Redis can lose its counter, by FLUSHALL, eviction, an old snapshot or a replica
-// that lagged. Its clock then keeps tokens rising; but if that is behind as well, Redis hands out
-// tokens that Postgres refuses although nobody else holds the resource. Then the counter is raised
-// above the token that Postgres has stored, the resource is acquired anew, and the work runs once
-// more, for each resource. A holder that was really overtaken does not try again.
+// A lease alone does not stop the holder before: one that was paused can write until the next one
+// has entered in Postgres. [Desk.Do], [Desk.DoAll] and [Desk.Lead] therefore seal: Postgres knows
+// the new token before the function runs. From then on no earlier holder writes, and if a later one
+// comes, the writes of this one are refused. So what the function reads, in any way, is still true
+// of what it writes behind the fence. That costs a committed write in Postgres for each
+// acquisition, in one round trip; and without Postgres nobody acquires.
+//
+// [Desk.Tx], [Desk.Exec], [Desk.Query], [Desk.QueryRow] and [Desk.SendBatch] enter before anything
+// else happens, in the round trip of their write or of BEGIN. They need no seal.
+//
+// # Redis that went backwards
+//
+// Redis can lose its counter, by FLUSHALL, eviction, an old snapshot or a replica that lagged. Its
+// clock then keeps tokens rising; but if that is behind as well, Redis hands out tokens that
+// Postgres refuses although nobody else holds the resource. Sealing repairs that within the
+// acquisition. The calls that do not seal are refused before anything has happened: they then do
+// the same once more, sealed. A holder that was really overtaken is not healed: its lease is over.
+//
+// # Connections
+//
+// Sealing takes a connection of the pool for one round trip. So acquire before a transaction is
+// opened: where as many functions as the pool has connections acquire something within their
+// transactions, each stands until the lease that it waits to seal is over. The error says that all
+// connections are in use.
 package guard
 
 import (
 	"context"
 	"errors"
-	"fmt"
-	"slices"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -30,138 +55,150 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// Tx acquires resource from issuer, waiting if it must, runs fn in a transaction behind the fence,
-// and gives the lease back.
-//
-// The context that fn gets ends with ctx or with the lease. When Redis had gone backwards, fn can
-// run once more for each resource, after its last run was rolled back; it then gets another lease.
-// The errors are those of acquiring, where nothing was written, and of fencedb.Tx; when fn's
-// context ended with the lease, the cause (lease.ErrExpired, lease.ErrLost...) is among them. A
-// release that fails is not an error: it is tried again in the background, and in the end the lease
-// runs out by itself. So nil means committed, and an error tells what fencedb.Tx says of the data.
-// lease.IsLost tells if it means "busy, try again".
-func Tx(ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resource string,
-	fn func(ctx context.Context, l *lease.Lease, tx pgx.Tx) error, opts ...lease.Option) error {
-	one := func(ctx context.Context, ls lease.Leases, tx pgx.Tx) error { return fn(ctx, ls[0], tx) }
-	return TxAll(ctx, issuer, db, []string{resource}, one, opts...)
+// Desk acquires leases and writes behind their fences. One for each issuer and database is enough;
+// it is safe for concurrent use.
+type Desk struct {
+	issuer *lease.Issuer // for what enters before anything else happens
+	sealed *lease.Issuer // of the same leases
+	holds  *lease.Issuer // for work: sealed, unless Unsealed
+	db     fencedb.DB
 }
 
-// TxAll is Tx for several resources: all of them are acquired, and entered, or none. The leases
-// come in the order of their resources, each once.
-func TxAll(ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resources []string,
-	fn func(ctx context.Context, ls lease.Leases, tx pgx.Tx) error, opts ...lease.Option) error {
-	return hold(ctx, issuer, resources, opts, func(ctx context.Context, ls lease.Leases) error {
-		return fencedb.Tx(ctx, db, fencedb.All(ls...), func(tx pgx.Tx) error { return fn(ctx, ls, tx) })
+// Option changes a Desk.
+type Option func(*Desk)
+
+// Unsealed lets Do, DoAll and Lead acquire without Postgres, and saves a committed write for each
+// acquisition. The price: what the function reads before its first fenced transaction can change
+// after it was read, by a holder that was paused and that Postgres does not refuse yet. So decide
+// nothing by it, or read it again in the transaction. And a Redis that went backwards is not healed
+// by these three: their writes are refused until [lease.Issuer.Raise], or a call that seals, has
+// raised its counter.
+func Unsealed() Option { return func(d *Desk) { d.holds = d.issuer } }
+
+// New returns a desk for leases of issuer and writes to db. Both stay the caller's; neither is
+// asked. Leases of all desks of an issuer exclude each other. An issuer with a [lease.Config.Seal]
+// seals by that every time, and not twice.
+//
+// Options of the acquisition come with each call, or with the issuer, as issuer.With(...), for
+// Exec, Query and QueryRow, which end with the arguments of their statement. Options of the
+// transactions come with the database, as fencedb.With(pool, ...). Above READ COMMITTED every
+// transaction is sealed before it begins.
+func New(issuer *lease.Issuer, db fencedb.DB, opts ...Option) *Desk {
+	sealed := issuer.Sealed(fencedb.Sealer(db))
+	d := &Desk{issuer, sealed, sealed, db}
+	for _, opt := range opts {
+		opt(d)
+	}
+	return d
+}
+
+// Do acquires resource, waiting if it must, seals the lease, runs fn and gives the lease back. The
+// context of fn ends with ctx or with the lease; [context.Cause] tells which.
+//
+// What is true then of the data and of the lease is told as by [lease.Issuer.Do]: nil means that fn
+// returned nil under a lease that was valid to the end; [lease.ErrWorkDone] that fn returned nil
+// and its lease did not last: what it committed stands. An error of fn comes back as it is, those
+// of its transactions among them, such as [fencedb.ErrCommitUnknown], with the cause of the loss if
+// the lease was lost. If fn did not run, nothing was written. [lease.IsLost] tells if an error
+// means "busy, try again".
+func (d *Desk) Do(ctx context.Context, resource string,
+	fn func(ctx context.Context, h *Holder) error, opts ...lease.Option) error {
+	return d.holds.Do(ctx, resource, func(ctx context.Context, l *lease.Lease) error {
+		return fn(ctx, d.holder(ctx, lease.Leases{l}))
+	}, opts...)
+}
+
+// DoAll is [Desk.Do] for several resources: all are acquired, or none, and sealed together. The
+// Holder is one for all of them, and what it writes enters every fence. The context of fn ends with
+// the first lease that ends.
+func (d *Desk) DoAll(ctx context.Context, resources []string,
+	fn func(ctx context.Context, h *Holder) error, opts ...lease.Option) error {
+	return d.holds.DoAll(ctx, resources, func(ctx context.Context, ls lease.Leases) error {
+		return fn(ctx, d.holder(ctx, ls))
+	}, opts...)
+}
+
+// Lead is [lease.Issuer.Lead] with sealed terms: fn runs for as long as this process leads, and
+// again in each of its terms, until ctx ends. A term begins with a write in Postgres: while
+// Postgres is away nobody leads, which is told to [lease.OnTerm].
+func (d *Desk) Lead(ctx context.Context, role string,
+	fn func(ctx context.Context, h *Holder) error, opts ...lease.LeadOption) error {
+	return d.holds.Lead(ctx, role, func(ctx context.Context, l *lease.Lease) error {
+		return fn(ctx, d.holder(ctx, lease.Leases{l}))
+	}, opts...)
+}
+
+// Tx acquires resource, runs fn in a transaction behind its fence and gives the lease back. BEGIN
+// and the entry are answered before fn runs, so all that fn does, it does as the current holder; fn
+// runs once at most. Its context ends with ctx or with the lease.
+//
+// Nil means committed. The other errors are those of acquiring, where nothing was written, and
+// those of [fencedb.Tx]; when the lease ended meanwhile, the cause (lease.ErrExpired,
+// lease.ErrLost...) is among them. A release that fails is not an error: it is tried again in the
+// background, and in the end the lease runs out by itself. For several resources use [Desk.DoAll]
+// and [Holder.Tx].
+func (d *Desk) Tx(ctx context.Context, resource string,
+	fn func(ctx context.Context, tx pgx.Tx) error, opts ...lease.Option) error {
+	return d.write(ctx, []string{resource}, opts, func(t *turn) error {
+		return t.Tx(t.ctx, func(tx pgx.Tx) error {
+			if err := tx.SendBatch(t.ctx, new(pgx.Batch)).Close(); err != nil { // BEGIN and the entry
+				return err
+			}
+			t.final = true
+			return fn(t.ctx, tx)
+		})
 	})
 }
 
-// Exec is Tx for one statement, as fencedb.Exec is fencedb.Tx: the write takes one round trip. The
-// acquisition waits for as long as ctx allows; options for it come with issuer.
+// Exec is [Desk.Tx] for one statement, as [fencedb.Exec] is [fencedb.Tx]: the write takes one round
+// trip. The acquisition waits for as long as ctx allows; another desk has other options:
 //
-//	tag, err := guard.Exec(ctx, issuer.With(lease.NoWait()), pool, "table:12", `UPDATE ...`)
-func Exec(ctx context.Context, issuer *lease.Issuer, db fencedb.DB,
-	resource, sql string, args ...any) (tag pgconn.CommandTag, err error) {
-	err = hold(ctx, issuer, []string{resource}, nil, func(ctx context.Context, ls lease.Leases) (err error) {
-		tag, err = fencedb.Exec(ctx, db, ls[0], sql, args...)
+//	impatient := guard.New(issuer.With(lease.NoWait()), pool)
+func (d *Desk) Exec(ctx context.Context, resource, sql string, args ...any) (tag pgconn.CommandTag, err error) {
+	err = d.write(ctx, []string{resource}, nil, func(t *turn) (err error) {
+		tag, err = t.Exec(t.ctx, sql, args...)
 		return err
 	})
 	return tag, err
 }
 
-// QueryRow is Exec for a statement that returns one row, such as UPDATE ... RETURNING. All of it
-// happens when the row is scanned, the acquisition too, and the lease has been given back when Scan
-// returns. A row can be scanned once. The errors are those of [fencedb.QueryRow]: pgx.ErrNoRows
+// Query is [Desk.Exec] for a statement that returns rows. They keep the lease, which is renewed,
+// until they are closed or read to their end; ask their Err then: it is one of the errors of
+// [fencedb.Query], and tells what became of the statement.
+func (d *Desk) Query(ctx context.Context, resource, sql string, args ...any) (pgx.Rows, error) {
+	var kept *heldRows
+	err := d.write(ctx, []string{resource}, nil, func(t *turn) error {
+		rows, err := t.Query(t.ctx, sql, args...)
+		if err == nil {
+			kept, t.kept = &heldRows{Rows: rows, turn: t}, true
+		}
+		return err
+	})
+	if err != nil {
+		return noRows(err)
+	}
+	return kept, nil
+}
+
+// QueryRow is [Desk.Exec] for a statement that returns one row, such as UPDATE ... RETURNING. All
+// of it happens when the row is scanned, which can be done once: the acquisition too, and the lease
+// has been given back when Scan returns. The errors are those of [fencedb.QueryRow]: pgx.ErrNoRows
 // alone only where it is known that the statement found nothing to write.
-func QueryRow(ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resource, sql string, args ...any) pgx.Row {
+func (d *Desk) QueryRow(ctx context.Context, resource, sql string, args ...any) pgx.Row {
 	var sent bool
 	return oneRow(func(dest ...any) error {
 		if sent {
 			return errors.New("guard: the row has been scanned before, which has sent the statement; nothing was written this time")
 		}
 		sent = true
-		return hold(ctx, issuer, []string{resource}, nil, func(ctx context.Context, ls lease.Leases) error {
-			return fencedb.QueryRow(ctx, db, ls[0], sql, args...).Scan(dest...)
+		return d.write(ctx, []string{resource}, nil, func(t *turn) error {
+			return t.QueryRow(t.ctx, sql, args...).Scan(dest...)
 		})
 	})
 }
 
-type oneRow func(dest ...any) error
-
-func (scan oneRow) Scan(dest ...any) error { return scan(dest...) }
-
-// Query is Exec for a statement that returns rows; read decodes each, as for pgx.CollectRows. They
-// come all at once, when the lease has been released, since an open result would hold it. If
-// the statement has committed but a row could not be read, the error is fencedb.ErrCommitted.
-//
-//	seats, err := guard.Query(ctx, issuer, pool, "table:12", pgx.RowTo[int], `UPDATE ... RETURNING seat`)
-func Query[T any](ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resource string,
-	read pgx.RowToFunc[T], sql string, args ...any) (all []T, err error) {
-	b := new(pgx.Batch)
-	b.Queue(sql, args...).Query(func(rows pgx.Rows) (err error) {
-		all, err = pgx.CollectRows(rows, read)
-		return err
-	})
-	err = SendBatch(ctx, issuer, db, []string{resource}, b)
-	return all, err
-}
-
-// SendBatch is Exec for several statements on one or more resources. Its callbacks run after the
-// statements, as those of fencedb.SendBatch.
-func SendBatch(ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resources []string,
-	b *pgx.Batch, opts ...lease.Option) error {
-	return hold(ctx, issuer, resources, opts, func(ctx context.Context, ls lease.Leases) error {
-		return fencedb.SendBatch(ctx, db, fencedb.All(ls...), b)
-	})
-}
-
-// hold runs write under the leases, and once more for each resource whose tokens were behind the
-// fence.
-func hold(ctx context.Context, issuer *lease.Issuer, resources []string, opts []lease.Option,
-	write func(context.Context, lease.Leases) error) error {
-	for range resources {
-		behind, err := once(ctx, issuer, resources, opts, write)
-		if behind == nil {
-			return err
-		}
-		if _, raiseErr := issuer.Raise(ctx, behind.Resource, behind.Stored); raiseErr != nil {
-			return fmt.Errorf("%w; the last token was not raised: %w", err, raiseErr)
-		}
-	}
-	_, err := once(ctx, issuer, resources, opts, write)
-	return err
-}
-
-// once runs write under leases of its own. behind: Postgres has refused the token of one that
-// stood, so Redis has gone back. What has committed, or may have, must not run again, even if a
-// callback has met a refusal of another database.
-func once(ctx context.Context, issuer *lease.Issuer, resources []string, opts []lease.Option,
-	write func(context.Context, lease.Leases) error) (behind *fencedb.StaleError, err error) {
-	leases, err := issuer.AcquireAll(ctx, resources, opts...)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = leases.Release(ctx) }() // also if write panics
-	err = bound(ctx, leases, write)
-	var stale *fencedb.StaleError
-	switch {
-	case errors.Is(err, fencedb.ErrCommitted), errors.Is(err, fencedb.ErrTxEnded),
-		errors.Is(err, fencedb.ErrCommitUnknown), !errors.As(err, &stale):
-		return nil, err
-	case !slices.ContainsFunc(leases, func(l *lease.Lease) bool { return l.Resource() == stale.Resource }):
-		return nil, err
-	case leases.Release(ctx) != nil: // one was lost, and then Postgres was right; or Redis does not answer
-		return nil, err
-	}
-	return stale, err
-}
-
-// bound ends write's context with the leases.
-func bound(ctx context.Context, leases lease.Leases, write func(context.Context, lease.Leases) error) error {
-	ctx, stop := leases.Bind(ctx)
-	defer stop()
-	err := write(ctx, leases)
-	if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(err, cause) {
-		return fmt.Errorf("%w: %w", cause, err) // a transaction that had not begun says only that the lease is over
-	}
-	return err
+// SendBatch is [Desk.Exec] for several statements, on one or more resources. Its callbacks run
+// after the statements, as those of [fencedb.SendBatch].
+func (d *Desk) SendBatch(ctx context.Context, resources []string, b *pgx.Batch, opts ...lease.Option) error {
+	return d.write(ctx, resources, opts, func(t *turn) error { return t.SendBatch(t.ctx, b) })
 }

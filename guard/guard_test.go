@@ -2,8 +2,8 @@ package guard_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
-	"strings"
 	"testing"
 	"time"
 
@@ -11,10 +11,12 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/fencedbtest"
 	"github.com/fencedb/fencedb/guard"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
@@ -26,20 +28,18 @@ type world struct {
 	*testing.T
 	pool   *pgxpool.Pool
 	redis  *redis.Client
+	config lease.Config
 	issuer *lease.Issuer
-
-	namespace string
+	desk   *guard.Desk
 }
 
-func newWorld(t *testing.T, seal bool) *world {
-	w := &world{T: t, pool: testenv.Postgres(t), redis: testenv.Redis(t), namespace: testenv.Namespace(t)}
-	config := lease.Config{TTL: 10 * time.Second, Namespace: w.namespace}
-	if seal {
-		config.Seal = fencedb.Sealer(w.pool)
-	}
+func newWorld(t *testing.T) *world {
+	w := &world{T: t, pool: testenv.Postgres(t), redis: testenv.Redis(t)}
+	w.config = lease.Config{TTL: 10 * time.Second, Namespace: testenv.Namespace(t)}
 	var err error
-	w.issuer, err = lease.New(w.redis, config)
+	w.issuer, err = lease.New(w.redis, w.config)
 	require.NoError(t, err)
+	w.desk = guard.New(w.issuer, w.pool)
 	_, err = w.pool.Exec(t.Context(), `CREATE TABLE bookings (table_id int NOT NULL, guest text)`)
 	require.NoError(t, err)
 	_, err = w.pool.Exec(t.Context(), `SELECT fencedb.protect('bookings', 'table:{table_id}')`)
@@ -47,13 +47,11 @@ func newWorld(t *testing.T, seal bool) *world {
 	return w
 }
 
-func (w *world) insert(ctx context.Context, tx pgx.Tx, table int) error {
-	_, err := tx.Exec(ctx, `INSERT INTO bookings VALUES ($1, 'ann')`, table)
-	return err
-}
+const insertAnn = `INSERT INTO bookings VALUES (12, 'ann') RETURNING guest`
 
-func (w *world) book(table int) func(context.Context, *lease.Lease, pgx.Tx) error {
-	return func(ctx context.Context, _ *lease.Lease, tx pgx.Tx) error { return w.insert(ctx, tx, table) }
+func (w *world) insert(ctx context.Context, tx pgx.Tx) error {
+	_, err := tx.Exec(ctx, insertAnn)
+	return err
 }
 
 func (w *world) bookings() (n int) {
@@ -61,10 +59,18 @@ func (w *world) bookings() (n int) {
 	return n
 }
 
+// stored is the fence of a resource; 0 if it has none.
+func (w *world) stored(resource string) (token int64) {
+	require.NoError(w, w.pool.QueryRow(w.Context(), `SELECT coalesce(fencedb.last_token($1), 0)`, resource).Scan(&token))
+	return token
+}
+
 // ahead makes Redis look as if it had gone backwards: Postgres has seen a token of the future.
-func (w *world) ahead(resource string) int64 {
+func (w *world) ahead(resources ...string) int64 {
 	future := time.Now().Add(time.Hour).UnixMicro()
-	require.NoError(w, fencedb.Seal(w.Context(), w.pool, fencedb.NewGrant(resource, future, uuid.New(), fencedb.NoEnd)))
+	for _, resource := range resources {
+		require.NoError(w, fencedb.Seal(w.Context(), w.pool, fencedb.NewGrant(resource, future, uuid.New(), fencedb.NoEnd)))
+	}
 	return future
 }
 
@@ -76,249 +82,490 @@ func (w *world) free(resource string) {
 	require.NoError(w, l.Release(w.Context()))
 }
 
-func TestTxWritesAndGivesTheLeaseBack(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, false)
-
-	require.NoError(t, guard.Tx(t.Context(), w.issuer, w.pool, "table:12", w.book(12)))
-	require.NoError(t, guard.TxAll(t.Context(), w.issuer, w.pool, []string{"table:13", "table:12"}, func(ctx context.Context, ls lease.Leases, tx pgx.Tx) error {
-		require.Len(t, ls, 2)
-		return w.insert(ctx, tx, 13)
-	}))
-
-	require.Equal(t, 2, w.bookings())
-	w.free("table:12")
-	w.free("table:13")
+func batch(sql string) *pgx.Batch {
+	b := &pgx.Batch{}
+	b.Queue(sql)
+	return b
 }
 
-func TestTheLeaseIsGivenBackOnErrorAndPanic(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, false)
-	mine := errors.New("mine")
-
-	err := guard.Tx(t.Context(), w.issuer, w.pool, "table:12", func(context.Context, *lease.Lease, pgx.Tx) error { return mine })
-	require.ErrorIs(t, err, mine)
-	w.free("table:12")
-
-	require.Panics(t, func() {
-		_ = guard.Tx(t.Context(), w.issuer, w.pool, "table:12", func(context.Context, *lease.Lease, pgx.Tx) error { panic("boom") })
-	})
-	w.free("table:12")
-
-	ctx, cancel := context.WithCancel(t.Context())
-	err = guard.Tx(ctx, w.issuer, w.pool, "table:12", func(context.Context, *lease.Lease, pgx.Tx) error { cancel(); return nil })
-	require.ErrorIs(t, err, context.Canceled)
-	w.free("table:12")
-	require.Zero(t, w.bookings())
+// read returns the error of all rows.
+func read(rows pgx.Rows, _ error) error { // the rows have it too
+	_, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	return err
 }
 
-func TestTxHealsWhenRedisHasGoneBackwards(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, false)
-	future := w.ahead("table:12")
-	runs := 0
-
-	err := guard.TxAll(t.Context(), w.issuer, w.pool, []string{"table:11", "table:12"}, func(ctx context.Context, _ lease.Leases, tx pgx.Tx) error {
-		runs++
-		return w.insert(ctx, tx, 12)
-	})
-
-	require.NoError(t, err)
-	require.Equal(t, 2, runs)
-	require.Equal(t, 1, w.bookings())
-	var stored int64
-	require.NoError(t, w.pool.QueryRow(t.Context(), `SELECT fencedb.last_token('table:12')`).Scan(&stored))
-	require.Greater(t, stored, future)
-	w.free("table:12")
-	require.NoError(t, guard.Tx(t.Context(), w.issuer, w.pool, "table:12", w.book(12)), "healed for everybody")
+// work is what a Holder can write a statement with.
+var work = map[string]func(ctx context.Context, w *world, h *guard.Holder, sql string) error{
+	"Tx": func(ctx context.Context, _ *world, h *guard.Holder, sql string) error {
+		return h.Tx(ctx, func(tx pgx.Tx) error { _, err := tx.Exec(ctx, sql); return err })
+	},
+	"TxSQL": func(ctx context.Context, w *world, h *guard.Holder, statement string) error {
+		db := stdlib.OpenDBFromPool(w.pool)
+		defer db.Close()
+		return h.TxSQL(ctx, db, func(tx *sql.Tx) error { _, err := tx.ExecContext(ctx, statement); return err })
+	},
+	"Exec": func(ctx context.Context, _ *world, h *guard.Holder, sql string) error {
+		_, err := h.Exec(ctx, sql)
+		return err
+	},
+	"Query": func(ctx context.Context, _ *world, h *guard.Holder, sql string) error { return read(h.Query(ctx, sql)) },
+	"QueryRow": func(ctx context.Context, _ *world, h *guard.Holder, sql string) error {
+		return h.QueryRow(ctx, sql).Scan(new(string))
+	},
+	"SendBatch": func(ctx context.Context, _ *world, h *guard.Holder, sql string) error {
+		return h.SendBatch(ctx, batch(sql))
+	},
+	"fencedb.Enter": func(ctx context.Context, w *world, h *guard.Holder, sql string) error {
+		return pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error {
+			if _, err := fencedb.Enter(ctx, tx, h); err != nil {
+				return err
+			}
+			_, err := tx.Exec(ctx, sql)
+			return err
+		})
+	},
+	"fencedb.All": func(ctx context.Context, w *world, h *guard.Holder, sql string) error {
+		_, err := fencedb.Exec(ctx, w.pool, fencedb.All(h), sql)
+		return err
+	},
 }
 
-func TestSealedAcquisitionsHealToo(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, true)
-	w.ahead("table:12")
+// calls are those of a desk, each writing a statement to table 12.
+func calls() map[string]func(ctx context.Context, w *world, d *guard.Desk, sql string) error {
+	calls := map[string]func(ctx context.Context, w *world, d *guard.Desk, sql string) error{
+		"Tx": func(ctx context.Context, _ *world, d *guard.Desk, sql string) error {
+			return d.Tx(ctx, "table:12", func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Exec(ctx, sql); return err })
+		},
+		"Exec": func(ctx context.Context, _ *world, d *guard.Desk, sql string) error {
+			_, err := d.Exec(ctx, "table:12", sql)
+			return err
+		},
+		"Query": func(ctx context.Context, _ *world, d *guard.Desk, sql string) error {
+			return read(d.Query(ctx, "table:12", sql))
+		},
+		"QueryRow": func(ctx context.Context, _ *world, d *guard.Desk, sql string) error {
+			return d.QueryRow(ctx, "table:12", sql).Scan(new(string))
+		},
+		"SendBatch": func(ctx context.Context, _ *world, d *guard.Desk, sql string) error {
+			return d.SendBatch(ctx, []string{"table:12"}, batch(sql))
+		},
+	}
+	for name, write := range work {
+		calls["Do "+name] = func(ctx context.Context, w *world, d *guard.Desk, sql string) error {
+			return d.Do(ctx, "table:12", func(ctx context.Context, h *guard.Holder) error { return write(ctx, w, h, sql) })
+		}
+	}
+	calls["DoAll"] = func(ctx context.Context, _ *world, d *guard.Desk, sql string) error {
+		return d.DoAll(ctx, []string{"table:13", "table:12"}, func(ctx context.Context, h *guard.Holder) error {
+			_, err := h.Exec(ctx, sql)
+			return err
+		})
+	}
+	calls["Lead"] = func(ctx context.Context, _ *world, d *guard.Desk, sql string) (err error) {
+		ctx, stop := context.WithCancel(ctx)
+		defer stop()
+		_ = d.Lead(ctx, "table:12", func(ctx context.Context, h *guard.Holder) error {
+			_, err = h.Exec(ctx, sql)
+			stop()
+			return err
+		}, lease.OnTerm(func(told error) { err = errors.Join(err, told); stop() }))
+		return err
+	}
+	return calls
+}
 
-	require.NoError(t, guard.Tx(t.Context(), w.issuer, w.pool, "table:12", w.book(12)))
-	require.Equal(t, 1, w.bookings())
-	w.free("table:12")
+func TestEveryCallWritesAndGivesTheLeaseBack(t *testing.T) {
+	t.Parallel()
+	for name, call := range calls() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			require.NoError(t, call(t.Context(), w, w.desk, insertAnn))
+			require.Equal(t, 1, w.bookings())
+			w.free("table:12")
+
+			err := call(t.Context(), w, w.desk, `INSERT INTO bookings VALUES (14, 'ann') RETURNING guest`)
+			require.ErrorIs(t, fencedb.Explain(err), fencedb.ErrWrongResource)
+			require.Equal(t, 1, w.bookings())
+			w.free("table:12")
+		})
+	}
+}
+
+// Also where the issuer seals by itself.
+func TestEveryCallHealsARedisThatWentBackwards(t *testing.T) {
+	t.Parallel()
+	for name, call := range calls() {
+		for seals, own := range map[string]bool{"the desk seals": false, "the issuer seals": true} {
+			t.Run(name+", "+seals, func(t *testing.T) {
+				t.Parallel()
+				w := newWorld(t)
+				if own {
+					w.config.Seal = fencedb.Sealer(w.pool)
+					issuer, err := lease.New(w.redis, w.config)
+					require.NoError(t, err)
+					w.desk = guard.New(issuer, w.pool)
+				}
+				future := w.ahead("table:12", "table:13")
+				require.NoError(t, call(t.Context(), w, w.desk, insertAnn))
+				require.Equal(t, 1, w.bookings())
+				require.Greater(t, w.stored("table:12"), future)
+				w.free("table:12")
+				require.NoError(t, call(t.Context(), w, w.desk, insertAnn), "healed for everybody")
+			})
+		}
+	}
 }
 
 // Redis that has lost everything is behind for every resource.
 func TestEveryResourceIsHealed(t *testing.T) {
 	t.Parallel()
+	w := newWorld(t)
 	resources := []string{"table:11", "table:12", "table:13"}
-	for name, c := range map[string]struct {
-		sealed bool
-		runs   int
-	}{"sealed": {true, 1}, "not sealed": {false, 4}} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := newWorld(t, c.sealed)
-			ahead := func() {
-				for _, resource := range resources {
-					w.ahead(resource)
-				}
-			}
-			runs := 0
 
-			ahead()
-			insert := func(ctx context.Context, _ lease.Leases, tx pgx.Tx) error {
-				runs++
-				return w.insert(ctx, tx, 12)
-			}
-			require.NoError(t, guard.TxAll(t.Context(), w.issuer, w.pool, resources, insert))
-			require.Equal(t, c.runs, runs)
+	w.ahead(resources...)
+	require.NoError(t, w.desk.SendBatch(t.Context(), resources, batch(insertAnn)))
+	w.ahead(resources...)
+	runs := 0
+	require.NoError(t, w.desk.DoAll(t.Context(), resources, func(ctx context.Context, h *guard.Holder) error {
+		runs++
+		_, err := h.Exec(ctx, insertAnn)
+		return err
+	}))
 
-			ahead()
+	require.Equal(t, []int{1, 2}, []int{runs, w.bookings()})
+	for _, resource := range resources {
+		w.free(resource)
+	}
+}
+
+// The price of Unsealed, and its remedy.
+func TestUnsealedWorkIsNotHealed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	future := w.ahead("table:12")
+	desk := guard.New(w.issuer, w.pool, guard.Unsealed())
+	call := calls()["Do Exec"]
+	for range 2 {
+		require.ErrorIs(t, call(t.Context(), w, desk, insertAnn), fencedb.ErrStale)
+	}
+	_, err := w.issuer.Raise(t.Context(), "table:12", future)
+	require.NoError(t, err)
+	require.NoError(t, call(t.Context(), w, desk, insertAnn))
+	w.ahead("table:12")
+	require.NoError(t, calls()["Exec"](t.Context(), w, desk, insertAnn), "what enters at once is healed")
+	require.Equal(t, 2, w.bookings())
+}
+
+// The holder is known to Postgres before the function runs, and only then without Unsealed.
+func TestWhoSeals(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for name, desk := range map[string]*guard.Desk{"sealed": w.desk, "unsealed": guard.New(w.issuer, w.pool, guard.Unsealed())} {
+		knows := func(ctx context.Context, h *guard.Holder) error {
+			for _, g := range h.Grants() {
+				require.Equal(t, name == "sealed", w.stored(g.Resource()) == g.Token(), name)
+			}
+			return nil
+		}
+		require.NoError(t, desk.Do(t.Context(), "table:12", knows))
+		require.NoError(t, desk.DoAll(t.Context(), []string{"table:13", "table:12"}, knows))
+		ctx, stop := context.WithCancel(t.Context())
+		require.ErrorIs(t, desk.Lead(ctx, "role:chef", func(ctx context.Context, h *guard.Holder) error {
+			defer stop()
+			return knows(ctx, h)
+		}), context.Canceled)
+	}
+}
+
+func TestAnIssuerThatSealsIsNotSealedTwice(t *testing.T) {
+	t.Parallel()
+	w, seals := newWorld(t), 0
+	w.config.Seal = func(context.Context, ...lease.Grant) error { seals++; return nil }
+	issuer, err := lease.New(w.redis, w.config)
+	require.NoError(t, err)
+	require.NoError(t, guard.New(issuer, w.pool).Do(t.Context(), "table:12", func(context.Context, *guard.Holder) error { return nil }))
+	require.Equal(t, 1, seals)
+	require.Zero(t, w.stored("table:12"))
+}
+
+func TestTheLeaseIsGivenBackOnErrorAndPanic(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	mine := errors.New("mine")
+	for name, call := range map[string]func(ctx context.Context, fn func() error) error{
+		"Tx": func(ctx context.Context, fn func() error) error {
+			return w.desk.Tx(ctx, "table:12", func(context.Context, pgx.Tx) error { return fn() })
+		},
+		"Do": func(ctx context.Context, fn func() error) error {
+			return w.desk.Do(ctx, "table:12", func(context.Context, *guard.Holder) error { return fn() })
+		},
+		"SendBatch": func(ctx context.Context, fn func() error) error {
 			b := &pgx.Batch{}
-			b.Queue(insertAnn)
-			require.NoError(t, guard.SendBatch(t.Context(), w.issuer, w.pool, resources, b))
-
-			require.Equal(t, 2, w.bookings())
-			for _, resource := range resources {
-				w.free(resource)
-			}
-		})
+			b.Queue(`SELECT`).Exec(func(pgconn.CommandTag) error { return fn() })
+			return w.desk.SendBatch(ctx, []string{"table:12"}, b)
+		},
+	} {
+		require.ErrorIs(t, call(t.Context(), func() error { return mine }), mine, name)
+		w.free("table:12")
+		require.Panics(t, func() { _ = call(t.Context(), func() error { panic("boom") }) }, name)
+		w.free("table:12")
 	}
-}
-
-// What a holder reads before its first fenced transaction stays true only if its lease was sealed.
-func TestASealedLeaseKeepsEarlierHoldersFromChangingWhatWasRead(t *testing.T) {
-	t.Parallel()
-	for name, sealed := range map[string]bool{"sealed": true, "not sealed": false} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := newWorld(t, sealed)
-			stopped, err := w.issuer.TryAcquire(t.Context(), "table:12")
-			require.NoError(t, err)
-			require.NoError(t, w.redis.Del(t.Context(), lease.Key{Namespace: w.namespace, Resource: "table:12", Field: "owner"}.String()).Err())
-
-			next, err := w.issuer.TryAcquire(t.Context(), "table:12")
-			require.NoError(t, err)
-			require.Zero(t, w.bookings(), "what the next holder decides by")
-			_, late := fencedb.Exec(t.Context(), w.pool, stopped, `INSERT INTO bookings VALUES (12, 'ann')`)
-
-			if sealed {
-				require.ErrorIs(t, late, fencedb.ErrStale)
-			} else {
-				require.NoError(t, late)
-			}
-			require.Equal(t, sealed, w.bookings() == 0)
-			require.NoError(t, next.Release(t.Context()))
-		})
-	}
-}
-
-// Postgres was right: the lease is gone, and somebody else has entered. Healing must not bring it
-// back.
-func TestAHolderThatWasOvertakenIsNotHealed(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, false)
-
-	err := guard.Tx(t.Context(), w.issuer, w.pool, "table:12", func(ctx context.Context, l *lease.Lease, tx pgx.Tx) error {
-		revoked, err := w.issuer.Revoke(t.Context(), "table:12")
-		require.NoError(t, err)
-		require.NoError(t, fencedb.Seal(t.Context(), w.pool, revoked))
-		return w.insert(t.Context(), tx, 12)
+	ctx, cancel := context.WithCancel(t.Context())
+	err := w.desk.Tx(ctx, "table:12", func(ctx context.Context, tx pgx.Tx) error {
+		cancel()
+		return w.insert(ctx, tx)
 	})
-
-	require.ErrorIs(t, err, fencedb.ErrStale)
+	require.ErrorIs(t, err, context.Canceled)
+	w.free("table:12")
 	require.Zero(t, w.bookings())
 }
 
-// A callback meets a refusal of another database, about the same resource, when all is written.
-func TestWhatHasCommittedIsNotHealed(t *testing.T) {
+// Rows keep the lease until they are closed, read to their end, or cannot be read.
+func TestRowsKeepTheLease(t *testing.T) {
 	t.Parallel()
-	w, archive := newWorld(t, false), newWorld(t, false)
+	w := newWorld(t)
+	for name, end := range map[string]func(rows pgx.Rows){
+		"closed": func(rows pgx.Rows) { rows.Close() },
+		"read": func(rows pgx.Rows) {
+			for rows.Next() {
+			}
+		},
+		"not scanned": func(rows pgx.Rows) {
+			require.True(t, rows.Next())
+			require.Error(t, rows.Scan(new(int)))
+		},
+		"values": func(rows pgx.Rows) {
+			require.True(t, rows.Next())
+			values, err := rows.Values()
+			require.NoError(t, err)
+			require.Equal(t, []any{"ann"}, values)
+			require.False(t, rows.Next())
+		},
+	} {
+		rows, err := w.desk.Query(t.Context(), "table:12", insertAnn)
+		require.NoError(t, err)
+		_, err = w.issuer.TryAcquire(t.Context(), "table:12")
+		require.ErrorIs(t, err, lease.ErrHeld, name)
+		end(rows)
+		w.free("table:12")
+		if name == "not scanned" {
+			require.ErrorIs(t, rows.Err(), fencedb.ErrCommitted, name)
+		} else {
+			require.NoError(t, rows.Err(), name)
+		}
+		rows.Close()
+	}
+	require.Equal(t, 4, w.bookings())
+
+	rows, err := guard.New(nil, w.pool).Query(t.Context(), "table:12", insertAnn)
+	require.ErrorIs(t, err, lease.ErrInvalid)
+	require.ErrorIs(t, rows.Err(), lease.ErrInvalid)
+	require.ErrorIs(t, rows.Scan(new(string)), lease.ErrInvalid)
+	require.Nil(t, rows.FieldDescriptions())
+	require.False(t, rows.Next())
+}
+
+// Postgres was right: the lease is gone, and somebody else has entered. Healing must not bring it
+// back, and the function does not run.
+func TestAHolderThatWasOvertakenIsNotHealed(t *testing.T) {
+	t.Parallel()
+	for name, call := range calls() {
+		if name == "Do fencedb.Enter" { // it enters on a connection of its own
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			postgres := fencedbtest.NewPostgres(t, w.pool.Config().ConnString())
+			slow, err := pgxpool.New(t.Context(), postgres.URL())
+			require.NoError(t, err)
+			t.Cleanup(slow.Close)
+			postgres.Pause(entry(name), func() { fencedbtest.Overtake(t, w.issuer, w.pool, "table:12") })
+			w.pool, slow = slow, w.pool
+
+			err = call(t.Context(), w, guard.New(w.issuer, w.pool, guard.Unsealed()), insertAnn)
+
+			require.ErrorIs(t, err, fencedb.ErrStale)
+			w.pool = slow
+			require.Zero(t, w.bookings())
+		})
+	}
+}
+
+// entry is a text of the first statement that enters.
+func entry(call string) string {
+	if call == "DoAll" {
+		return "fencedb.enter_all("
+	}
+	return "fencedb.enter("
+}
+
+// What a function does before its first statement, it does behind the fence.
+func TestTxEntersBeforeItsFunctionRuns(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	err := w.desk.Tx(t.Context(), "table:12", func(context.Context, pgx.Tx) error {
+		next := fencedb.NewGrant("table:12", time.Now().Add(time.Hour).UnixMicro(), uuid.New(), fencedb.NoEnd)
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		require.ErrorIs(t, fencedb.Seal(ctx, w.pool, next), fencedb.ErrBusy, "the transaction is in the way")
+		return nil
+	})
+	require.NoError(t, err)
+
+	postgres := fencedbtest.NewPostgres(t, w.pool.Config().ConnString())
+	slow, err := pgxpool.New(t.Context(), postgres.URL())
+	require.NoError(t, err)
+	t.Cleanup(slow.Close)
+	postgres.Pause("fencedb.enter(", func() { fencedbtest.Overtake(t, w.issuer, w.pool, "table:12") })
+	err = guard.New(w.issuer, slow).Tx(t.Context(), "table:12", func(context.Context, pgx.Tx) error {
+		t.Error("a zombie charges")
+		return nil
+	})
+	require.ErrorIs(t, err, fencedb.ErrStale)
+}
+
+// A callback meets a refusal of another database, about the same resource, when all is written.
+func TestWhatHasHappenedIsNotDoneAgain(t *testing.T) {
+	t.Parallel()
+	w, archive := newWorld(t), newWorld(t)
 	archive.ahead("table:12")
 	old := fencedb.NewGrant("table:12", 7, uuid.New(), fencedb.NoEnd)
 	refusal := func() error {
 		_, err := fencedb.Exec(t.Context(), archive.pool, old, insertAnn)
 		return err
 	}
-	for i, write := range []func() error{
-		func() error {
-			b := &pgx.Batch{}
-			b.Queue(insertAnn).Exec(func(pgconn.CommandTag) error { return refusal() })
-			return guard.SendBatch(t.Context(), w.issuer, w.pool, []string{"table:12"}, b)
-		},
-		func() error {
-			return guard.Tx(t.Context(), w.issuer, w.pool, "table:12", func(ctx context.Context, _ *lease.Lease, tx pgx.Tx) error {
-				_, err := tx.Exec(ctx, insertAnn+`; COMMIT`)
-				return errors.Join(err, refusal())
-			})
-		},
-	} {
-		err := write()
+	b := &pgx.Batch{}
+	b.Queue(insertAnn).Exec(func(pgconn.CommandTag) error { return refusal() })
+	require.ErrorIs(t, w.desk.SendBatch(t.Context(), []string{"table:12"}, b), fencedb.ErrStale)
+	require.Equal(t, 1, w.bookings())
 
-		require.ErrorIs(t, err, fencedb.ErrStale)
-		require.Equal(t, i+1, w.bookings(), "%v", err)
-	}
+	runs := 0
+	err := w.desk.Tx(t.Context(), "table:12", func(context.Context, pgx.Tx) error {
+		runs++
+		return refusal()
+	})
+	require.ErrorIs(t, err, fencedb.ErrStale)
+	require.Equal(t, 1, runs)
 }
 
 func TestTheWorkEndsWithTheLease(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, false)
-
-	err := guard.Tx(t.Context(), w.issuer, w.pool, "table:12", func(ctx context.Context, l *lease.Lease, tx pgx.Tx) error {
+	w := newWorld(t)
+	lost := func(ctx context.Context) {
 		_, err := w.issuer.Revoke(t.Context(), "table:12")
 		require.NoError(t, err)
 		<-ctx.Done()
 		require.ErrorIs(t, context.Cause(ctx), lease.ErrRevoked)
-		return w.insert(ctx, tx, 12)
-	})
+	}
 
+	err := w.desk.Tx(t.Context(), "table:12", func(ctx context.Context, tx pgx.Tx) error {
+		lost(ctx)
+		return w.insert(ctx, tx)
+	})
 	require.ErrorIs(t, err, lease.ErrRevoked)
 	require.Zero(t, w.bookings())
+
+	err = w.desk.Do(t.Context(), "table:12", func(ctx context.Context, h *guard.Holder) error {
+		_, err := h.Exec(ctx, insertAnn)
+		require.NoError(t, err)
+		lost(h.Context())
+		require.ErrorIs(t, h.Err(), lease.ErrRevoked)
+		return nil
+	})
+	require.ErrorIs(t, err, lease.ErrWorkDone, "what it committed stands")
+	require.Equal(t, 1, w.bookings())
 }
 
-func TestAnUnreachableRedisGivesNoLease(t *testing.T) {
+func TestAServerThatIsAwayGivesNoLease(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, false)
-	require.NoError(t, w.redis.Close())
+	for name, call := range calls() {
+		w := newWorld(t)
+		require.NoError(t, w.redis.Close())
+		require.Error(t, call(t.Context(), w, w.desk, insertAnn), name)
+		require.Zero(t, w.bookings())
+	}
+	w := newWorld(t)
+	for name, call := range calls() {
+		require.Error(t, call(t.Context(), w, guard.New(w.issuer, (*pgxpool.Pool)(nil)), insertAnn), name)
+		w.free("table:12")
+	}
+}
 
-	require.Error(t, guard.Tx(t.Context(), w.issuer, w.pool, "table:12", w.book(12)))
+// A holder of several is all its grants for everything that writes.
+func TestAHolderOfSeveralEntersAll(t *testing.T) {
+	t.Parallel()
+	w, n := newWorld(t), 0
+	for name, write := range work {
+		n += 2
+		require.NoError(t, w.desk.DoAll(t.Context(), []string{"table:12", "table:13"}, func(ctx context.Context, h *guard.Holder) error {
+			return write(ctx, w, h, `INSERT INTO bookings VALUES (12, 'ann'), (13, 'ben') RETURNING guest`)
+		}), name)
+		require.Equal(t, n, w.bookings(), name)
+	}
+}
+
+// One lease that is over ends the work of all.
+func TestAHolderOfSeveralIsOverWithTheFirst(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	err := w.desk.DoAll(t.Context(), []string{"table:12", "table:13"}, func(ctx context.Context, h *guard.Holder) error {
+		require.Len(t, h.Grants(), 2)
+		require.NoError(t, h.Err())
+		before := h.ValidUntil()
+		require.NoError(t, h.Extend(ctx))
+		require.True(t, h.ValidUntil().After(before))
+		_, err := w.issuer.Revoke(ctx, "table:13")
+		require.NoError(t, err)
+		require.ErrorIs(t, h.Extend(ctx), lease.ErrRevoked)
+		<-h.Context().Done()
+		require.ErrorIs(t, h.Err(), lease.ErrRevoked)
+		require.False(t, h.ValidUntil().After(time.Now()))
+		_, err = h.Exec(t.Context(), insertAnn)
+		return err
+	})
+	require.ErrorIs(t, err, fencedb.ErrLeaseOver)
+	require.True(t, lease.IsLost(err))
 	require.Zero(t, w.bookings())
 }
 
-// A lease that its holder has released is refused without asking Postgres, although no other has
-// come. It is a mistake, and not "busy, try again".
-func TestALeaseThatWasReleasedWritesNoMore(t *testing.T) {
+// It is a mistake, and not "busy, try again".
+func TestAHolderThatWasReleasedWritesNoMore(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, false)
-	l, err := w.issuer.Acquire(t.Context(), "table:12")
-	require.NoError(t, err)
-	require.NoError(t, fencedb.Tx(t.Context(), w.pool, l, func(tx pgx.Tx) error { return w.insert(t.Context(), tx, 12) }))
-	require.NoError(t, l.Release(t.Context()))
-
-	err = fencedb.Tx(t.Context(), w.pool, l, func(tx pgx.Tx) error { return w.insert(t.Context(), tx, 12) })
-
+	w := newWorld(t)
+	err := w.desk.DoAll(t.Context(), []string{"table:12", "table:13"}, func(ctx context.Context, h *guard.Holder) error {
+		require.NoError(t, h.Release(ctx))
+		w.free("table:12")
+		w.free("table:13")
+		_, err := h.Exec(t.Context(), insertAnn)
+		return err
+	})
 	require.ErrorIs(t, err, fencedb.ErrInvalidGrant)
 	require.ErrorIs(t, err, lease.ErrReleased)
-	require.ErrorContains(t, err, `the lease on "table:12" was released`)
+	require.ErrorContains(t, err, "was released before its transaction was over")
 	require.False(t, lease.IsLost(err))
+	require.Zero(t, w.bookings())
+}
 
-	closing, err := lease.New(w.redis, lease.Config{TTL: 10 * time.Second, Namespace: w.namespace})
-	require.NoError(t, err)
-	l, err = closing.Acquire(t.Context(), "table:12")
-	require.NoError(t, err)
-	require.NoError(t, closing.Close(t.Context()))
-	err = fencedb.Tx(t.Context(), w.pool, l, func(tx pgx.Tx) error { return w.insert(t.Context(), tx, 12) })
-	require.ErrorIs(t, err, fencedb.ErrLeaseOver, "a program that ends has made no mistake")
-	require.ErrorIs(t, err, lease.ErrClosed)
-	require.True(t, lease.IsLost(err))
-	require.Equal(t, 1, w.bookings())
-	require.False(t, new(lease.Lease).Released())
+func TestAHolderThatNobodyMadeIsNoGrant(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, h := range []*guard.Holder{nil, {}} {
+		_, err := fencedb.Exec(t.Context(), w.pool, h, insertAnn)
+		require.ErrorIs(t, err, fencedb.ErrInvalidGrant)
+	}
 }
 
 func TestOptionsAmongTheArgumentsAreRefusedByName(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, false)
-	for name, write := range oneShots {
-		for says, option := range map[string]any{"a lease.Option": lease.NoWait(), "a fencedb.Option": fencedb.Hold(time.Minute)} {
-			_, err := write(t.Context(), w.issuer, w.pool, "table:12", insertAnn, option)
-			require.ErrorContains(t, err, says, name)
-			require.ErrorContains(t, err, "issuer.With(...)", name)
+	w := newWorld(t)
+	for says, option := range map[string]any{"a lease.Option": lease.NoWait(), "a fencedb.Option": fencedb.Hold(time.Minute)} {
+		_, err := w.desk.Exec(t.Context(), "table:12", insertAnn, option)
+		_, queryErr := w.desk.Query(t.Context(), "table:12", insertAnn, option)
+		for _, err := range []error{err, queryErr, w.desk.QueryRow(t.Context(), "table:12", insertAnn, option).Scan(new(string))} {
+			require.ErrorContains(t, err, says)
+			require.ErrorContains(t, err, "issuer.With(...)")
 		}
 	}
 	require.Zero(t, w.bookings())
@@ -326,96 +573,55 @@ func TestOptionsAmongTheArgumentsAreRefusedByName(t *testing.T) {
 
 func TestOptionsOfTheAcquisition(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, false)
+	w := newWorld(t)
 	held, err := w.issuer.TryAcquire(t.Context(), "table:12")
 	require.NoError(t, err)
-	for _, opt := range []lease.Option{lease.NoWait(), lease.WaitAtMost(2 * time.Second)} {
-		for name, write := range oneShots {
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // for a wait that should not be
-			_, err := write(ctx, w.issuer.With(opt), w.pool, "table:12", insertAnn)
-			require.ErrorIs(t, err, lease.ErrHeld, name)
-			require.NoError(t, ctx.Err(), name)
-			cancel()
+	nothing := func(context.Context, *guard.Holder) error { return nil }
+	for _, opt := range []lease.Option{lease.NoWait(), lease.WaitAtMost(100 * time.Millisecond)} {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // for a wait that should not be
+		for name, call := range calls() {
+			if name == "Lead" { // it waits as it always does
+				continue
+			}
+			require.ErrorIs(t, call(ctx, w, guard.New(w.issuer.With(opt), w.pool), insertAnn), lease.ErrHeld, name)
+			if ctx.Err() != nil {
+				ctx, cancel = context.WithTimeout(t.Context(), 10*time.Second)
+			}
 		}
-		require.ErrorIs(t, guard.Tx(t.Context(), w.issuer, w.pool, "table:12", w.book(12), opt), lease.ErrHeld)
-		require.ErrorIs(t, guard.SendBatch(t.Context(), w.issuer, w.pool, []string{"table:13", "table:12"}, new(pgx.Batch), opt), lease.ErrHeld)
+		cancel()
+		tx := func(context.Context, pgx.Tx) error { return nil }
+		require.ErrorIs(t, w.desk.Tx(t.Context(), "table:12", tx, opt), lease.ErrHeld)
+		require.ErrorIs(t, w.desk.Do(t.Context(), "table:12", nothing, opt), lease.ErrHeld)
+		require.ErrorIs(t, w.desk.DoAll(t.Context(), []string{"table:13", "table:12"}, nothing, opt), lease.ErrHeld)
+		require.ErrorIs(t, w.desk.SendBatch(t.Context(), []string{"table:13", "table:12"}, new(pgx.Batch), opt), lease.ErrHeld)
 	}
 	require.NoError(t, held.Release(t.Context()))
 
 	id := uuid.New()
-	require.NoError(t, guard.Tx(t.Context(), w.issuer, w.pool, "table:12", func(ctx context.Context, l *lease.Lease, tx pgx.Tx) error {
-		require.Equal(t, id, l.LeaseID())
-		require.NoError(t, l.Err())
+	require.NoError(t, w.desk.Do(t.Context(), "table:12", func(_ context.Context, h *guard.Holder) error {
+		require.Equal(t, id, h.LeaseID())
 		return nil
 	}, lease.LeaseID(id), lease.NoWait()))
-}
-
-const insertAnn = `INSERT INTO bookings VALUES (12, 'ann') RETURNING guest`
-
-// oneShots are the forms for one statement; each returns the guest that the statement does.
-var oneShots = map[string]func(
-	ctx context.Context, issuer *lease.Issuer, pool *pgxpool.Pool, resource, sql string, args ...any) (string, error){
-	"Exec": func(ctx context.Context, issuer *lease.Issuer, pool *pgxpool.Pool, resource, sql string, args ...any) (string, error) {
-		tag, err := guard.Exec(ctx, issuer, pool, resource, sql, args...)
-		return map[string]string{"INSERT 0 1": "ann"}[tag.String()], err
-	},
-	"QueryRow": func(ctx context.Context, issuer *lease.Issuer, pool *pgxpool.Pool, resource, sql string, args ...any) (guest string, err error) {
-		err = guard.QueryRow(ctx, issuer, pool, resource, sql, args...).Scan(&guest)
-		return guest, err
-	},
-	"Query": func(ctx context.Context, issuer *lease.Issuer, pool *pgxpool.Pool, resource, sql string, args ...any) (string, error) {
-		guests, err := guard.Query(ctx, issuer, pool, resource, pgx.RowTo[string], sql, args...)
-		return strings.Join(guests, " "), err
-	},
-}
-
-func TestOneShotsOfOneStatement(t *testing.T) {
-	t.Parallel()
-	for name, write := range oneShots {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := newWorld(t, false)
-			w.ahead("table:12") // and they heal
-			guest, err := write(t.Context(), w.issuer, w.pool, "table:12", insertAnn)
-			require.NoError(t, err)
-			require.Equal(t, "ann", guest)
-			require.Equal(t, 1, w.bookings())
-			w.free("table:12")
-
-			_, err = write(t.Context(), w.issuer, w.pool, "table:13", insertAnn)
-			require.ErrorIs(t, err, fencedb.ErrWrongResource)
-			require.Equal(t, 1, w.bookings())
-			w.free("table:13")
-		})
-	}
 }
 
 // What has committed is not told as if it had not, when its result cannot be read.
 func TestOneShotsThatCannotReadTheirResult(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, false)
-	var number int
-	require.ErrorIs(t, guard.QueryRow(t.Context(), w.issuer, w.pool, "table:12", insertAnn).Scan(&number), fencedb.ErrCommitted)
+	w := newWorld(t)
+	require.ErrorIs(t, w.desk.QueryRow(t.Context(), "table:12", insertAnn).Scan(new(int)), fencedb.ErrCommitted)
 	require.Equal(t, 1, w.bookings())
-	_, err := guard.Query(t.Context(), w.issuer, w.pool, "table:12", pgx.RowTo[int], insertAnn)
-	require.ErrorIs(t, err, fencedb.ErrCommitted)
-	require.Equal(t, 2, w.bookings())
-	err = guard.QueryRow(t.Context(), w.issuer, w.pool, "table:12", `UPDATE bookings SET guest = 'eve' WHERE false RETURNING guest`).Scan(new(string))
+	err := w.desk.QueryRow(t.Context(), "table:12", `UPDATE bookings SET guest = 'eve' WHERE false RETURNING guest`).Scan(new(string))
 	require.ErrorIs(t, err, pgx.ErrNoRows)
 	require.NotErrorIs(t, err, fencedb.ErrCommitted, "it has written nothing")
-	err = guard.QueryRow(t.Context(), w.issuer, w.pool, "table:12",
-		`WITH x AS (UPDATE bookings SET guest = 'eve' RETURNING guest) SELECT guest FROM x WHERE false`).Scan(new(string))
-	require.ErrorIs(t, err, pgx.ErrNoRows)
-	require.ErrorIs(t, err, fencedb.ErrCommitted, "nobody can know")
 	w.free("table:12")
 }
 
 // It would be sent again.
 func TestARowIsScannedOnce(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, false)
+	w := newWorld(t)
 	var guest string
-	row := guard.QueryRow(t.Context(), w.issuer, w.pool, "table:12", insertAnn)
+	row := w.desk.QueryRow(t.Context(), "table:12", insertAnn)
 	require.NoError(t, row.Scan(&guest))
 	require.ErrorContains(t, row.Scan(&guest), "scanned before")
 	require.Equal(t, 1, w.bookings())
@@ -424,9 +630,8 @@ func TestARowIsScannedOnce(t *testing.T) {
 // A permit has the type of a lease, and other holders beside it.
 func TestAPermitIsNoGrant(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, false)
-	permits, err := lease.NewSemaphore(w.redis, lease.SemaphoreConfig{Limit: 2,
-		Lease: lease.Config{TTL: 10 * time.Second, Namespace: w.namespace}})
+	w := newWorld(t)
+	permits, err := lease.NewSemaphore(w.redis, lease.SemaphoreConfig{Limit: 2, Lease: w.config})
 	require.NoError(t, err)
 	permit, err := permits.Acquire(t.Context(), "table:12")
 	require.NoError(t, err)
@@ -439,30 +644,5 @@ func TestAPermitIsNoGrant(t *testing.T) {
 	require.Zero(t, w.bookings())
 	require.NoError(t, permit.Release(t.Context()))
 	require.NoError(t, permits.Close(t.Context()))
-	l, err := w.issuer.Acquire(t.Context(), "table:12")
-	require.NoError(t, err)
-	require.False(t, l.IsPermit())
 	require.False(t, (*lease.Lease)(nil).IsPermit())
-	require.NoError(t, l.Release(t.Context()))
-}
-
-func TestOneShotBatches(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, false)
-	_, err := guard.Exec(t.Context(), w.issuer, w.pool, "table:12", `INSERT INTO bookings VALUES ($1, $2)`, 12, "ann")
-	require.NoError(t, err)
-
-	b := &pgx.Batch{}
-	for _, table := range []int{12, 13} {
-		b.Queue(`INSERT INTO bookings VALUES ($1, 'bob')`, table)
-	}
-	require.ErrorIs(t, guard.SendBatch(t.Context(), w.issuer, w.pool, []string{"table:13"}, b), fencedb.ErrWrongResource)
-	require.Equal(t, 1, w.bookings())
-	require.NoError(t, guard.SendBatch(t.Context(), w.issuer, w.pool, []string{"table:13", "table:12"}, b))
-	require.Equal(t, 3, w.bookings())
-	for _, resource := range []string{"table:12", "table:13"} {
-		found, err := w.issuer.Inspect(t.Context(), resource)
-		require.NoError(t, err)
-		require.Zero(t, found.Holder, "given back")
-	}
 }

@@ -293,15 +293,15 @@ func unfenced(ctx context.Context, pool *pgxpool.Pool) error {
 	})
 }
 
-func fenced(ctx context.Context, issuer *lease.Issuer, pool *pgxpool.Pool) error {
-	return guard.Tx(ctx, issuer, pool, "table:12", func(ctx context.Context, _ *lease.Lease, tx pgx.Tx) error {
+func fenced(ctx context.Context, desk *guard.Desk) error {
+	return desk.Tx(ctx, "table:12", func(ctx context.Context, tx pgx.Tx) error {
 		return oneMore(ctx, tx, 12)
 	})
 }
 
-func fencedSQL(ctx context.Context, issuer *lease.Issuer, db *sql.DB) error {
-	return issuer.Do(ctx, "table:13", func(ctx context.Context, l *lease.Lease) error {
-		return fencedb.TxSQL(ctx, db, l, func(tx *sql.Tx) error {
+func fencedSQL(ctx context.Context, desk *guard.Desk, db *sql.DB) error {
+	return desk.Do(ctx, "table:13", func(ctx context.Context, h *guard.Holder) error {
+		return h.TxSQL(ctx, db, func(tx *sql.Tx) error {
 			return oneMoreSQL(ctx, tx, 13)
 		})
 	})
@@ -437,12 +437,13 @@ func (r *adoption) readers() {
 // writersEnter deploys three of the writers anew, one after the other.
 func (r *adoption) writersEnter(direct *pgxpool.Pool, behind *sql.DB) {
 	r.Helper()
+	desk := guard.New(r.issuer, direct)
 	r.deploy("pgx", lost, func(ctx context.Context) (int, error) {
-		return 1, fenced(ctx, r.issuer, direct)
+		return 1, fenced(ctx, desk)
 	})
 	r.await()
 	r.deploy("database/sql", lost, func(ctx context.Context) (int, error) {
-		return 1, fencedSQL(ctx, r.issuer, behind)
+		return 1, fencedSQL(ctx, desk, behind)
 	})
 	r.await()
 	r.deploy("cron", lost, func(ctx context.Context) (int, error) {
@@ -451,8 +452,11 @@ func (r *adoption) writersEnter(direct *pgxpool.Pool, behind *sql.DB) {
 			return 0, err
 		}
 		defer conn.Close(context.WithoutCancel(ctx))
-		return 2, guard.TxAll(ctx, r.issuer, conn, []string{"table:12", "table:13"}, func(ctx context.Context, _ lease.Leases, tx pgx.Tx) error {
-			return errors.Join(oneMore(ctx, tx, 12), oneMore(ctx, tx, 13))
+		both := []string{"table:12", "table:13"}
+		return 2, guard.New(r.issuer, conn).DoAll(ctx, both, func(ctx context.Context, h *guard.Holder) error {
+			return h.Tx(ctx, func(tx pgx.Tx) error {
+				return errors.Join(oneMore(ctx, tx, 12), oneMore(ctx, tx, 13))
+			})
 		})
 	})
 }

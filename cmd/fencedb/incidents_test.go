@@ -184,7 +184,7 @@ var incidents = map[string]incident{
 				n.well()
 			}
 			n.well = func() {
-				_, err := guard.Exec(n.Context(), n.issuer, n.db, "table:12", `SELECT`)
+				_, err := guard.New(n.issuer, n.db).Exec(n.Context(), "table:12", `SELECT`)
 				require.NoError(n, err)
 			}
 			n.miss = func() {

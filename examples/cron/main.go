@@ -22,6 +22,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/fencedb/fencedb/guard"
 	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/migrations"
 )
@@ -69,7 +70,7 @@ func run(ctx context.Context, args []string) error {
 	if len(args) > 0 {
 		name = args[0]
 	}
-	s := &scheduler{Name: name, DB: db, Leases: leases, Every: time.Second, Deliver: toOutbox}
+	s := &scheduler{Name: name, Desk: guard.New(leases, db), Every: time.Second, Deliver: toOutbox}
 	err = s.Run(ctx,
 		lease.OnFollow(func(leader string) { log.Printf("%s leads", leader) }),
 		lease.OnTerm(func(err error) { log.Print("this term is over: ", err) }))

@@ -6,9 +6,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/guard"
 	"github.com/fencedb/fencedb/lease"
 )
 
@@ -17,10 +16,9 @@ const role = "cron:reminders"
 
 // scheduler sends reminders. It is safe for concurrent use.
 type scheduler struct {
-	Name   string // of this one, for the record
-	DB     *pgxpool.Pool
-	Leases *lease.Issuer
-	Every  time.Duration // how often to look for what is due
+	Name  string // of this one, for the record
+	Desk  *guard.Desk
+	Every time.Duration // how often to look for what is due
 
 	// Deliver hands a reminder over in the same transaction, as to an outbox table that a mailer
 	// reads. Its error ends the term of this scheduler.
@@ -30,13 +28,13 @@ type scheduler struct {
 // Run sends what is due for as long as this scheduler leads, and otherwise waits until it does. It
 // ends with ctx, whose cause it returns.
 //
-// A term that ends is told to [lease.OnTerm]: with [fencedb.ErrStale] another scheduler has taken
-// over, with [fencedb.ErrLeaseOver] one could have. The reminders sent until then are sent, and the
+// A term that ends is told to [lease.OnTerm]: with fencedb.ErrStale another scheduler has taken
+// over, with fencedb.ErrLeaseOver one could have. The reminders sent until then are sent, and the
 // others are still due: the next term goes on, here or elsewhere.
 func (s *scheduler) Run(ctx context.Context, opts ...lease.LeadOption) error {
-	return s.Leases.Lead(ctx, role, func(ctx context.Context, l *lease.Lease) error {
+	return s.Desk.Lead(ctx, role, func(ctx context.Context, h *guard.Holder) error {
 		for beat := time.NewTicker(s.Every); ; {
-			if err := s.sendAll(ctx, l); err != nil {
+			if err := s.sendAll(ctx, h); err != nil {
 				return err
 			}
 			select {
@@ -48,15 +46,9 @@ func (s *scheduler) Run(ctx context.Context, opts ...lease.LeadOption) error {
 	}, opts...)
 }
 
-func (s *scheduler) sendAll(ctx context.Context, l *lease.Lease) error {
+func (s *scheduler) sendAll(ctx context.Context, h *guard.Holder) error {
 	for {
-		found, err := s.sendNext(ctx, l)
-		// If Redis has gone backwards, the next term's token must be higher.
-		if stale, is := errors.AsType[*fencedb.StaleError](err); is {
-			_, raiseErr := s.Leases.Raise(ctx, role, stale.Stored)
-			err = errors.Join(err, raiseErr)
-		}
-		if err != nil || !found {
+		if found, err := s.sendNext(ctx, h); err != nil || !found {
 			return err
 		}
 	}
@@ -64,8 +56,8 @@ func (s *scheduler) sendAll(ctx context.Context, l *lease.Lease) error {
 
 // sendNext is one transition, in a transaction of its own: a crash loses no more than one, and that
 // one rolls back.
-func (s *scheduler) sendNext(ctx context.Context, grant fencedb.Grant) (found bool, err error) {
-	err = fencedb.Tx(ctx, s.DB, grant, func(tx pgx.Tx) error {
+func (s *scheduler) sendNext(ctx context.Context, h *guard.Holder) (found bool, err error) {
+	err = h.Tx(ctx, func(tx pgx.Tx) error {
 		var guest string
 		err := tx.QueryRow(ctx, `
 			UPDATE reminders SET sent_at = now(), sent_by = $1

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/guard"
 	"github.com/fencedb/fencedb/internal/demo/service"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/internal/worker"
@@ -59,7 +60,7 @@ func ownOneJob(ctx context.Context, self *worker.Self) error {
 	var e event
 	again := time.NewTicker(50 * time.Millisecond)
 	for ran := false; !ran && err == nil; <-again.C {
-		ran, err = (&Queue{db, leases}).RunOne(ctx, func(_ context.Context, run *Run) (string, error) {
+		ran, err = (&Queue{db, guard.New(leases, db)}).RunOne(ctx, func(_ context.Context, run *Run) (string, error) {
 			e = event{Attempt: run.Attempt, Token: run.Token}
 			self.Tell(e)
 			var goOn string

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/guard"
 	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/migrations"
 )
@@ -32,15 +33,15 @@ var files embed.FS
 // writes count: it keeps the highest token that has entered and refuses every lower one, so an
 // owner that comes back late cannot complete the job a second time.
 type Queue struct {
-	db     *pgxpool.Pool
-	leases *lease.Issuer
+	db   *pgxpool.Pool
+	desk *guard.Desk
 }
 
 // OpenQueue brings the database up, the fences first, then the jobs, where something is missing.
 // Both stay the caller's.
 func OpenQueue(ctx context.Context, db *pgxpool.Pool, leases *lease.Issuer) (*Queue, error) {
 	plain := stdlib.OpenDBFromPool(db)
-	return &Queue{db, leases}, errors.Join(migrations.Apply(ctx, plain, files, "jobs_migrations"), plain.Close())
+	return &Queue{db, guard.New(leases, db)}, errors.Join(migrations.Apply(ctx, plain, files, "jobs_migrations"), plain.Close())
 }
 
 func resource(id uuid.UUID) string { return "job:" + id.String() }
@@ -56,13 +57,9 @@ var ErrGivenUp = errors.New("given up")
 // After [fencedb.ErrCommitUnknown] the job with that id may be there or not.
 func (q *Queue) Enqueue(ctx context.Context, report string) (uuid.UUID, error) {
 	id := uuid.New()
-	err := q.leases.Do(ctx, resource(id), func(ctx context.Context, l *lease.Lease) error {
-		_, err := fencedb.Exec(ctx, q.db, l,
-			`INSERT INTO report_jobs (id, report) VALUES ($1, $2)`, id, report)
-		return err
-	})
-	if errors.Is(err, lease.ErrWorkDone) || errors.Is(err, fencedb.ErrCommitted) {
-		err = nil // it is added; only its lease has ended early, or an answer was lost
+	_, err := q.desk.Exec(ctx, resource(id), `INSERT INTO report_jobs (id, report) VALUES ($1, $2)`, id, report)
+	if errors.Is(err, fencedb.ErrCommitted) {
+		err = nil // it is added; only the answer was lost
 	}
 	return id, err
 }
@@ -102,14 +99,10 @@ func (q *Queue) RunOne(ctx context.Context, work Work) (ran bool, err error) {
 		return false, err
 	}
 	for _, id := range open {
-		l, err := q.leases.TryAcquire(ctx, resource(id))
-		if errors.Is(err, lease.ErrHeld) {
+		ran, err := q.run(ctx, id, work)
+		if !ran && errors.Is(err, lease.ErrHeld) {
 			continue
 		}
-		if err != nil {
-			return false, err
-		}
-		ran, err := q.run(ctx, l, id, work)
 		if ran || err != nil {
 			return ran, err
 		}
@@ -117,42 +110,38 @@ func (q *Queue) RunOne(ctx context.Context, work Work) (ran bool, err error) {
 	return false, nil
 }
 
-func (q *Queue) run(ctx context.Context, l *lease.Lease, id uuid.UUID, work Work) (ran bool, err error) {
-	// An owner that was replaced has no lease to release. The fence has decided whether its work
-	// counts.
-	defer func() { _ = l.Release(ctx) }()
-	// Not bounded by the lease's time: a late result is as good as one in time while no other owner
-	// has begun, and the fence knows whether one has.
-	grant := fencedb.NewGrant(l.Resource(), l.Token(), l.LeaseID(), fencedb.NoEnd)
-	run := &Run{ID: id, Token: l.Token(), queue: q, grant: grant}
-	var state string
-	err = fencedb.QueryRow(ctx, q.db, grant, `
-		UPDATE report_jobs SET progress = 0, queued_at = clock_timestamp(), attempts = least(attempts + 1, $2),
-			state = CASE WHEN attempts < $2 THEN 'RUNNING' ELSE 'FAILED' END
-		WHERE id = $1 AND state IN ('QUEUED', 'RUNNING')
-		RETURNING report, attempts, state`, id, MaxAttempts).
-		Scan(&run.Report, &run.Attempt, &state) // from here on the fence refuses every earlier owner
-	if errors.Is(err, pgx.ErrNoRows) {
-		return false, nil // done since it was listed
+func (q *Queue) run(ctx context.Context, id uuid.UUID, work Work) (ran bool, err error) {
+	err = q.desk.Do(ctx, resource(id), func(bound context.Context, h *guard.Holder) error {
+		// Not bounded by the lease's time: a late result is as good as one in time while no other
+		// owner has begun, and the fence knows whether one has.
+		grant := fencedb.NewGrant(h.Resource(), h.Token(), h.LeaseID(), fencedb.NoEnd)
+		run := &Run{ID: id, Token: h.Token(), queue: q, grant: grant}
+		var state string
+		err := fencedb.QueryRow(ctx, q.db, grant, `
+			UPDATE report_jobs SET progress = 0, queued_at = clock_timestamp(), attempts = least(attempts + 1, $2),
+				state = CASE WHEN attempts < $2 THEN 'RUNNING' ELSE 'FAILED' END
+			WHERE id = $1 AND state IN ('QUEUED', 'RUNNING')
+			RETURNING report, attempts, state`, id, MaxAttempts).Scan(&run.Report, &run.Attempt, &state)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return nil // done since it was listed
+		}
+		if err != nil {
+			return err
+		}
+		ran = true
+		if state == "FAILED" { // whose last owner has died
+			return fmt.Errorf("job %s: %w after %d attempts", id, ErrGivenUp, run.Attempt)
+		}
+		result, err := work(bound, run)
+		if err != nil {
+			return fmt.Errorf("job %s: %w", id, run.fail(ctx, err))
+		}
+		return run.write(ctx, `UPDATE report_jobs SET state = 'DONE', progress = 100, result = $2 WHERE id = $1`, result)
+	}, lease.NoWait())
+	if errors.Is(err, lease.ErrWorkDone) { // its lease has ended early; the fence has decided that its work counts
+		err = nil
 	}
-	// If Redis has gone backwards, the next owner's token must be higher.
-	if stale, is := errors.AsType[*fencedb.StaleError](err); is {
-		_, raiseErr := q.leases.Raise(ctx, resource(id), stale.Stored)
-		err = errors.Join(err, raiseErr)
-	}
-	if err != nil {
-		return false, err
-	}
-	if state == "FAILED" { // whose last owner has died
-		return true, fmt.Errorf("job %s: %w after %d attempts", id, ErrGivenUp, run.Attempt)
-	}
-	bound, unbind := l.Bind(ctx)
-	defer unbind()
-	result, err := work(bound, run)
-	if err != nil {
-		return true, fmt.Errorf("job %s: %w", id, run.fail(ctx, err))
-	}
-	return true, run.write(ctx, `UPDATE report_jobs SET state = 'DONE', progress = 100, result = $2 WHERE id = $1`, result)
+	return ran, err
 }
 
 // fail makes the job free, or gives it up, and returns what to say.
@@ -185,11 +174,9 @@ func (q *Queue) Failed(ctx context.Context) ([]Failed, error) {
 
 // Retry makes a job that was given up free, with all its attempts. Another job stays as it is.
 func (q *Queue) Retry(ctx context.Context, id uuid.UUID) error {
-	return q.leases.Do(ctx, resource(id), func(ctx context.Context, l *lease.Lease) error {
-		_, err := fencedb.Exec(ctx, q.db, l,
-			`UPDATE report_jobs SET state = 'QUEUED', attempts = 0 WHERE id = $1 AND state = 'FAILED'`, id)
-		return err
-	})
+	_, err := q.desk.Exec(ctx, resource(id),
+		`UPDATE report_jobs SET state = 'QUEUED', attempts = 0 WHERE id = $1 AND state = 'FAILED'`, id)
+	return err
 }
 
 // Progress tells everybody how far the job is, in percent, and the owner whether it still is the

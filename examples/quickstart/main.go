@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/guard"
 	"github.com/fencedb/fencedb/lease"
 )
 
@@ -23,8 +23,10 @@ func main() {
 	issuer, err := lease.New(redis.NewClient(options), lease.Config{TTL: 10 * time.Second})
 	check("leases", err)
 	check("set up FENCEDB_POSTGRES_URL", setUp(ctx, pool))
-	check("book", issuer.Do(ctx, "table:12", func(ctx context.Context, l *lease.Lease) error {
-		return fencedb.Tx(ctx, pool, l, func(tx pgx.Tx) error {
+	desk := guard.New(issuer, pool)
+	check("book", desk.Do(ctx, "table:12", func(ctx context.Context, h *guard.Holder) error {
+		// What is read here, anywhere, stays true until h writes: look, check a card, decide.
+		return h.Tx(ctx, func(tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, `INSERT INTO reservations (table_id, guest) VALUES (12, 'Ann') ON CONFLICT DO NOTHING`)
 			return err
 		})

@@ -71,7 +71,7 @@ func TestTheREADMEShowsThisProgram(t *testing.T) {
 	readme := read(t, "../../README.md")
 
 	program := read(t, "main.go")
-	require.Less(t, strings.Count(program, "\n"), 40)
+	require.LessOrEqual(t, strings.Count(program, "\n"), 40)
 	require.Contains(t, readme, "```go\n"+program+"```\n")
 
 	_, setUp, found := strings.Cut(read(t, "setup.go"), "\npackage main\n")

@@ -41,7 +41,7 @@ type Shop struct {
 	pool   *pgxpool.Pool
 	locker *redislock.Client
 	rs     *redsync.Redsync
-	issuer *lease.Issuer
+	desk   *guard.Desk
 	pay    func() // while the customer pays, between what was read and what is written
 }
 
@@ -82,7 +82,7 @@ func (s *Shop) OrderUnderRedsync(ctx context.Context, sku string) error {
 
 // Order, as it will be.
 func (s *Shop) Order(ctx context.Context, sku string) error {
-	return guard.Tx(ctx, s.issuer, s.pool, "sku:"+sku, func(ctx context.Context, _ *lease.Lease, tx pgx.Tx) error {
+	return s.desk.Tx(ctx, "sku:"+sku, func(ctx context.Context, tx pgx.Tx) error {
 		return s.sell(ctx, tx, sku)
 	}, lease.NoWait())
 }
@@ -193,7 +193,7 @@ func (w *street) exec(sql string, args ...any) {
 func (w *street) order(ctx context.Context, v version, sku string, pay func()) error {
 	s := &Shop{
 		pool: w.pool, locker: redislock.New(w.client), rs: redsync.New(goredis.NewPool(w.client)),
-		issuer: w.issuer, pay: pay,
+		desk: guard.New(w.issuer, w.pool), pay: pay,
 	}
 	switch {
 	case v == after:

@@ -250,7 +250,7 @@ func runTxSQL(c *call) error {
 
 func runGuard(c *call) error {
 	db := fencedb.With(c.db, c.options())
-	return guard.Tx(c, c.issuer, db, c.resource, func(ctx context.Context, _ *lease.Lease, tx pgx.Tx) error {
+	return guard.New(c.issuer, db).Tx(c, c.resource, func(ctx context.Context, tx pgx.Tx) error {
 		own := *c
 		own.Context = ctx
 		err := txExec(&own, tx)
@@ -260,20 +260,20 @@ func runGuard(c *call) error {
 }
 
 func runGuardExec(c *call) error {
-	tag, err := guard.Exec(c, c.issuer, c.db, c.resource, insert, c.resource, c.first)
+	tag, err := guard.New(c.issuer, c.db).Exec(c, c.resource, insert, c.resource, c.first)
 	c.got = tag.String()
 	return err
 }
 
 func runGuardQueryRow(c *call) error {
 	var n int
-	err := guard.QueryRow(c, c.issuer, c.db, c.resource, insertCount, c.resource, c.first).Scan(&n)
+	err := guard.New(c.issuer, c.db).QueryRow(c, c.resource, insertCount, c.resource, c.first).Scan(&n)
 	c.got = fmt.Sprint(n)
 	return err
 }
 
 func runGuardSendBatch(c *call) error {
-	return guard.SendBatch(c, c.issuer, fencedb.With(c.db, c.options()), []string{c.resource}, c.batch())
+	return guard.New(c.issuer, fencedb.With(c.db, c.options())).SendBatch(c, []string{c.resource}, c.batch())
 }
 
 // inTx is fn in Tx.

@@ -137,12 +137,12 @@ func (l *load) attempt() {
 	var err error
 	switch rand.IntN(9) {
 	case 0:
-		err = guard.Tx(ctx, l.issuer, l.pool, item, func(ctx context.Context, _ *lease.Lease, tx pgx.Tx) error {
+		err = guard.New(l.issuer, l.pool).Tx(ctx, item, func(ctx context.Context, tx pgx.Tx) error {
 			_, _, err := fencedb.Once(ctx, tx, key, nil, func() ([]byte, error) { return nil, add(ctx, tx, item) })
 			return err
 		})
 	case 1:
-		_, err = guard.Exec(ctx, l.issuer, l.pool, item, `UPDATE stock SET n = n + 1 WHERE resource = $1`, item)
+		_, err = guard.New(l.issuer, l.pool).Exec(ctx, item, `UPDATE stock SET n = n + 1 WHERE resource = $1`, item)
 	case 2:
 		err = l.issuer.DoAll(ctx, []string{item, "item:1", "item:2"}, func(ctx context.Context, ls lease.Leases) error {
 			return fencedb.Tx(ctx, l.pool, fencedb.All(ls...), func(tx pgx.Tx) error { return add(ctx, tx, item) })

@@ -87,19 +87,18 @@ func enterUnchecked(ctx context.Context, tx pgx.Tx, g fencedb.Grant) error {
 	return err
 }
 
-// guarded acquires resources, runs fn in a transaction and gives the resources back. It may run fn
-// twice, when the first transaction has written nothing.
+// guarded acquires resources, runs fn in a transaction and gives the resources back.
 func (d *desk) guarded(ctx context.Context, resources []string, level pgx.TxIsoLevel,
 	fn func(pgx.Tx, []fencedb.Grant) error) error {
 	if !d.way.lock && d.way.begin == nil {
-		return guard.TxAll(ctx, d.issuers[true], d.at(level), resources,
-			func(_ context.Context, ls lease.Leases, tx pgx.Tx) error {
-				grants := make([]fencedb.Grant, len(ls))
-				for i, l := range ls {
-					grants[i] = l
-				}
-				return fn(tx, grants)
-			})
+		door := guard.New(d.issuers[true], d.at(level))
+		err := door.DoAll(ctx, resources, func(ctx context.Context, h *guard.Holder) error {
+			return h.Tx(ctx, func(tx pgx.Tx) error { return fn(tx, h.Grants()) })
+		})
+		if errors.Is(err, lease.ErrWorkDone) { // it has committed
+			err = nil
+		}
+		return err
 	}
 	var grants []fencedb.Grant
 	for _, resource := range slices.Sorted(slices.Values(resources)) { // or two would wait for each other

@@ -147,9 +147,13 @@ func (s *Shop) Reserve(ctx context.Context, buyer string, lines []Line) (c Cart,
 func (s *Shop) alone(ctx context.Context, resources []string, fn func(ctx context.Context, t Tables) error) error {
 	ctx, cancel := context.WithTimeout(ctx, s.Wait)
 	defer cancel()
-	return guard.TxAll(ctx, s.Leases, s.fenced, resources, func(ctx context.Context, _ lease.Leases, tx pgx.Tx) error {
-		return fn(ctx, In(tx))
+	err := guard.New(s.Leases, s.fenced).DoAll(ctx, resources, func(ctx context.Context, h *guard.Holder) error {
+		return h.Tx(ctx, func(tx pgx.Tx) error { return fn(ctx, In(tx)) })
 	})
+	if errors.Is(err, lease.ErrWorkDone) { // it is committed; only a lease has ended early
+		err = nil
+	}
+	return err
 }
 
 // Stock puts SKUs up for sale. Those that are there already stay as they are.
@@ -158,9 +162,7 @@ func (s *Shop) Stock(ctx context.Context, levels []Level) error {
 	for _, l := range levels {
 		resources = append(resources, skuResource(l.SKU))
 	}
-	return guard.TxAll(ctx, s.Leases, s.fenced, resources, func(ctx context.Context, _ lease.Leases, tx pgx.Tx) error {
-		return In(tx).AddLevels(ctx, levels)
-	})
+	return s.alone(ctx, resources, func(ctx context.Context, t Tables) error { return t.AddLevels(ctx, levels) })
 }
 
 // Levels tells what is left. It needs no lease, and is out of date when it arrives.

@@ -479,7 +479,7 @@ func evaluated(c *leaseCell) {
 }
 
 func guardTx(c *leaseCell, ctx context.Context) error {
-	return guard.Tx(ctx, c.own, c.db(), c.resources[0], func(ctx context.Context, _ *lease.Lease, tx pgx.Tx) error {
+	return guard.New(c.own, c.db()).Tx(ctx, c.resources[0], func(ctx context.Context, tx pgx.Tx) error {
 		c.ran++
 		_, err := tx.Exec(ctx, `INSERT INTO done VALUES ($1)`, c.name)
 		return err

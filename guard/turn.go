@@ -1,0 +1,139 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/lease"
+)
+
+// turn is the time under the leases of one call that enters before anything else happens.
+type turn struct {
+	*Holder
+	giveBack func()
+	kept     bool // longer than the call, by its rows
+	final    bool // something has happened behind the fence, so it is not done again
+}
+
+// write acquires, runs f and gives the leases back. If the leases that are refused still stand, it
+// does so once more with sealed ones: sealing raises a Redis that went backwards above the fence.
+func (d *Desk) write(ctx context.Context, resources []string, opts []lease.Option, f func(*turn) error) error {
+	behind, err := d.attempt(ctx, d.issuer, resources, opts, f)
+	if behind {
+		_, err = d.attempt(ctx, d.sealed, resources, opts, f)
+	}
+	return err
+}
+
+func (d *Desk) attempt(ctx context.Context, issuer *lease.Issuer, resources []string, opts []lease.Option,
+	f func(*turn) error) (behind bool, err error) {
+	leases, err := issuer.AcquireAll(ctx, resources, opts...)
+	if err != nil {
+		return false, err
+	}
+	work, unbind := leases.Bind(ctx)
+	t := &turn{Holder: d.holder(work, leases), giveBack: func() { unbind(); _ = leases.Release(ctx) }}
+	defer func() {
+		if !t.kept { // also after a panic
+			t.giveBack()
+		}
+	}()
+	err = t.why(f(t))
+	return t.behind(err), err
+}
+
+// why adds to err why the leases ended, if they have: a transaction that had not begun says only
+// that its lease is over.
+func (t *turn) why(err error) error {
+	if cause := context.Cause(t.ctx); err != nil && cause != nil && !errors.Is(err, cause) {
+		return fmt.Errorf("%w: %w", cause, err)
+	}
+	return err
+}
+
+// behind reports whether err is the refusal of a lease that stands. If the lease is gone, Postgres
+// was right. What has committed, or may have, must not run again, even if a callback has met a
+// refusal of another database.
+func (t *turn) behind(err error) bool {
+	stale, refused := errors.AsType[*fencedb.StaleError](err)
+	if !refused || t.final || errors.Is(err, fencedb.ErrCommitted) || errors.Is(err, fencedb.ErrTxEnded) ||
+		errors.Is(err, fencedb.ErrCommitUnknown) {
+		return false
+	}
+	i := slices.IndexFunc(t.leases, func(l *lease.Lease) bool { return l.Resource() == stale.Resource })
+	if i < 0 {
+		return false
+	}
+	verdict, err := t.leases[i].Verify(t.ctx)
+	return err == nil && verdict != lease.LeaseLost
+}
+
+type oneRow func(dest ...any) error
+
+func (scan oneRow) Scan(dest ...any) error { return scan(dest...) }
+
+// heldRows give the leases back when they are closed, or read to their end.
+type heldRows struct {
+	pgx.Rows
+	turn   *turn
+	closed bool
+	err    error // once they are closed
+}
+
+func (r *heldRows) Next() bool {
+	if r.Rows.Next() {
+		return true
+	}
+	r.Close()
+	return false
+}
+
+// Scan closes the rows if it fails, as that of pgx does.
+func (r *heldRows) Scan(dest ...any) error {
+	err := r.Rows.Scan(dest...)
+	if err != nil {
+		r.Close()
+	}
+	return err
+}
+
+func (r *heldRows) Values() ([]any, error) {
+	values, err := r.Rows.Values()
+	if err != nil {
+		r.Close()
+	}
+	return values, err
+}
+
+func (r *heldRows) Close() {
+	r.Rows.Close()
+	if !r.closed {
+		r.closed, r.err = true, r.turn.why(r.Rows.Err())
+		r.turn.giveBack()
+	}
+}
+
+func (r *heldRows) Err() error {
+	if r.closed {
+		return r.err
+	}
+	return r.Rows.Err()
+}
+
+// noRows is what Query answers instead of rows. Those of pgx panic when they are asked for what
+// they do not have.
+func noRows(err error) (pgx.Rows, error) {
+	rows, err := pgx.FailedBatchResults(new(pgx.Batch), err).Query()
+	return failedRows{rows}, err
+}
+
+type failedRows struct{ pgx.Rows }
+
+func (failedRows) FieldDescriptions() []pgconn.FieldDescription { return nil }
+func (r failedRows) Scan(...any) error                          { return r.Err() }

@@ -1,0 +1,122 @@
+package guard_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/fencedbtest"
+	"github.com/fencedb/fencedb/guard"
+	"github.com/fencedb/fencedb/lease"
+)
+
+// Read, charge, write, as the README shows. One seller is stopped between the charge and its first
+// transaction, for longer than its lease lasts; it wakes when the next one has read. Sealed, it is
+// refused. Unsealed, the last piece is sold twice.
+func TestAStoppedSellerSellsNothingTwice(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		opts []guard.Option
+		sold int
+	}{"sealed": {nil, 1}, "unsealed": {[]guard.Option{guard.Unsealed()}, 2}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			_, err := w.pool.Exec(t.Context(), `CREATE TABLE stock (sku int PRIMARY KEY, pieces int NOT NULL);
+				INSERT INTO stock VALUES (3, 1); SELECT fencedb.protect('stock', 'sku:{sku}')`)
+			require.NoError(t, err)
+			leases := fencedbtest.NewIssuer(t, lease.Config{})
+			postgres := fencedbtest.NewPostgres(t, w.pool.Config().ConnString())
+			slow, err := pgxpool.New(t.Context(), postgres.URL())
+			require.NoError(t, err)
+			t.Cleanup(slow.Close)
+
+			sell := func(pool *pgxpool.Pool, charge func()) error {
+				return guard.New(leases.Issuer, pool, c.opts...).Do(t.Context(), "sku:3", func(ctx context.Context, h *guard.Holder) error {
+					var left int
+					if err := pool.QueryRow(ctx, `SELECT pieces FROM stock WHERE sku = 3`).Scan(&left); err != nil {
+						return err
+					}
+					if left == 0 {
+						return errSoldOut
+					}
+					charge()
+					return h.Tx(ctx, func(tx pgx.Tx) error {
+						_, err := tx.Exec(ctx, `UPDATE stock SET pieces = $1 WHERE sku = 3`, left-1)
+						return err
+					})
+				})
+			}
+			charged, awake, next := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+			postgres.Pause("UPDATE stock", func() {
+				fencedbtest.Expire(t, leases, "sku:3")
+				go func() { next <- sell(w.pool, func() { close(charged); <-awake }) }()
+				<-charged
+			})
+
+			stopped := sell(slow, func() {})
+			close(awake)
+
+			sold := 0
+			for _, err := range []error{stopped, <-next} {
+				if err == nil || errors.Is(err, lease.ErrWorkDone) { // or there was no lease to release
+					sold++
+				}
+			}
+			require.Equal(t, c.sold, sold)
+			if c.sold == 1 {
+				fencedbtest.Refused(t, stopped)
+			}
+		})
+	}
+}
+
+// As many functions as the pool has connections acquire within their transactions: nobody gets a
+// connection to seal on. The error names the pool and is none of "busy, try again", also if the
+// acquisition would wait.
+func TestAnAcquisitionWithinATransactionNamesThePool(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.config.TTL = time.Second
+	issuer, err := lease.New(w.redis, w.config)
+	require.NoError(t, err)
+	config := w.pool.Config().Copy()
+	config.MaxConns = 2
+	small, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(small.Close)
+	desk := guard.New(issuer, small)
+	var within, both sync.WaitGroup
+	within.Add(2)
+	nothing := func(context.Context, *guard.Holder) error { return nil }
+	errs := make([]error, 2)
+	for n, resource := range []string{"table:12", "table:13"} {
+		both.Go(func() {
+			_ = desk.Do(t.Context(), resource, func(ctx context.Context, h *guard.Holder) error {
+				return h.Tx(ctx, func(tx pgx.Tx) error {
+					_, err := tx.Exec(ctx, `SELECT`)
+					within.Done()
+					within.Wait()
+					errs[n] = errors.Join(err, desk.Do(t.Context(), resource+":bill", nothing))
+					return nil
+				})
+			})
+		})
+	}
+	both.Wait()
+	named := 0
+	for _, err := range errs { // when one has given up, the other may get its connection
+		if err != nil {
+			named++
+			require.ErrorContains(t, err, "2 of 2 connections of the pool are in use; acquire leases before you open a transaction")
+			require.False(t, lease.IsLost(err), "%v", err)
+		}
+	}
+	require.Positive(t, named)
+}
