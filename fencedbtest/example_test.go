@@ -8,25 +8,26 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/fencedbtest"
+	"github.com/fencedb/fencedb/guard"
 	"github.com/fencedb/fencedb/lease"
 )
 
 var errTaken = errors.New("the table is taken")
 
-// desk is the code under test. It decides by what it has read, asks a bank in between, and writes.
-type desk struct {
-	db     *pgxpool.Pool
-	leases *lease.Issuer
+// service is the code under test. It decides by what it has read, asks a bank in between, and
+// writes.
+type service struct {
+	db   *pgxpool.Pool
+	desk *guard.Desk
 }
 
-func (d desk) book(ctx context.Context, guest string) error {
-	return d.leases.Do(ctx, "table:12", func(ctx context.Context, l *lease.Lease) error {
+func (d service) book(ctx context.Context, guest string) error {
+	return d.desk.Do(ctx, "table:12", func(ctx context.Context, h *guard.Holder) error {
 		if err := d.free(ctx); err != nil {
 			return err
 		}
-		return fencedb.Tx(ctx, d.db, l, func(tx pgx.Tx) error {
+		return h.Tx(ctx, func(tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, `UPDATE bookings SET guest = $1 WHERE table_id = 12`, guest)
 			return err
 		})
@@ -34,8 +35,8 @@ func (d desk) book(ctx context.Context, guest string) error {
 }
 
 // bookWithoutTheFence relies on the lease alone.
-func (d desk) bookWithoutTheFence(ctx context.Context, guest string) error {
-	return d.leases.Do(ctx, "table:12", func(ctx context.Context, _ *lease.Lease) error {
+func (d service) bookWithoutTheFence(ctx context.Context, guest string) error {
+	return d.desk.Do(ctx, "table:12", func(ctx context.Context, _ *guard.Holder) error {
 		if err := d.free(ctx); err != nil {
 			return err
 		}
@@ -44,7 +45,7 @@ func (d desk) bookWithoutTheFence(ctx context.Context, guest string) error {
 	})
 }
 
-func (d desk) free(ctx context.Context) error {
+func (d service) free(ctx context.Context) error {
 	var free bool
 	err := d.db.QueryRow(ctx, `SELECT guest = '' FROM bookings WHERE table_id = 12`).Scan(&free)
 	if err == nil && !free {
@@ -69,7 +70,7 @@ func Example() {
 		})
 		nothing = fencedbtest.WroteNothing(t, pool, "bookings")
 	})
-	err := desk{pool, leases.Issuer}.book(t.Context(), "Ann")
+	err := service{pool, guard.New(leases.Issuer, pool)}.book(t.Context(), "Ann")
 
 	fencedbtest.Refused(t, err)
 	nothing()
@@ -95,7 +96,7 @@ func Example_withoutTheFence() {
 		})
 		nothing = fencedbtest.WroteNothing(t, pool, "unprotected")
 	})
-	err := desk{pool, leases.Issuer}.bookWithoutTheFence(t.Context(), "Ann")
+	err := service{pool, guard.New(leases.Issuer, pool)}.bookWithoutTheFence(t.Context(), "Ann")
 
 	fencedbtest.Refused(t, err)
 	nothing()

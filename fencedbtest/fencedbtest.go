@@ -4,7 +4,7 @@
 //	leases := fencedbtest.NewIssuer(t, lease.Config{})        // without a server; IssuerOn takes yours
 //	postgres := fencedbtest.NewPostgres(t, os.Getenv("TEST_POSTGRES_URL"))
 //	pool, err := pgxpool.New(ctx, postgres.URL())             // for the code under test
-//	desk := booking.New(pool, leases.Issuer)
+//	desk := booking.New(guard.New(leases.Issuer, pool))
 //
 //	var nothing func()
 //	postgres.Pause("INSERT INTO bookings", func() {           // decided, and not written yet
@@ -25,6 +25,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -37,6 +38,9 @@ import (
 // fence, and is gone. The former holder is not told; it learns at its next renewal. Without writes
 // the new token is sealed. The grant is that of the other holder, for writes of its own later on.
 //
+// While a transaction of the former holder is open nobody can enter: then the test fails after five
+// seconds, and is told who is in the way. A Pause within that transaction is the usual reason.
+//
 // issuer is a *lease.Issuer or an *Issuer that shares its resources with the code under test.
 func Overtake(t testing.TB, issuer interface {
 	Revoke(ctx context.Context, resource string) (*lease.Revocation, error)
@@ -47,7 +51,9 @@ func Overtake(t testing.TB, issuer interface {
 		t.Fatalf("fencedbtest: %q was not taken over: %v", resource, err)
 	}
 	other := fencedb.NewGrant(resource, revoked.Token(), revoked.LeaseID(), fencedb.NoEnd)
-	err = fencedb.Tx(t.Context(), db, other, func(tx pgx.Tx) error {
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	err = fencedb.Tx(ctx, db, other, func(tx pgx.Tx) error {
 		for _, write := range writes {
 			if err := write(tx); err != nil {
 				return err
@@ -55,7 +61,10 @@ func Overtake(t testing.TB, issuer interface {
 		}
 		return nil
 	})
-	if err != nil {
+	switch {
+	case errors.Is(err, fencedb.ErrBusy):
+		t.Fatalf("fencedbtest: nobody can take %q over while a transaction of its holder is open; stop the code before that transaction enters: Pause at its first statement, or at \"fencedb.enter\" where it enters in a round trip of its own: %v", resource, err)
+	case err != nil:
 		t.Fatalf("fencedbtest: the holder that took %q over could not write: %v", resource, err)
 	}
 	return other

@@ -104,18 +104,18 @@ func (w *world) guest() (name string) {
 }
 
 // ways are those in which the code under test may write for Ann.
-var ways = map[string]func(w *world, l *lease.Lease) error{
-	"Tx": func(w *world, l *lease.Lease) error {
+var ways = map[string]func(w *world, l fencedb.Grant) error{
+	"Tx": func(w *world, l fencedb.Grant) error {
 		return fencedb.Tx(w.Context(), w.pool, l, func(tx pgx.Tx) error {
 			_, err := tx.Exec(w.Context(), update, "Ann")
 			return err
 		})
 	},
-	"Exec": func(w *world, l *lease.Lease) error {
+	"Exec": func(w *world, l fencedb.Grant) error {
 		_, err := fencedb.Exec(w.Context(), w.pool, l, update, "Ann")
 		return err
 	},
-	"TxSQL": func(w *world, l *lease.Lease) error {
+	"TxSQL": func(w *world, l fencedb.Grant) error {
 		db := stdlib.OpenDBFromPool(w.pool)
 		defer db.Close()
 		return fencedb.TxSQL(w.Context(), db, l, func(tx *sql.Tx) error {
@@ -123,7 +123,7 @@ var ways = map[string]func(w *world, l *lease.Lease) error{
 			return err
 		})
 	},
-	"simple protocol": func(w *world, l *lease.Lease) error {
+	"simple protocol": func(w *world, l fencedb.Grant) error {
 		_, err := fencedb.Exec(w.Context(), poolOf(w, w.postgres.URL()+"&default_query_exec_mode=simple_protocol"), l, update, "Ann")
 		return err
 	},
@@ -139,34 +139,84 @@ func (w *world) overtake() {
 // TxSQL enters in a round trip of its own, so there the fence is what is waited for.
 func at(way string) string {
 	if way == "TxSQL" {
-		return "fencedb.enter("
+		return "fencedb.enter"
 	}
 	return "UPDATE bookings"
 }
 
+// underALease are the ways to hold table 12 for work: the door seals, an issuer may, and neither
+// need.
+var underALease = map[string]func(w *world, work func(fencedb.Grant) error) error{
+	"issuer": func(w *world, work func(fencedb.Grant) error) error {
+		return w.leases.Do(w.Context(), "table:12", func(_ context.Context, l *lease.Lease) error { return work(l) })
+	},
+	"sealing issuer": func(w *world, work func(fencedb.Grant) error) error {
+		sealed := w.leases.Sealed(fencedb.Sealer(w.pool))
+		return sealed.Do(w.Context(), "table:12", func(_ context.Context, l *lease.Lease) error { return work(l) })
+	},
+	"door": func(w *world, work func(fencedb.Grant) error) error {
+		return guard.New(w.leases.Issuer, w.pool).Do(w.Context(), "table:12", func(_ context.Context, h *guard.Holder) error { return work(h) })
+	},
+	"door of several": func(w *world, work func(fencedb.Grant) error) error {
+		return guard.New(w.leases.Issuer, w.pool).DoAll(w.Context(), []string{"table:12", "table:13"},
+			func(_ context.Context, h *guard.Holder) error { return work(h) })
+	},
+}
+
+// A seal is no entry: who is stopped there has not decided yet.
 func TestOvertakenBetweenDecisionAndWrite(t *testing.T) {
 	t.Parallel()
 	for name, write := range ways {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := newWorld(t)
-			l, err := w.leases.Acquire(t.Context(), "table:12")
-			require.NoError(t, err)
-			var nothing func()
-			w.postgres.Pause(at(name), func() {
-				w.overtake()
-				nothing = fencedbtest.WroteNothing(t, w.pool, "bookings", "unprotected")
+		for how, hold := range underALease {
+			t.Run(name+", "+how, func(t *testing.T) {
+				t.Parallel()
+				w, decided := newWorld(t), false
+				var nothing func()
+				w.postgres.Pause(at(name), func() {
+					require.True(t, decided)
+					w.overtake()
+					nothing = fencedbtest.WroteNothing(t, w.pool, "bookings", "unprotected")
+				})
+
+				err := hold(w, func(g fencedb.Grant) error {
+					decided = true
+					return write(w, g)
+				})
+
+				fencedbtest.Refused(t, err)
+				require.ErrorIs(t, err, fencedb.ErrStale)
+				nothing()
+				require.Equal(t, "Bob", w.guest())
 			})
-
-			err = write(w, l)
-
-			fencedbtest.Refused(t, err)
-			require.ErrorIs(t, err, fencedb.ErrStale)
-			require.NoError(t, l.Err(), "it does not know")
-			nothing()
-			require.Equal(t, "Bob", w.guest())
-		})
+		}
 	}
+}
+
+// Nobody can come there, and the test says so, instead of waiting.
+func TestAStopWithinATransactionIsNoPlaceToOvertake(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	inner := begin(t.Name())
+	w.postgres.Pause("UPDATE bookings", func() { fencedbtest.Overtake(inner, w.leases, w.pool, "table:12") })
+	err := guard.New(w.leases.Issuer, w.pool).Tx(t.Context(), "table:12", func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, update, "Ann")
+		return err
+	})
+	require.NoError(t, err, "it was the holder")
+	require.Contains(t, inner.text.String(), `stop the code before that transaction enters: Pause at its first statement, or at "fencedb.enter"`)
+	require.Contains(t, inner.text.String(), "idle in transaction")
+}
+
+// The door enters before the function runs, and that is where it can be stopped.
+func TestTheDoorsTxIsStoppedWhereItEnters(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.postgres.Pause("fencedb.enter", w.overtake)
+	err := guard.New(w.leases.Issuer, w.pool).Tx(t.Context(), "table:12", func(context.Context, pgx.Tx) error {
+		t.Error("it runs")
+		return nil
+	})
+	fencedbtest.Refused(t, err)
 }
 
 // guard heals where Redis has gone backwards; a holder that was overtaken must not be healed.
@@ -250,15 +300,15 @@ func TestAFaultThatNeverHappensFailsTheTest(t *testing.T) {
 func TestACutCommitIsFoundOut(t *testing.T) {
 	t.Parallel()
 	for name, write := range ways {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := newWorld(t)
-			l, err := w.leases.Acquire(t.Context(), "table:12")
-			require.NoError(t, err)
-			w.postgres.CutCommit()
-			require.NoError(t, write(w, l))
-			require.Equal(t, "Ann", w.guest())
-		})
+		for how, hold := range underALease {
+			t.Run(name+", "+how, func(t *testing.T) {
+				t.Parallel()
+				w := newWorld(t)
+				w.postgres.CutCommit() // not that of the seal
+				require.NoError(t, hold(w, func(g fencedb.Grant) error { return write(w, g) }))
+				require.Equal(t, "Ann", w.guest())
+			})
+		}
 	}
 	w := newWorld(t)
 	w.postgres.CutCommit()

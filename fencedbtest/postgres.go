@@ -61,14 +61,18 @@ func (p *Postgres) URL() string { return p.proxy.URL() }
 // Pause stops the code under test before the next statement whose SQL contains text, runs then, and
 // lets the code go on: what it has decided is then as old as after a pause of the process. The
 // statement travels together with the BEGIN and the entering of the fence before it, if it is the
-// first of its transaction; all of that is stopped. A later statement is stopped behind the fence,
-// where nobody else can come: an Overtake would wait for it.
+// first of its transaction; all of that is stopped. What enters in a round trip of its own, as
+// TxSQL and guard.Desk's Tx, is stopped at "fencedb.enter". A later statement is stopped behind the
+// fence, where nobody else can come: there Overtake fails the test.
 //
-// Only the connection with the statement is stopped, so then can use others. It runs once.
+// The sealing of a lease, as by package guard, is no place to stop, and is passed over: it comes
+// before any decision. Only the connection with the statement is stopped, so then can use others.
+// It runs once.
 func (p *Postgres) Pause(text string, then func()) {
 	f := &fault{never: fmt.Sprintf("Pause: no statement contained %q", text)}
 	p.paused.Store(f)
-	p.proxy.Pause(func(sql string) bool { return strings.Contains(sql, text) }, func() {
+	contains := func(sql string) bool { return strings.Contains(sql, text) }
+	p.proxy.Pause(func(sql []string) bool { return slices.ContainsFunc(sql, contains) && !seals(sql) }, func() {
 		f.happened.Store(true)
 		then()
 	})
@@ -76,8 +80,8 @@ func (p *Postgres) Pause(text string, then func()) {
 
 // CutCommit loses the answer to the next COMMIT: the server commits, and the connection ends. Tx,
 // Exec and their like find out what became of it and return nil, or ErrCommitted if a result was
-// lost. Code that commits by itself gets an error for work that was done. With lease.Config.Seal
-// the next COMMIT may be that of an acquisition: call it within the work.
+// lost. Code that commits by itself gets an error for work that was done. The COMMIT of a seal is
+// passed over.
 func (p *Postgres) CutCommit() { p.cutNext("CutCommit") }
 
 // CutCommitAndServer is CutCommit, and from then on the server cannot be reached, until the
@@ -99,20 +103,34 @@ func (p *Postgres) CutCommitAndServer() (restore func()) {
 func (p *Postgres) cutNext(name string) *atomic.Bool {
 	f := &fault{never: name + ": nothing was committed through this address"}
 	p.cut.Store(f)
-	cut := func(committed bool) faulty.Fate {
-		if !committed || f.happened.Swap(true) {
+	cut := func(committed bool, sql []string) faulty.Fate {
+		if !committed || seals(sql) || f.happened.Swap(true) {
 			return faulty.Pass
 		}
 		return faulty.Cut
 	}
-	p.proxy.OnServer(func(msg pgproto3.BackendMessage) faulty.Fate {
-		end, is := msg.(*pgproto3.CommandComplete)
-		return cut(is && string(end.CommandTag) == "COMMIT")
-	})
+	p.proxy.OnCommit(func(sql []string) faulty.Fate { return cut(true, sql) })
 	p.proxy.OnRound(func(r faulty.Round) faulty.Fate {
-		return cut(!r.Failed && r.TxStatus == 'I' && slices.ContainsFunc(r.SQL, enters))
+		return cut(!r.Failed && r.TxStatus == 'I' && slices.ContainsFunc(r.SQL, enters), r.SQL)
 	})
 	return &f.happened
+}
+
+// seals reports whether a round trip enters, commits and does nothing else, as fencedb.Seal.
+func seals(sql []string) bool {
+	entered, committed := false, false
+	for statement := range strings.SplitSeq(strings.ToLower(strings.Join(sql, ";")), ";") {
+		switch statement = strings.TrimSpace(statement); {
+		case statement == "", strings.HasPrefix(statement, "begin"):
+		case enters(statement):
+			entered = true
+		case statement == "commit":
+			committed = true
+		default:
+			return false
+		}
+	}
+	return entered && committed
 }
 
 // enters reports whether sql enters a fence. Where a batch that does so is the transaction, as that

@@ -24,6 +24,7 @@ type PostgresProxy struct {
 	toServer func(pgproto3.FrontendMessage) Fate // under mu, as is its call: called for one message at a time
 	toClient func(pgproto3.BackendMessage) Fate  // the same
 	rounds   func(Round) Fate                    // the same
+	commits  func(sql []string) Fate             // the same
 	orphans  []net.Conn                          // connections that Sever ends
 	left     int                                 // bytes that clients get before fate strikes; negative: it does not
 	fate     Fate
@@ -33,7 +34,7 @@ type PostgresProxy struct {
 
 // pause is what Pause was called with.
 type pause struct {
-	at   func(sql string) bool
+	at   func(sql []string) bool
 	then func()
 }
 
@@ -111,10 +112,14 @@ func (p *PostgresProxy) Fired() bool {
 	return p.fired
 }
 
-// Pause stops the next round trip in which a statement is executed of which at is true, before any
-// of it reaches the server, and calls then. When that has returned, the messages go on. Other
-// connections are not stopped, so then can use the server. A call replaces the one before.
-func (p *PostgresProxy) Pause(at func(sql string) bool, then func()) {
+// OnCommit judges every answer of COMMIT, with what its round trip has executed, until the next
+// call. nil passes all.
+func (p *PostgresProxy) OnCommit(judge func(sql []string) Fate) { set(&p.mu, &p.commits, judge) }
+
+// Pause stops the next round trip of whose statements at is true, before any of it reaches the
+// server, and calls then. When that has returned, the messages go on. Other connections are not
+// stopped, so then can use the server. A call replaces the one before.
+func (p *PostgresProxy) Pause(at func(sql []string) bool, then func()) {
 	set(&p.mu, &p.paused, &pause{at, then})
 }
 
@@ -147,7 +152,6 @@ type postgresLink struct {
 	sent       [][]string        // the same, of each round trip that is not answered yet; under mu
 	failed     bool              // the one that is being answered
 	held       []byte            // what was read of a round trip while a Pause waits
-	due        *pause            // whose statement is among that
 }
 
 func (p *PostgresProxy) relay(client net.Conn) {
@@ -224,10 +228,10 @@ func (l *postgresLink) requests() {
 		if l.isSilent() {
 			continue
 		}
-		sql := l.sql(msg)
-		if sql != "" {
+		if sql := l.sql(msg); sql != "" {
 			l.executed = append(l.executed, sql)
 		}
+		round := l.executed
 		switch msg.(type) {
 		case *pgproto3.Query, *pgproto3.Sync:
 			l.mu.Lock()
@@ -236,7 +240,7 @@ func (l *postgresLink) requests() {
 			l.executed = nil
 		}
 		fate := judged(&l.mu, &l.toServer, msg)
-		if fate == Pass && l.hold(msg, sql) {
+		if fate == Pass && l.hold(msg, round) {
 			continue
 		}
 		if !l.deliver(fate, l.server, msg) {
@@ -265,6 +269,10 @@ func (l *postgresLink) answered(msg pgproto3.BackendMessage) Fate {
 	switch msg := msg.(type) {
 	case *pgproto3.ErrorResponse:
 		l.failed = true
+	case *pgproto3.CommandComplete:
+		if l.commits != nil && string(msg.CommandTag) == "COMMIT" && len(l.sent) > 0 {
+			return l.commits(l.sent[0])
+		}
 	case *pgproto3.ReadyForQuery:
 		if len(l.sent) == 0 { // of the session's beginning
 			return Pass
@@ -278,16 +286,13 @@ func (l *postgresLink) answered(msg pgproto3.BackendMessage) Fate {
 	return Pass
 }
 
-// hold keeps msg back while a Pause waits, until its round trip is complete; then all of it goes
-// on, after the Pause if it is meant.
-func (l *postgresLink) hold(msg pgproto3.FrontendMessage, sql string) (held bool) {
+// hold keeps msg back while a Pause waits, until its round trip, which executes sql, is complete;
+// then all of it goes on, after the Pause if it is meant.
+func (l *postgresLink) hold(msg pgproto3.FrontendMessage, sql []string) (held bool) {
 	l.mu.Lock()
-	waiting := l.paused
-	if waiting != nil && l.due == nil && sql != "" && waiting.at(sql) {
-		l.due, l.paused = waiting, nil
-	}
+	waiting := l.paused != nil
 	l.mu.Unlock()
-	if waiting == nil && len(l.held) == 0 {
+	if !waiting && len(l.held) == 0 {
 		return false
 	}
 	l.held, _ = msg.Encode(l.held)
@@ -295,14 +300,26 @@ func (l *postgresLink) hold(msg pgproto3.FrontendMessage, sql string) (held bool
 	case *pgproto3.Parse, *pgproto3.Bind, *pgproto3.Describe, *pgproto3.Execute, *pgproto3.Close:
 		return true
 	}
-	if l.due != nil {
+	if due := l.due(sql); due != nil {
 		var then sync.WaitGroup
-		then.Go(l.due.then) // a test may end in it
+		then.Go(due.then) // a test may end in it
 		then.Wait()
 	}
 	_, _ = l.server.Write(l.held) // the answers end if it fails
-	l.held, l.due = nil, nil
+	l.held = nil
 	return true
+}
+
+// due is the Pause that waits for these statements, which is then no longer waiting.
+func (l *postgresLink) due(sql []string) *pause {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	due := l.paused
+	if due == nil || !due.at(sql) {
+		return nil
+	}
+	l.paused = nil
+	return due
 }
 
 func (l *postgresLink) answers() {
