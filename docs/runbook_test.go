@@ -24,7 +24,7 @@ const runbook, repairs = "../docs/runbook.md", "../docs/runbook/repairs.md"
 func index(t *testing.T) map[string]string {
 	t.Helper()
 	index := map[string]string{}
-	for _, row := range regexp.MustCompile(`(?m)^\| (\x60.*\x60) \|.*\((runbook/.*?#.*?)\)`).FindAllStringSubmatch(pages(t)[runbook], -1) {
+	for _, row := range regexp.MustCompile(`(?m)^\| (\x60[^|]*\x60) \|.*\((runbook/.*?#.*?)\)`).FindAllStringSubmatch(pages(t)[runbook], -1) {
 		for _, name := range regexp.MustCompile("`(.*?)`").FindAllStringSubmatch(row[1], -1) {
 			require.NotContains(t, index, name[1], "named twice")
 			index[name[1]] = row[2]

@@ -27,6 +27,9 @@
 //
 // Template makes the same resource of the same columns in Go, for the lease.
 //
+// Package guard acquires a lease, seals it and calls these functions under it; most programs need
+// no more than that.
+//
 // Exec, QueryRow and SendBatch are Tx for statements without a decision between them, in one round
 // trip. TxSQL is Tx for database/sql. Enter joins a transaction that is already open, EnterSQL one
 // of database/sql; the Entry that they return finds out what became of it. Seal makes older tokens

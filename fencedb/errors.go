@@ -241,9 +241,10 @@ type rejection struct {
 }
 
 // Error has the hint of the server, which says what to do and is in no error text of the drivers.
+// ErrTooLong says by itself what to do in Go; two remedies would be one too many.
 func (e *rejection) Error() string {
 	text := fmt.Sprintf("%v: %v", e.sentinel, e.cause)
-	if hint := answered(e.cause).hint; hint != "" {
+	if hint := answered(e.cause).hint; hint != "" && e.sentinel != ErrTooLong {
 		text += "; hint: " + hint
 	}
 	return text

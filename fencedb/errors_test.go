@@ -486,3 +486,15 @@ func TestABlockerThatIsNotVisibleSaysWhatToGrant(t *testing.T) {
 	require.NotContains(t, err.Error(), "open for")
 	require.NoError(t, tx.Rollback(t.Context()))
 }
+
+// A refusal names one remedy: the one for Go, and not that of the server beside it.
+func TestARefusalNamesOneRemedy(t *testing.T) {
+	t.Parallel()
+	for code, hint := range map[string]string{
+		"FN006": "Nothing was written. Use a shorter transaction, or enter with more time.",
+		"FN004": "Nothing was written. Acquire the lease again.",
+	} {
+		text := fencedb.Explain(&pgconn.PgError{Code: code, Message: "refused", Hint: hint}).Error()
+		require.Equal(t, 1, strings.Count(text, "shorter transaction")+strings.Count(text, "Acquire the lease"), text)
+	}
+}

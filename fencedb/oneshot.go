@@ -177,7 +177,8 @@ func sendAll(ctx context.Context, db DB, grant Grant, queries []*pgx.QueuedQuery
 // writing anything else: from now on every earlier token is stale. Done while the lease is being
 // acquired, before its holder learns of it, it makes the order of tokens independent of Redis: see
 // Sealer. A stale grant is refused with ErrStale. After an error that says neither yes
-// nor no (a lost connection, ctx done) seal again: a second seal does no harm.
+// nor no (a lost connection, ctx done) seal again: a second seal does no harm. A pool from which no
+// connection came while grant was valid is an error that names the pool, and not ErrLeaseOver.
 func Seal(ctx context.Context, db DB, grant Grant) error {
 	return sealError(SendBatch(ctx, db, grant, &pgx.Batch{}, func(c *config) {
 		c.sealing = true
@@ -190,10 +191,11 @@ func Seal(ctx context.Context, db DB, grant Grant) error {
 //
 //	issuer, err := lease.New(client, lease.Config{TTL: 10 * time.Second, Seal: fencedb.Sealer(pool)})
 //
-// A program needs it that decides by what it reads outside of its fenced transactions. Without it,
-// an earlier holder can still write between such a read and the first fenced transaction of the
-// later one. Several resources are sealed together. Where Postgres refuses a token as too old
-// because Redis has gone backwards, the acquisition repairs that by itself.
+// Package guard uses it. A program needs it that decides by what it reads outside of its fenced
+// transactions. Without it, an earlier holder can still write between such a read and the first
+// fenced transaction of the later one. Several resources are sealed together. Where Postgres
+// refuses a token as too old because Redis has gone backwards, the acquisition repairs that by
+// itself.
 func Sealer(db DB) func(ctx context.Context, grants ...Grant) error {
 	return func(ctx context.Context, grants ...Grant) error { return Seal(ctx, db, All(grants...)) }
 }

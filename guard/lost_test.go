@@ -7,7 +7,9 @@ import (
 	"go/parser"
 	"go/token"
 	"maps"
+	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -112,5 +114,42 @@ func TestTheVerdictsNameEverySentinel(t *testing.T) {
 				return true
 			})
 		}
+	}
+}
+
+// A line of a log leads to its section: the runbook has a part of the text of each error.
+func TestTheTextOfEachErrorIsInTheRunbook(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../docs/runbook.md")
+	require.NoError(t, err)
+	texts := map[string]string{}
+	for _, row := range regexp.MustCompile("(?m)^\\| `(\\w+\\.Err\\w+)` \\|[^|]*\\| `([^`]+)` \\|").FindAllStringSubmatch(string(page), -1) {
+		texts[row[1]] = row[2]
+	}
+	for name, v := range verdicts {
+		if strings.Contains(name, ".Err") {
+			require.Contains(t, texts, name)
+		}
+		for sentinel, text := range texts {
+			if errors.Is(v.err, verdicts[sentinel].err) {
+				require.ErrorContains(t, v.err, text, "%s is a %s", name, sentinel)
+			}
+		}
+	}
+
+	others := regexp.MustCompile(`(?m)^\| "([^"]+)" \|`).FindAllStringSubmatch(string(page), -1)
+	require.NotEmpty(t, others)
+	var sources strings.Builder
+	for _, dir := range []string{"../fencedb", "../lease"} {
+		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+		require.NoError(t, err)
+		for _, name := range files {
+			source, err := os.ReadFile(name)
+			require.NoError(t, err)
+			sources.Write(source)
+		}
+	}
+	for _, text := range others {
+		require.Contains(t, sources.String(), text[1])
 	}
 }

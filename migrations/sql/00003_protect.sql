@@ -74,7 +74,7 @@ BEGIN
             ELSE '{}' END)::text,
         HINT = CASE
             WHEN code = 'FN006' THEN 'Nothing was written. Use a shorter transaction, or enter with more time: under a longer lease, or, if the lease is renewed meanwhile, with what it will be renewed to.'
-            WHEN operation = 'TRUNCATE' THEN 'TRUNCATE names no rows, so it can carry no token for them; use DELETE.'
+            WHEN operation = 'TRUNCATE' THEN 'Nothing was written. Use DELETE, which names its rows.'
             WHEN code = 'FN002' THEN format('Call fencedb.enter for %s first in the transaction (in Go: fencedb.Tx; for psql: fencedb with %s -- psql). Nothing was written.',
                 coalesce(quote_literal(resource), concat('the resource of the row', ', which is ' || array_to_string(templates, ' and ') || ',')), coalesce(quote_literal(resource), 'RESOURCE'))
             WHEN resource IS NULL THEN format('Nothing was written. Every row needs a resource, by %s: make these columns NOT NULL.', array_to_string(templates, ' and '))
