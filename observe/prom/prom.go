@@ -235,7 +235,7 @@ func (m *Metrics) leaseVectors() func(string) *leaseSeries {
 			waiting:       newAges(),
 			failing:       m.watched(longest, name, leaseFailures),
 		}
-		s.failing[failRaised].needed = 2
+		s.failing[failRaised].needed = 3 // one comes before each raise, and one behind it
 		m.compute(held.WithLabelValues(name), s.held.count)
 		m.compute(oldestHeld.WithLabelValues(name), s.held.oldest)
 		m.compute(waiters.WithLabelValues(name), s.waiting.count)

@@ -130,7 +130,7 @@ func (g *ages) oldest(now time.Time) float64 {
 type failures struct {
 	some atomic.Bool // all is not empty: a success costs no lock where nothing fails
 
-	needed int // how many successes in a row end it: two for what succeeds before it can fail
+	needed int // how many successes in a row end it: more than come between two failures
 
 	mu    sync.Mutex
 	all   map[place]failing // guarded by mu; at most mostFailing

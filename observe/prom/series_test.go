@@ -169,6 +169,7 @@ func TestOneResourceThatFailsIsSeenAmongMany(t *testing.T) {
 			func(m *prom.Metrics, r string) {
 				leaseTold(m, lease.OpAcquire, r, nil)
 				leaseTold(m, lease.OpRaise, r, nil)
+				leaseTold(m, lease.OpAcquire, r, nil)
 			},
 			func(m *prom.Metrics, r string) {
 				leaseTold(m, lease.OpAcquire, r, nil)
