@@ -191,8 +191,9 @@ func decode(line string, now time.Time, atMost time.Duration) (fencedb.Grant, er
 	if err != nil || resource == "" || len(resource) > maxResource || !utf8.ValidString(resource) || strings.ContainsRune(resource, 0) {
 		return nil, malformed("the resource is not 1 to %d bytes of UTF-8, percent-encoded", maxResource)
 	}
-	// In milliseconds, which a made-up line cannot overflow, because both are positive.
-	left = min(left-max(now.UnixMilli()-sent, 0), atMost.Milliseconds())
+	// In milliseconds, rounded against the receiver. A made-up line cannot overflow them, because
+	// both are positive.
+	left = min(left-max(now.UnixMilli()+1-sent, 0), atMost.Milliseconds())
 	if left <= 0 {
 		return nil, fmt.Errorf("%w: that on %q, when it arrived; did it wait on its way, or is this clock ahead of the sender's?", fencedb.ErrLeaseOver, resource)
 	}

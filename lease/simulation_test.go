@@ -333,7 +333,7 @@ var goMutants = []struct {
 		{"step.go", "	s.unsure.Store(true)\n	d := ", "	s.unsure.Store(!protocol.Mutant(NAME))\n	d := "},
 	}},
 	{"a refused attempt is not withdrawn", []edit{{"step.go", "ErrHeld) && !s.unsure.Load():", "ErrHeld) && (!s.unsure.Load() || protocol.Mutant(NAME)):"}}},
-	{"a context does not bound a request", []edit{{"../internal/protocol/send.go", "	if b, ours := r.ctx.(*bound); ours && b.quiet() {", "	if Mutant(NAME) {\n		<-r.answered\n		return nil\n	}\n	if b, ours := r.ctx.(*bound); ours && b.quiet() {"}}},
+	{"a context does not bound a request", []edit{{"../internal/protocol/send.go", "	if b, ours := ctx.(*bound); ours && b.quiet() {", "	if Mutant(NAME) {\n		<-r.answered\n		return nil\n	}\n	if b, ours := ctx.(*bound); ours && b.quiet() {"}}},
 }
 
 type edit struct{ file, old, new string }

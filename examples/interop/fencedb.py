@@ -274,7 +274,7 @@ def decode(line, at_most):
     except (TypeError, UnicodeDecodeError):
         raise Malformed() from None  # without the line
     token, left, sent = int(words[1]), int(words[3]), int(words[4])
-    seconds = min((left - max(time.time_ns() // 10**6 - sent, 0)) / 1000, at_most)
+    seconds = min((left - max(time.time_ns() // 10**6 + 1 - sent, 0)) / 1000, at_most)
     if seconds <= 0:
         raise Lost(resource)
     return Received(resource, token, words[2], time.monotonic() + seconds)
