@@ -17,9 +17,13 @@ type core struct {
 	lines       *lines
 	registry    *registry
 	withdrawals *withdrawals
+	names       *names
+}
 
-	mu    sync.Mutex
-	names map[string]*protocol.Keys // guarded by mu
+// names remembers the names of the resources that were used lately.
+type names struct {
+	mu   sync.Mutex
+	keys map[string]*protocol.Keys // guarded by mu
 }
 
 // trustedUntil is the trust window: the clock read before the request was sent, plus the TTL asked
@@ -41,17 +45,17 @@ func (c *core) trace(ctx context.Context, s TraceStart) tracing {
 	return t
 }
 
-// keys remembers the names of the resources that were used lately.
+// keys are the names of a resource in Redis.
 func (c *core) keys(resource string) *protocol.Keys {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	k, known := c.names[resource]
+	c.names.mu.Lock()
+	defer c.names.mu.Unlock()
+	k, known := c.names.keys[resource]
 	if !known {
-		if len(c.names) == mostNames {
-			clear(c.names)
+		if len(c.names.keys) == mostNames {
+			clear(c.names.keys)
 		}
 		k = protocol.KeysOf(c.cfg.kind(), c.cfg.Namespace, resource, c.cfg.HashResources)
-		c.names[resource] = k
+		c.names.keys[resource] = k
 	}
 	return k
 }

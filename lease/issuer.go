@@ -49,7 +49,7 @@ func New(client redis.UniversalClient, cfg Config) (*Issuer, error) {
 		lines:       &lines{subscribe: s.subscribe, byChannel: make(map[string]*line)},
 		registry:    r,
 		withdrawals: &withdrawals{registry: r, redis: s.redis, ttl: cfg.TTL},
-		names:       make(map[string]*protocol.Keys),
+		names:       &names{keys: make(map[string]*protocol.Keys)},
 	}}, nil
 }
 
@@ -104,10 +104,9 @@ func (i *Issuer) Sealed(seal func(ctx context.Context, grants ...Grant) error) *
 	if i == nil || i.core == nil || i.cfg.Seal != nil {
 		return i
 	}
-	cfg := i.cfg
-	cfg.Seal = seal
-	return &Issuer{&core{cfg: cfg, label: i.label, store: i.store, watchdog: i.watchdog, lines: i.lines,
-		registry: i.registry, names: make(map[string]*protocol.Keys)}, i.opts}
+	sealing := *i.core
+	sealing.cfg.Seal = seal
+	return &Issuer{&sealing, i.opts}
 }
 
 // maxResources bounds one acquisition of several resources, and with it how long one script keeps

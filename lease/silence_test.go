@@ -57,7 +57,9 @@ func TestAnErrorWithoutAnAnswerNamesWhoDidNotAnswer(t *testing.T) {
 		client func(t *testing.T) *redis.Client
 		whom   string // %s is the address
 	}{
-		"the server": {func(t *testing.T) *redis.Client { return redis.NewClient(&redis.Options{Addr: deafServer(t), PoolSize: 200}) }, `127\.0\.0\.1:\d+`},
+		"the server": {func(t *testing.T) *redis.Client {
+			return redis.NewClient(&redis.Options{Addr: deafServer(t), PoolSize: 200})
+		}, `127\.0\.0\.1:\d+`},
 		"its name": {func(t *testing.T) *redis.Client {
 			addr := deafServer(t)
 			return redis.NewClient(&redis.Options{Addr: "localhost" + addr[len("127.0.0.1"):], PoolSize: 200})

@@ -142,7 +142,7 @@ var incidents = map[string]incident{
 				require.NoError(n, held.Extend(n.Context()))
 			}
 		},
-		names: `redis_unfit\s.*redis has too few replicas`,
+		names: `redis_unfit\s.*it has too few replicas`,
 		repair: func(n *night) string {
 			n.own.Client().ConfigSet(n.Context(), "min-replicas-to-write", "0")
 			return "CONFIG SET"

@@ -97,7 +97,7 @@ type RefusedError struct {
 func (e *RefusedError) Error() string {
 	text := ErrRefused.Error()
 	if kind, known := kinds[e.Code]; known {
-		text = fmt.Sprintf("lease: redis %s", kind.text)
+		text += ": it " + kind.text
 	}
 	if e.Cause != nil {
 		text += fmt.Sprintf(" (%v)", e.Cause)
