@@ -177,7 +177,7 @@ var incidents = map[string]incident{
 	},
 
 	"Redis went backwards": {
-		alerts: []string{"LeasesHealing"}, section: "redis-went-backwards",
+		alerts: []string{"LeasesHealing", "LateWritesRefused", "FencingRefusalsWithoutTakeOver"}, section: "redis-went-backwards",
 		stage: func(n *night) {
 			n.fail = func() { // again and again, by a second
 				n.enter("table:12", n.ahead(time.Duration(n.minute+1)*time.Hour))
