@@ -163,6 +163,7 @@ func TestZeroValuesAreRefused(t *testing.T) {
 			"Lead":          i.Lead(ctx, "a", func(context.Context, *lease.Lease) error { return nil }),
 			"Close":         i.Close(ctx),
 			"With":          second(i.With(lease.NoWait()).Acquire(ctx, "a")),
+			"Sealed":        second(i.Sealed(nil).Acquire(ctx, "a")),
 		} {
 			require.ErrorIs(t, err, lease.ErrInvalid, "%s %s", name, call)
 			calls++
