@@ -64,7 +64,7 @@ func (s *servers) search(ctx context.Context, resources ...string) (map[string][
 		found[resource] = append(found[resource], p)
 	}
 	if err != nil && search.Err() != nil && ctx.Err() == nil {
-		err = fmt.Errorf("Redis has too many keys to read in %v", searchTime)
+		err = fmt.Errorf("there are too many keys in Redis to read them in %v", searchTime)
 	}
 	for _, places := range found {
 		slices.SortFunc(places, func(a, b place) int {

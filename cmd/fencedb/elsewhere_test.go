@@ -142,7 +142,7 @@ func TestASearchOfTheNamespacesIsGivenUpInTime(t *testing.T) {
 
 	require.NoError(t, err)
 	require.Equal(t, []string{"unknown_to_redis", "not_searched"}, codes(found.Notes))
-	require.ErrorContains(t, found.unsearched, "too many keys to read in 5s")
+	require.ErrorContains(t, found.unsearched, "too many keys in Redis to read them in 5s")
 	require.Nil(t, found.Elsewhere)
 }
 

@@ -255,7 +255,7 @@ func (s *servers) revokeLease(ctx context.Context, e event, found *inspection) (
 	case errors.Is(err, lease.ErrStale):
 		return nil, fmt.Errorf("the holder has changed since it was shown, nobody was revoked; look again: %w", err)
 	case errors.Is(err, lease.ErrUnreachable), ctx.Err() != nil:
-		return nil, fmt.Errorf("Redis has not answered in time: the lease may have ended, and nothing was sealed; look again: %w%s", err, s.withoutRedis())
+		return nil, fmt.Errorf("no answer of Redis in time: the lease may have ended, and nothing was sealed; look again: %w%s", err, s.withoutRedis())
 	case err != nil:
 		return nil, fmt.Errorf("%w, Redis refuses: %w%s", errUnchanged, err, s.withoutRedis())
 	}

@@ -135,14 +135,6 @@ func holds(c *leaseCell) {
 	c.mine = append(c.mine, l)
 }
 
-// holdsStale lifts the fence above the token of a lease.
-func holdsStale(c *leaseCell) {
-	holds(c)
-	c.floor = c.mine[0].Token() + int64(time.Hour/time.Microsecond)
-	_, err := c.rival.Raise(c.Context(), c.resources[0], c.floor)
-	require.NoError(c, err)
-}
-
 func (c *leaseCell) got(l *lease.Lease, err error) error {
 	if (l == nil) != (err != nil) {
 		c.Errorf("a lease (%v) and an error (%v) exclude each other", l, err)
