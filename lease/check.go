@@ -84,8 +84,8 @@ func (h Health) Warnings() []string {
 // it cannot save to. Health is returned with an error too, except after [Issuer.Close]. Where the
 // server does not tell, because an ACL or a provider forbids INFO, that is a warning.
 //
-// On each server Check acquires a lease on a resource of its own, "check:" and a random id, waits
-// for it with a second call, releases it, and sees the second called. That is no lease of the
+// On each server Check acquires a lease on a resource of its own, "fencedb.check:" and a random id,
+// waits for it with a second call, releases it, and sees the second called. That is no lease of the
 // issuer and no event for its tracers, and what is left of it after an error expires within five
 // seconds. It takes some ten round trips and a connection for the messages, which is cheap enough
 // for a probe every few seconds; and five seconds at most, whatever ctx allows.
@@ -322,7 +322,7 @@ func (t *term) take(answer acquired) {
 func (s *store) resourceOn(ctx context.Context, server *redis.Client) (*protocol.Keys, error) {
 	return protocol.Bounded(ctx, func() (*protocol.Keys, error) {
 		for ctx.Err() == nil {
-			k := protocol.KeysOf(s.cfg.kind(), s.cfg.Namespace, "check:"+uuid.NewString(), s.cfg.HashResources)
+			k := protocol.KeysOf(s.cfg.kind(), s.cfg.Namespace, protocol.Trial+uuid.NewString(), s.cfg.HashResources)
 			if s.cluster == nil {
 				return k, nil
 			}

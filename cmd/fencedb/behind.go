@@ -153,7 +153,8 @@ func (s *servers) behind(ctx context.Context) (all []unsealed, err error) {
 	} else {
 		var keys []lease.Key
 		keys, err = scanKeys(ctx, s.client, lease.Key{Namespace: s.names.namespace, Field: "fence"}, func(k lease.Key) bool {
-			return k.Kind == protocol.LeaseKind && k.Namespace == s.names.namespace && !strings.HasPrefix(k.Resource, "sha256:")
+			return k.Kind == protocol.LeaseKind && k.Namespace == s.names.namespace &&
+				!strings.HasPrefix(k.Resource, "sha256:") && !strings.HasPrefix(k.Resource, protocol.Trial)
 		})
 		for _, k := range keys {
 			names = append(names, k.Resource)

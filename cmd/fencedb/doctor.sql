@@ -106,7 +106,8 @@ SELECT * FROM (
     SELECT concat_ws(' in ', coalesce('role ' || r.rolname, 'every role'), 'database ' || d.datname)
     FROM pg_db_role_setting s CROSS JOIN unnest(s.setconfig) c LEFT JOIN pg_roles r ON r.oid = s.setrole LEFT JOIN pg_database d ON d.oid = s.setdatabase
     WHERE CASE WHEN c ~* '^default_transaction_read_only=' THEN split_part(c, '=', 2)::bool END AND (s.setdatabase = 0 OR d.datname = current_database())
-      AND (s.setrole = 0 OR r.rolname <> session_user AND has_function_privilege(r.oid, 'fencedb.once_begin(text,bytea)', 'EXECUTE')) -- not operators
+      AND (s.setrole = 0 OR r.rolname <> session_user AND has_function_privilege(r.oid, 'fencedb.once_begin(text,bytea)', 'EXECUTE')
+           AND NOT has_function_privilege(r.oid, 'fencedb.forget_fences(text[],interval)', 'EXECUTE')) -- not operators
     UNION ALL
     SELECT 'the whole server' FROM pg_settings
     WHERE name = 'default_transaction_read_only' AND reset_val = 'on' AND source NOT IN ('database', 'user', 'database user', 'client')

@@ -101,6 +101,9 @@ type Keys struct {
 	Channel any // "<channel>:<listener>" is where one process hears of its turn; not a key
 }
 
+// Trial is how the resources of Issuer.Check begin, which last for seconds and guard nothing.
+const Trial = "fencedb.check:"
+
 // KeysOf are the names of a resource of a lease or a semaphore.
 func KeysOf(kind, namespace, resource string, hashed bool) *Keys {
 	head := KeyOf(kind, namespace, resource, hashed).head() + end
