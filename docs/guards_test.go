@@ -160,7 +160,7 @@ var guards = []struct {
 	{"grant/trust.go", []guard{
 		{"S4", "a grant that Redis does not know is not believed", "case found.Holder == g.leaseID && found.Token == g.token && found.LastToken <= g.token:", "case true:", "grant.TestALineThatWasMadeUpShutsNobodyOutWhoIsVerified"},
 		{"S7", "a grant from elsewhere lasts no longer than Redis keeps the lease", "until.Before(g.validUntil) {", "until.Before(g.validUntil) && false {", "grant.TestWhatIsBelievedIsNoLongerThanRedisSays"},
-		{"S4", "a receiver that has not chosen whom it believes believes nobody", "if t == (Trust{}) {", "if false {", "grant.TestWhatAHandlerDoesWithALine"},
+		{"S4", "a receiver that has chosen nobody believes nobody", "if t == (Trust{}) {", "if false {", "grant.TestWhatAHandlerDoesWithALine"},
 	}},
 	{"grant/http.go", []guard{
 		{"S4", "a redirect to another host gets no grant", "if !ok || elsewhere(r) {", "if !ok {", "grant.TestARedirectElsewhereGetsNoGrant"},
