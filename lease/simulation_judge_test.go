@@ -137,7 +137,7 @@ type waiting struct {
 	name  string
 	c     *asked
 	since time.Duration
-	place int64  // in the queue: the time of Redis's clock
+	place int64  // in the queue: the time of Redis's clock; those of one microsecond have no order
 	hears string // the channel on which its process listens
 }
 
@@ -329,7 +329,7 @@ func (j *judge) step(r *resource, x execution, n int, before, after owner, fence
 		breaks("L4", "the lease %s has token %s, and it was told %s", before.id[:8], before.token, x.words[n+1])
 	}
 	if before.id != "" && after.id == "" && (x.script == "release" || x.script == "withdraw" || x.script == "revoke") &&
-		j.allListen(r) && j.called[r.waiting[0].name] != j.s.now() {
+		j.allListen(r) && !slices.ContainsFunc(r.waiting, func(w *waiting) bool { return w.place == r.waiting[0].place && j.called[w.name] == j.s.now() }) {
 		breaks("L6", "it has not called %s, the first who waits", r.waiting[0].name)
 	}
 	if x.script == "revoke" && outcome == "revoked" {
