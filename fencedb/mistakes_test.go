@@ -157,7 +157,7 @@ func TestALeaseThatIsOverSaysWhichAndWhy(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	db := w.sqlDB()
-	before, soon := time.Now().Add(-time.Second), func() time.Time { return time.Now().Add(300 * time.Millisecond) }
+	before, soon := time.Now().Add(-time.Second), func() time.Time { return time.Now().Add(time.Second) }
 	for name, c := range map[string]struct {
 		until    func() time.Time
 		released bool
@@ -397,10 +397,15 @@ func TestATransactionThatWaitsForAStrangersRowNamesIt(t *testing.T) {
 		tell[call] = func(g fencedb.Grant) error { return run(t.Context(), w, g, update) }
 	}
 	for call, run := range tell {
-		err := run(renewed{grant("table:12", time.Now().UnixMicro()), 1500 * time.Millisecond})
+		for tries := 1; ; tries++ { // a busy machine may not answer who it is before the time is over
+			err := run(renewed{grant("table:12", time.Now().UnixMicro()), 1500 * time.Millisecond})
 
-		require.ErrorIs(t, err, fencedb.ErrTooLong, call)
-		require.Regexp(t, `it waited for a lock of pid \d+ \(stranger, idle in transaction, open for `, err.Error(), call)
+			require.ErrorIs(t, err, fencedb.ErrTooLong, call)
+			if tries == 5 || strings.Contains(err.Error(), "it waited for a lock") {
+				require.Regexp(t, `it waited for a lock of pid \d+ \(stranger, idle in transaction, open for `, err.Error(), call)
+				break
+			}
+		}
 	}
 	require.NoError(t, tx.Rollback(t.Context()))
 	w.awaitIdle(w.pool)
