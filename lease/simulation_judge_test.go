@@ -329,7 +329,9 @@ func (j *judge) step(r *resource, x execution, n int, before, after owner, fence
 		breaks("L4", "the lease %s has token %s, and it was told %s", before.id[:8], before.token, x.words[n+1])
 	}
 	if before.id != "" && after.id == "" && (x.script == "release" || x.script == "withdraw" || x.script == "revoke") &&
-		j.allListen(r) && !slices.ContainsFunc(r.waiting, func(w *waiting) bool { return w.place == r.waiting[0].place && j.called[w.name] == j.s.now() }) {
+		j.allListen(r) && !slices.ContainsFunc(r.waiting, func(w *waiting) bool {
+		return w.place == r.waiting[0].place && j.called[w.name] == j.s.now()
+	}) {
 		breaks("L6", "it has not called %s, the first who waits", r.waiting[0].name)
 	}
 	if x.script == "revoke" && outcome == "revoked" {
