@@ -367,7 +367,7 @@ func (m *model) raw(r *rapid.T) {
 		`UPDATE notes SET token = 0 WHERE resource = '%s'`,
 		`DELETE FROM notes WHERE resource = '%s'`,
 		`TRUNCATE notes -- %s`,
-		`SELECT set_config('fencedb.lease', '1 60000 60000 6ba7b810-9dad-11d1-80b4-00c04fd430c8:1', false); DELETE FROM notes WHERE resource = '%[1]s'`,
+		`SELECT set_config('fencedb.lease', '1 60000 60000 1f ', false); DELETE FROM notes WHERE resource = '%[1]s'`,
 	}).Draw(r, "sql")
 	_, err := m.pool.Exec(context.Background(), fmt.Sprintf(`SET lock_timeout = '5ms'; `+sql, m.resource(r)))
 	var pgErr *pgconn.PgError

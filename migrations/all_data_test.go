@@ -71,17 +71,17 @@ func TestWhoReadsOrWritesAllDataForgesNothing(t *testing.T) {
 				"none":                  `SELECT 1`,
 				"that of somebody else": `SELECT last_value FROM fencedb.session_key`,
 			}
-			entry := `concat('` + leaseOf(1).String() + `:', hashtextextended('room:new 1' COLLATE "C", 0))`
+			entry := entered("room:new", "1", leaseOf(1))
 			if strings.Contains(builtIn, "read") {
-				entry = `concat(coalesce((SELECT details ->> 'lease_id' FROM fencedb.audit WHERE event = 'reset'), '` + leaseOf(1).String() + `'), ':', hashtextextended('room:blue 40' COLLATE "C", 0))`
+				entry = strings.Replace(entered("room:blue", "40", leaseOf(1)), `'`+leaseOf(1).String()+`'`, `coalesce((SELECT details ->> 'lease_id' FROM fencedb.audit WHERE event = 'reset'), '`+leaseOf(1).String()+`')::uuid`, 1)
 			}
 			for name, key := range forge {
 				for _, write := range []string{`UPDATE young SET guest = 'eve'`, `UPDATE seats SET guest = 'eve'`, `DELETE FROM young`, `INSERT INTO young VALUES (2, 'new', 'eve')`} {
 					for _, resource := range []string{"room:red", "room:blue", "room:new"} {
 						try(key)
-						try(`BEGIN; SELECT set_config('fencedb.lease', concat_ws(' ', pg_current_xact_id(), 60000, 0, ` + entry + `), true), set_config('fencedb.token', '100', true),
+						try(`BEGIN; SELECT set_config('fencedb.lease', concat_ws(' ', pg_current_xact_id(), 60000, 0, ` + entry + `, ''), true), set_config('fencedb.token', '100', true),
 							set_config('fencedb.judged', ` + signed(resource, "100", "5") + `, true); ` + write + `; COMMIT`)
-						try(`BEGIN; SELECT set_config('fencedb.lease', concat_ws(' ', pg_current_xact_id(), 60000, 0, ` + entry + `), true), set_config('fencedb.token', '100', true); ` + key + `;
+						try(`BEGIN; SELECT set_config('fencedb.lease', concat_ws(' ', pg_current_xact_id(), 60000, 0, ` + entry + `, ''), true), set_config('fencedb.token', '100', true); ` + key + `;
 							SELECT set_config('fencedb.judged', fencedb.signature('` + resource + `', 100), true); ` + write + `; COMMIT`)
 					}
 				}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 )
@@ -172,7 +173,7 @@ func TestTheSessionsSettingsDoNotChangeTheVerdict(t *testing.T) {
 
 			// The limit is of whole milliseconds, and a later statement gets what is left of it.
 			s.exec(`BEGIN; SET LOCAL statement_timeout = '10min'; ` + strings.TrimSuffix(red, ")") + `, 1611)`)
-			require.Equal(t, "true", s.one(`current_setting('fencedb.lease') ~ '^[0-9]+ [0-9]+ [0-9]+ [0-9a-f-]{36}:-?[0-9]+[^0-9]'`))
+			require.Equal(t, "true", s.one(`current_setting('fencedb.lease') ~ '^[0-9]+ [0-9]+ [0-9]+ [0-9a-f]+ '`))
 			s.exec(`SELECT pg_sleep(0.01); UPDATE seats SET guest = 'ann' WHERE room = 'red'`)
 			require.Equal(t, "true", s.one(`extract(epoch FROM current_setting('statement_timeout')::interval) * 1000 < 1611 - 10`))
 			s.exec(`ROLLBACK`)
@@ -302,6 +303,11 @@ var forgeries = []string{
 	`'room:red'`, `hashtextextended('room:red', 0)::text`, `concat(pg_current_xact_id(), ' room:red')`, signed("room:red", "100", "0"),
 }
 
+// entered is how a transaction says that it has entered the fence of a resource, as an expression.
+func entered(resource, token string, lease uuid.UUID) string {
+	return fmt.Sprintf(`to_hex(hashtextextended('%s', uuid_hash_extended('%s', hashint8extended(%s, txid_current()))))`, resource, lease, token)
+}
+
 // A role that may only write rows writes what a guard would have left, where each row reads it: in
 // the WHERE of its statement. It has no token, so it says which transaction it is, too.
 func TestASettingWrittenInTheStatementOpensNothing(t *testing.T) {
@@ -311,7 +317,7 @@ func TestASettingWrittenInTheStatementOpensNothing(t *testing.T) {
 	writer := s.withWriter("seats")
 	eve := s.withKey(writer)
 	before := s.one(`SELECT json_agg(seats ORDER BY id) FROM seats`)
-	const lease = `SELECT set_config('fencedb.lease', concat(pg_current_xact_id(), ' 600000 600000 00000000-9dad-11d1-80b4-00c04fd430c8:', hashtextextended('room:red 41', 0)), true); `
+	lease := `SELECT set_config('fencedb.lease', concat_ws(' ', pg_current_xact_id(), 600000, 600000, ` + entered("room:red", "41", leaseOf(42)) + `, to_hex(hashtextextended('room:red', hashint8extended(41, txid_current()))), ''), true); `
 
 	for _, judged := range forgeries {
 		forged := `set_config('fencedb.token', '100', true) IS NOT NULL AND set_config('fencedb.judged', ` + judged + `, true) IS NOT NULL`
@@ -348,8 +354,11 @@ func TestASettingOfTheSessionOpensNothingWhereNoStatementIsJudged(t *testing.T) 
 		CREATE TABLE rooms (name text PRIMARY KEY); INSERT INTO rooms VALUES ('red');
 		` + s.fenced(41, "room:red", `INSERT INTO red VALUES (1, 'red'); INSERT INTO child VALUES (1, 'red')`) + `;
 		ALTER TABLE child ADD FOREIGN KEY (room) REFERENCES rooms ON DELETE CASCADE`)
+	s.exec(`BEGIN; ` + enter(41, "room:red"))
+	former := s.one(`current_setting('fencedb.lease')`)
+	s.exec(`COMMIT`)
 	eve := s.withKey(s.withWriter("parts, red, parent, child, rooms"))
-	eve.exec(`SET fencedb.token = '100'`)
+	eve.exec(`SET fencedb.token = '100'; SET fencedb.lease = '` + former + `'`)
 
 	for _, write := range []string{`INSERT INTO red VALUES (2, 'red')`, `UPDATE red SET id = 2`, `DELETE FROM red`, `UPDATE parent SET id = 2`, `DELETE FROM parent`, `DELETE FROM rooms`} {
 		for _, judged := range forgeries {
@@ -368,7 +377,7 @@ func TestWhatWasJudgedIsOfOneTransaction(t *testing.T) {
 	own := s.one(`current_setting('fencedb.lease')`)
 	require.NotEmpty(t, judged)
 	require.Equal(t, "41", s.one(`current_setting('fencedb.token')`))
-	require.Regexp(t, `^\d+ \d+ \d+ [0-9a-f-]{36}:-?\d+\n`, own)
+	require.Equal(t, "true", s.one(`concat_ws(' ', pg_current_xact_id(), split_part($1, ' ', 2), split_part($1, ' ', 3), `+entered("room:red", "41", leaseOf(41))+`, '') = $1`, own), "as the forgeries here have it")
 	setting := func(lease, token, judged string) string {
 		return `SELECT set_config('fencedb.lease', '` + lease + `', LOCAL), set_config('fencedb.token', '` + token + `', LOCAL), set_config('fencedb.judged', '` + judged + `', LOCAL); `
 	}

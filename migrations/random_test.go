@@ -178,7 +178,7 @@ var statements = map[string]string{
 // forge writes settings by hand, in a WHERE or for the session, or before the statement.
 func (s *randomSession) forge(room string, sql string) string {
 	resource := "room:" + room
-	lease := fmt.Sprintf(`concat(pg_current_xact_id(), ' 60000 0 ', fencedb.entry('%s', (SELECT last_value FROM a_token), '%v'))`, resource, uuid.New())
+	lease := fmt.Sprintf(`concat(pg_current_xact_id(), ' 60000 0 ', fencedb.entry('%s', (SELECT last_value FROM a_token), '%v'), ' ')`, resource, uuid.New())
 	switch s.r.IntN(8) {
 	case 0:
 		return fmt.Sprintf(`UPDATE stock SET n = 666 WHERE set_config('fencedb.lease', %s, true) IS NOT NULL AND set_config('fencedb.token', '100000000', true) IS NOT NULL AND set_config('fencedb.judged', '%s', true) IS NOT NULL AND room = '%s'`, lease, resource, room)
@@ -189,7 +189,7 @@ func (s *randomSession) forge(room string, sql string) string {
 	case 3:
 		return fmt.Sprintf(`SELECT set_config('fencedb.lease', %s, true); %s`, lease, sql)
 	case 4:
-		return fmt.Sprintf(`SELECT set_config('fencedb.lease', concat(current_setting('fencedb.lease', true), ' ', fencedb.entry('%s', (SELECT last_value FROM a_token), '%v')), true), set_config('fencedb.token', '100000000', true); %s`, resource, uuid.New(), sql)
+		return fmt.Sprintf(`SELECT set_config('fencedb.lease', concat(current_setting('fencedb.lease', true), fencedb.entry('%s', (SELECT last_value FROM a_token), '%v'), ' '), true), set_config('fencedb.token', '100000000', true); %s`, resource, uuid.New(), sql)
 	case 5, 6: // what was judged in an earlier transaction, for each room that it can have been about
 		return fmt.Sprintf(`DO $$ BEGIN FOR room IN 0 .. 4 LOOP
 			BEGIN

@@ -28,7 +28,7 @@ func TestTheLeaseOfATakeOverIsNobodysToSay(t *testing.T) {
 		`'00000000-0000-0000-0000-000000000000'::uuid`,
 	} {
 		legacy.refused("FN003", `BEGIN; INSERT INTO seats VALUES (9, 'red');
-			SELECT set_config('fencedb.lease', concat(pg_current_xact_id(), ' 999999999 999999999 ', `+said+`, ':', hashtextextended('room:red', current_setting('fencedb.token')::bigint)), true);
+			SELECT set_config('fencedb.lease', concat(pg_current_xact_id(), ' 999999999 999999999 ', to_hex(hashtextextended('room:red', uuid_hash_extended(`+said+`, hashint8extended(current_setting('fencedb.token')::bigint, txid_current())))), ' '), true);
 			INSERT INTO payments VALUES (1, 'red')`)
 	}
 	legacy.exec(`BEGIN; INSERT INTO seats VALUES (9, 'red'); UPDATE seats SET guest = 'leo' WHERE id = 9`)

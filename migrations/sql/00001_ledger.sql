@@ -91,26 +91,27 @@ REVOKE ALL ON ALL SEQUENCES IN SCHEMA fencedb FROM PUBLIC;
 -- in every call, so the inner functions that a door calls each time have none: they run under the
 -- door's, and are for no one else (see the REVOKE at the end).
 
--- What a transaction says of itself once it has entered, in the setting fencedb.lease. Its first
--- line is words: the transaction id; for how many milliseconds from its start its time limits are
--- right; for how many it may write; and an entry for each fence. The other lines are the names of
--- the resources, for messages alone. The id tells the setting from one that the session has kept
--- for longer.
+-- What a transaction says of itself once it has entered, in the setting fencedb.lease, is words: the
+-- transaction id; for how many milliseconds from its start its time limits are right; for how many
+-- it may write; and an entry for each fence. The id tells the setting from one that the session has
+-- kept for longer, and an entry has it too. The setting fencedb.entered has the names of the
+-- resources, a line each, for messages alone: every row that is judged copies the other setting.
 --
 -- The lease id alone would not do as an entry: AcquireAll gives one to all its resources, and one
 -- that was not entered has not been waited for. Who knows a lease id may enter with it, so who
 -- could write an entry by hand need not.
 CREATE FUNCTION fencedb.entry(resource text, token bigint, lease_id uuid) RETURNS text
     LANGUAGE sql STABLE
-    RETURN concat(lease_id, ':', hashtextextended(resource COLLATE "C", token));
+    RETURN to_hex(hashtextextended(resource COLLATE "C", uuid_hash_extended(lease_id, hashint8extended(token, txid_current()))));
 
-COMMENT ON FUNCTION fencedb.entry(text, bigint, uuid) IS 'Inner function. How the setting fencedb.lease names a fence that was entered.';
+COMMENT ON FUNCTION fencedb.entry(text, bigint, uuid) IS 'Inner function. How the setting fencedb.lease names a fence that this transaction has entered.';
 
+-- A space follows each entry, so something is behind it. strpos would count the characters before.
 CREATE FUNCTION fencedb.says_entered(resource text, token bigint, lease_id uuid) RETURNS boolean
     LANGUAGE sql STABLE
-    RETURN strpos(current_setting('fencedb.lease', true), fencedb.entry(resource, token, lease_id) COLLATE "C") > 0;
+    RETURN split_part(current_setting('fencedb.lease', true), fencedb.entry(resource, token, lease_id) COLLATE "C", 2) <> '';
 
-COMMENT ON FUNCTION fencedb.says_entered(text, bigint, uuid) IS 'Inner function. Whether fencedb.lease names a fence. That it is of this transaction, left_ms says.';
+COMMENT ON FUNCTION fencedb.says_entered(text, bigint, uuid) IS 'Inner function. Whether fencedb.lease says that this transaction has entered a fence.';
 
 -- VOLATILE, as the clock is, or it would cost a call.
 CREATE FUNCTION fencedb.left_ms() RETURNS float8
@@ -358,17 +359,18 @@ COMMENT ON FUNCTION fencedb.lower_transaction_timeout(bigint) IS 'Inner function
 -- not in each millisecond. As an expression this costs no call; what it costs is each function in
 -- it that the executor sets up. So the answer is put together in one go: its first word is the
 -- transaction id, its last the epoch.
-CREATE FUNCTION fencedb.admitted(since_start_ms bigint, left_ms bigint, limit_ms bigint, entered text, idle boolean, epoch bigint) RETURNS text
+CREATE FUNCTION fencedb.admitted(since_start_ms bigint, left_ms bigint, limit_ms bigint, entries text, names text, idle boolean, epoch bigint) RETURNS text
     LANGUAGE sql
     RETURN concat_ws(' ',
-        set_config('fencedb.lease', concat_ws(' ', pg_current_xact_id(), since_start_ms + left_ms - limit_ms, since_start_ms + left_ms, entered), true),
+        set_config('fencedb.lease', concat_ws(' ', pg_current_xact_id(), since_start_ms + left_ms - limit_ms, since_start_ms + left_ms, entries, ''), true),
+        set_config('fencedb.entered', names, true),
         fencedb.lower_limit('statement_timeout', limit_ms),
         CASE WHEN idle IS NOT FALSE THEN fencedb.lower_limit('idle_in_transaction_session_timeout', limit_ms) END,
         CASE WHEN current_setting('transaction_timeout', true) = '0' THEN set_config('transaction_timeout', left_ms::text, true)
              WHEN current_setting('transaction_timeout', true) <> '0' THEN fencedb.lower_transaction_timeout(left_ms) END,
         epoch);
 
-COMMENT ON FUNCTION fencedb.admitted(bigint, bigint, bigint, text, boolean, bigint) IS 'Inner function. Leaves what this transaction says of what it has entered (see entry), bounds it to left_ms from now, which is since_start_ms from its start, and its statements to limit_ms; returns its id and the epoch. For idle, see enter.';
+COMMENT ON FUNCTION fencedb.admitted(bigint, bigint, bigint, text, text, boolean, bigint) IS 'Inner function. Leaves what this transaction says of what it has entered (see entry), bounds it to left_ms from now, which is since_start_ms from its start, and its statements to limit_ms; returns its id and the epoch. For idle, see enter.';
 
 CREATE FUNCTION fencedb.untouched() RETURNS boolean
     LANGUAGE sql STABLE
@@ -448,7 +450,8 @@ DECLARE
     n        int     := coalesce(cardinality(resources), 0);
     start    float8  := date_part('epoch', clock_timestamp()) * 1000;
     had_ms   float8  := fencedb.left_ms(); -- NULL if this transaction has not entered before
-    entered  text[]  := CASE WHEN had_ms IS NOT NULL THEN regexp_match(current_setting('fencedb.lease'), E'^\\S+ \\S+ \\S+ ([^\n]*)(.*)') END; -- its entries, and the names
+    entries  text    := CASE WHEN had_ms IS NOT NULL THEN substring(current_setting('fencedb.lease') FROM E'^\\S+ \\S+ \\S+ (.*) $') END;
+    names    text    := CASE WHEN had_ms IS NOT NULL THEN current_setting('fencedb.entered', true) END;
     until    float8;
     deadline numeric; -- of the wait for all fences together
     twice    text;
@@ -494,9 +497,9 @@ BEGIN
     xid := pg_current_xact_id();
     left_ms := greatest(1, floor(until - now));
     PERFORM fencedb.admitted(floor(now - date_part('epoch', transaction_timestamp()) * 1000)::bigint, left_ms, left_ms - left_ms / 256,
-        concat(concat_ws(' ', entered[1], string_agg(new.entry, ' ')), entered[2], string_agg(E'\n' || new.resource, '')), true, epoch)
+        concat_ws(' ', entries, string_agg(new.entry, ' ')), concat_ws(E'\n', names, string_agg(new.resource, E'\n')), true, epoch)
     FROM (SELECT DISTINCT g.resource, fencedb.entry(g.resource, g.token, g.lease_id) AS entry FROM unnest(resources, tokens, lease_ids) g(resource, token, lease_id)) new
-    WHERE strpos(coalesce(entered[1], ''), new.entry COLLATE "C") = 0;
+    WHERE strpos(coalesce(entries, ''), new.entry COLLATE "C") = 0;
 END
 $$;
 -- +goose StatementEnd
@@ -531,7 +534,7 @@ BEGIN
         -- is left is less.
         now := clock_timestamp();
         IF epoch IS NOT NULL AND now < start + interval '20 milliseconds' THEN
-            PERFORM fencedb.admitted(CASE WHEN first THEN 0 ELSE (date_part('epoch', now - transaction_timestamp()) * 1000)::bigint END, left_ms, left_ms - left_ms / 256, concat(fencedb.entry(resource, token, lease_id), E'\n', resource), idle, epoch);
+            PERFORM fencedb.admitted(CASE WHEN first THEN 0 ELSE (date_part('epoch', now - transaction_timestamp()) * 1000)::bigint END, left_ms, left_ms - left_ms / 256, fencedb.entry(resource, token, lease_id), resource, idle, epoch);
             xid := pg_current_xact_id();
             RETURN;
         END IF;
@@ -567,7 +570,7 @@ REVOKE ALL ON fencedb.fences_to_share FROM PUBLIC;
 CREATE FUNCTION fencedb.reenter(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL, idle boolean DEFAULT true) RETURNS SETOF text
     LANGUAGE sql STABLE ROWS 1
 BEGIN ATOMIC
-    SELECT fencedb.admitted(0, locked.left_ms, locked.left_ms - locked.left_ms / 256, concat(fencedb.entry(reenter.resource, reenter.token, reenter.lease_id), E'\n', reenter.resource), reenter.idle, locked.epoch)
+    SELECT fencedb.admitted(0, locked.left_ms, locked.left_ms - locked.left_ms / 256, fencedb.entry(reenter.resource, reenter.token, reenter.lease_id), reenter.resource, reenter.idle, locked.epoch)
     FROM (SELECT least(reenter.remaining_ms, 2147483647) AS left_ms, pg_sequence_last_value('fencedb.server_epoch') AS epoch FROM fencedb.fences_to_share f
           WHERE f.resource = reenter.resource COLLATE "C" AND f.last_fencing_token = reenter.token AND f.lease_id = reenter.lease_id
             AND reenter.token > 0 AND coalesce(reenter.remaining_ms > 0, true) AND fencedb.untouched()
@@ -738,7 +741,7 @@ DROP FUNCTION fencedb.shown(uuid);
 DROP FUNCTION fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean);
 DROP FUNCTION fencedb.enter_all(text[], bigint[], uuid[], bigint, bigint);
 DROP FUNCTION fencedb.take_free(text[], bigint[], uuid[]), fencedb.check_grant(text, bigint, uuid), fencedb.untouched(), fencedb.take(text, bigint, uuid, numeric), fencedb.await(text, boolean, numeric);
-DROP FUNCTION fencedb.admitted(bigint, bigint, bigint, text, boolean, bigint);
+DROP FUNCTION fencedb.admitted(bigint, bigint, bigint, text, text, boolean, bigint);
 DROP FUNCTION fencedb.lower_transaction_timeout(bigint), fencedb.lower_limit(text, bigint), fencedb.epoch(), fencedb.known_epoch();
 DROP FUNCTION fencedb.started(), fencedb.raise_stale(text, bigint, bigint), fencedb.left_ms(), fencedb.says_entered(text, bigint, uuid), fencedb.entry(text, bigint, uuid);
 DROP TABLE fencedb.foreign_issuers;

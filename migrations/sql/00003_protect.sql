@@ -69,7 +69,7 @@ BEGIN
             ELSE format('%s on protected table %s: the row belongs to resource "%s", whose fence this transaction did not enter', operation, target::regclass, resource)
         END,
         DETAIL = jsonb_strip_nulls(CASE code
-            WHEN 'FN003' THEN jsonb_build_object('table', target::regclass, 'resource', resource, 'entered', (string_to_array(current_setting('fencedb.lease', true), E'\n'))[2:])
+            WHEN 'FN003' THEN jsonb_build_object('table', target::regclass, 'resource', resource, 'entered', string_to_array(current_setting('fencedb.entered', true), E'\n'))
             WHEN 'FN002' THEN jsonb_build_object('resource', resource)
             ELSE '{}' END)::text,
         HINT = CASE
@@ -87,8 +87,7 @@ $$;
 COMMENT ON FUNCTION fencedb.refuse(text, oid, text, text) IS 'Inner function. Raises FN002, FN003 or FN006 for a statement or a row.';
 
 -- The judge of a row of one resource: the token to stamp on it, if the fence is one that this
--- transaction says it has entered, by lease id and by the hash of resource and token, and the row
--- is not newer. It locks the fence, which it has locked already if that is true; if it is not, the
+-- transaction says it has entered, with this token under this lease, and the row is not newer. It locks the fence, which it has locked already if that is true; if it is not, the
 -- lock stands for the one that is missing. It remembers what it has judged. Otherwise NULL, and
 -- judge_any finds out why.
 -- +goose StatementBegin
@@ -99,13 +98,13 @@ DECLARE
     token pg_catalog.int8;
     noted pg_catalog.text;
 BEGIN
-    SELECT f.token, pg_catalog.concat(pg_catalog.set_config('fencedb.token', f.token::pg_catalog.text, true), pg_catalog.set_config('fencedb.judged', fencedb.signature(judge.resource, f.token), true))
-    INTO token, noted
-    FROM (SELECT f.last_fencing_token AS token FROM fencedb.fences f
-          WHERE f.resource OPERATOR(pg_catalog.=) judge.resource COLLATE pg_catalog."C" AND fencedb.says_entered(f.resource, f.last_fencing_token, f.lease_id)
-            AND f.last_fencing_token OPERATOR(pg_catalog.>=) stamp AND fencedb.keyed()
-            AND pg_catalog.split_part(pg_catalog.current_setting('fencedb.lease', true), ' ', 1) OPERATOR(pg_catalog.=) pg_catalog.txid_current()::pg_catalog.text
-          FOR SHARE SKIP LOCKED) f;
+    SELECT f.last_fencing_token INTO token FROM fencedb.fences f
+    WHERE f.resource OPERATOR(pg_catalog.=) judge.resource COLLATE pg_catalog."C" AND fencedb.says_entered(f.resource, f.last_fencing_token, f.lease_id)
+      AND f.last_fencing_token OPERATOR(pg_catalog.>=) stamp AND fencedb.keyed()
+    FOR SHARE SKIP LOCKED;
+    IF token IS NOT NULL THEN
+        noted := pg_catalog.concat(pg_catalog.set_config('fencedb.token', token::pg_catalog.text, true), pg_catalog.set_config('fencedb.judged', fencedb.signature(judge.resource, token), true));
+    END IF;
     RETURN token;
 END
 $$;
