@@ -59,6 +59,7 @@ var endings = []ending{
 
 	{statements: `INSERT INTO effects VALUES (1, ';commit;'); DO $$ BEGIN INSERT INTO effects VALUES (2);END $$; DELETE FROM effects AS ";rollback" WHERE false`, effects: []int{1, 2}},
 	{statements: `INSERT INTO effects VALUES (1, 'C:\', ';commit'); DELETE FROM effects WHERE false /* ;abort */`, effects: []int{1}},
+	{statements: `INSERT INTO effects VALUES (1, E'a\';commit;\'d')`, effects: []int{1}},
 	{statements: "CREATE FUNCTION pg_temp.f() RETURNS int LANGUAGE sql BEGIN ATOMIC SELECT 1;END; INSERT INTO effects VALUES (1) -- ;rollback\n", effects: []int{1}},
 	{statements: `SAVEPOINT a; INSERT INTO effects VALUES (1); ROLLBACK TO a; INSERT INTO effects VALUES (2); RELEASE a`, effects: []int{2}},
 	{statements: `BEGIN; INSERT INTO effects VALUES (1)`, effects: []int{1}},

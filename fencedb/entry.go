@@ -420,15 +420,19 @@ func (e *entry) watch() {
 	if e.until.IsZero() || e.pg == nil {
 		return
 	}
-	left := time.Until(e.until) + overdueTime
-	if e.overdue != nil {
-		e.overdue.Reset(left)
-	} else {
+	_, others := e.db.(pool) // a connection alone is busy
+	switch left := time.Until(e.until) + overdueTime; {
+	case e.overdue == nil:
 		wire := e.pg.PgConn().Conn()
 		e.overdue = time.AfterFunc(left, func() { _ = wire.Close() })
-	}
-	if _, ok := e.db.(pool); ok { // a connection alone is busy
-		e.lookout(askOn(e.db), byPID, e.pg.PgConn().PID())
+		if others {
+			e.lookout(askOn(e.db), byPID, e.pg.PgConn().PID())
+		}
+	default: // with another limit
+		e.overdue.Reset(left)
+		if others {
+			e.looking.Reset(e.untilLookout())
+		}
 	}
 }
 

@@ -180,26 +180,31 @@ func named(list []byte) []Blocker {
 	return blockers
 }
 
+// lookoutTime is how long before the server ends a statement its blockers are asked for, at most,
+// and how long an answer is waited for.
+const lookoutTime = 250 * time.Millisecond
+
 // lookout finds out who is in the way of a statement, shortly before the server ends it: afterwards
 // nobody could tell. It asks on another connection, where whose is the pid of the one that waits,
-// as SQL for $1. What it returns ends it.
-func (e *entry) lookout(server asker, whose string, id any) (stop func()) {
+// as SQL for $1. unwatch ends it.
+func (e *entry) lookout(server asker, whose string, id any) {
 	if e.until.IsZero() {
-		return func() {}
+		return
 	}
-	if e.looking != nil { // with another limit
-		e.looking.Stop()
-	}
-	until, left := e.until, time.Until(e.limit)
-	e.looking = time.AfterFunc(left-min(left/4, 250*time.Millisecond), func() {
-		ctx, cancel := context.WithDeadline(context.Background(), until)
+	e.looking = time.AfterFunc(e.untilLookout(), func() {
+		ctx, cancel := context.WithTimeout(context.Background(), lookoutTime)
 		defer cancel()
 		var found []byte
 		_ = server(ctx, &found, fmt.Sprintf(inTheWay, whose), id)
 		blockers := named(found)
 		e.blockedBy.Store(&blockers)
 	})
-	return func() { e.looking.Stop() }
+}
+
+// untilLookout is when to look, from now.
+func (e *entry) untilLookout() time.Duration {
+	left := time.Until(e.limit)
+	return left - min(left/4, lookoutTime)
 }
 
 const (

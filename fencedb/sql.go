@@ -99,7 +99,8 @@ func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions
 		return e.explainSQL(ctx, askSQL(db), err)
 	}
 	conn.closeWhenOverdue(e.until)
-	defer e.lookout(askSQL(db), byXID, strconv.FormatUint(uint64(uint32(e.xid)), 10))()
+	e.lookout(askSQL(db), byXID, strconv.FormatUint(uint64(uint32(e.xid)), 10))
+	defer e.unwatch()
 	err = fn(tx)
 	own := err != nil
 	if err == nil {
