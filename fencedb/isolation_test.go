@@ -283,7 +283,7 @@ func TestAHolderThatIsOvertakenBehindItsSealIsStale(t *testing.T) {
 func TestATokenThatStaysUnsealedIsRefusedInTheEnd(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.exec(`CREATE OR REPLACE FUNCTION fencedb.enter(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL, wait_ms bigint DEFAULT NULL, first boolean DEFAULT false, idle boolean DEFAULT true, OUT xid xid8, OUT epoch bigint)
+	w.exec(`CREATE OR REPLACE FUNCTION fencedb.enter(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL, wait_ms bigint DEFAULT NULL, first boolean DEFAULT false, may_idle boolean DEFAULT true, OUT xid xid8, OUT epoch bigint)
 		LANGUAGE plpgsql AS $$
 		BEGIN
 			IF current_setting('transaction_isolation') <> 'read committed' THEN

@@ -51,29 +51,6 @@ COMMENT ON COLUMN fencedb.fences.reset_from         IS 'NULL unless fencedb.rese
 ALTER TABLE fencedb.fences ENABLE ROW LEVEL SECURITY;
 ALTER TABLE fencedb.fences ALTER COLUMN lease_id SET STATISTICS 0; -- which would show some to them
 
--- A transaction id proves nothing where the server may have given it to two transactions: after a
--- crash that lost its WAL, on a standby that lagged when it was promoted, and on a copy of the data
--- directory. So enter returns an epoch with it, a number that is drawn anew for each start of the
--- server: its last 24 bits are the time of the start, the next 16 name the server and this ledger,
--- so that a restored dump has others, and the rest is random. A crash and a promotion also put
--- unlogged sequences back to their start. After a start that follows a clean stop, the ids of the
--- run before are still true, up to the one that the stop has noted (former_end). A copy that was
--- made after a clean stop has them too.
-CREATE UNLOGGED SEQUENCE fencedb.server_epoch;
-CREATE UNLOGGED SEQUENCE fencedb.former_epoch;
-CREATE UNLOGGED SEQUENCE fencedb.former_end;
-
-COMMENT ON SEQUENCE fencedb.server_epoch IS 'The epoch of this run of the server. Not yet drawn while is_called is false, or while its last 24 bits are not fencedb.started.';
-COMMENT ON SEQUENCE fencedb.former_epoch IS 'The epoch of the run before, if it was stopped cleanly. None while is_called is false.';
-COMMENT ON SEQUENCE fencedb.former_end   IS 'The first transaction id that the run before did not give.';
-
--- The one secret there is, and it is a session's. What a guard has judged last is in a setting, and
--- a statement could write that in its WHERE. So the guard signs it with this number
--- (fencedb.signature), which currval tells only to who may read the sequence.
-CREATE UNLOGGED SEQUENCE fencedb.session_key MINVALUE -9223372036854775808;
-
-COMMENT ON SEQUENCE fencedb.session_key IS 'currval is a random number of this session, with which guards sign what they have judged. Only the owner of this schema may read it.';
-
 -- Tokens end at 2^53 - 1 (the largest whole number that Lua, JavaScript and JSON keep exactly), so
 -- that a token entered by mistake cannot shut every later holder out.
 CREATE TABLE fencedb.foreign_issuers (
@@ -82,20 +59,18 @@ CREATE TABLE fencedb.foreign_issuers (
 
 COMMENT ON TABLE fencedb.foreign_issuers IS 'The types of resources (the part of their names before the colon) whose tokens may exceed 2^53 - 1, because something else than package lease issues them. See fencedb.declare_foreign.';
 
-REVOKE ALL ON ALL TABLES IN SCHEMA fencedb FROM PUBLIC;
-REVOKE ALL ON ALL SEQUENCES IN SCHEMA fencedb FROM PUBLIC;
-
 -- Which functions and operators a function means must not depend on the search_path of its caller.
 -- So each one fixes its own, with SET or, where the body is a single expression, with RETURN, which
 -- is read when the migration runs. Functions marked SECURITY DEFINER are the doors. SET costs time
 -- in every call, so the inner functions that a door calls each time have none: they run under the
 -- door's, and are for no one else (see the REVOKE at the end).
 
--- What a transaction says of itself once it has entered, in the setting fencedb.lease, is words: the
--- transaction id; for how many milliseconds from its start its time limits are right; for how many
--- it may write; and an entry for each fence. The id tells the setting from one that the session has
--- kept for longer, and an entry has it too. The setting fencedb.entered has the names of the
--- resources, a line each, for messages alone: every row that is judged copies the other setting.
+-- What a transaction says of itself once it has entered, in the setting fencedb.lease, is words:
+-- the transaction id; when its time limits have to be lowered again, and when it has to have ended,
+-- both in milliseconds from its start; and an entry for each fence. The id tells the setting from
+-- one that the session has kept for longer, and an entry has it too. The setting fencedb.entered
+-- has the names of the resources, a line each, for messages alone: every row that is judged copies
+-- the other setting.
 --
 -- The lease id alone would not do as an entry: AcquireAll gives one to all its resources, and one
 -- that was not entered has not been waited for. Who knows a lease id may enter with it, so who
@@ -121,137 +96,160 @@ CREATE FUNCTION fencedb.left_ms() RETURNS float8
 
 COMMENT ON FUNCTION fencedb.left_ms() IS 'How many milliseconds this transaction may still write, by what it says. NULL unless it has entered.';
 
--- +goose StatementBegin
-CREATE FUNCTION fencedb.raise_stale(resource text, token bigint, stored bigint) RETURNS void
-    LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    RAISE EXCEPTION USING
-        ERRCODE = 'FN001',
-        MESSAGE = CASE
-            WHEN stored > token THEN format('fencing token %s for resource "%s" is stale: token %s has entered since', token, resource, stored)
-            ELSE format('fencing token %s for resource "%s" is stale: another lease entered with the same token', token, resource)
-        END,
-        DETAIL = jsonb_build_object('resource', resource, 'token', token, 'stored', stored)::text,
-        HINT = 'Another holder has taken over. Nothing was written; drop this work, or acquire the lease again for a new token.';
-END
-$$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.raise_stale(text, bigint, bigint) IS 'Inner function. Raises FN001.';
-
--- +goose StatementBegin
-CREATE FUNCTION fencedb.raise_busy(resource text) RETURNS void
-    LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    RAISE EXCEPTION USING
-        ERRCODE = 'lock_not_available',
-        MESSAGE = format('the fence of resource "%s" is held by an open transaction', resource),
-        DETAIL  = jsonb_build_object('resource', resource, 'blockers', (SELECT coalesce(jsonb_agg(b), '[]') FROM fencedb.blockers(ARRAY[resource]) b))::text,
-        HINT    = 'Nothing was written. The holder before has to end its transaction first; fencedb.blockers names it.';
-END
-$$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.raise_busy(text) IS 'Inner function. Raises 55P03 with the sessions that hold the fence in DETAIL.';
-
-CREATE FUNCTION fencedb.started() RETURNS bigint
+CREATE FUNCTION fencedb.untouched() RETURNS boolean
     LANGUAGE sql STABLE
-    RETURN (date_part('epoch', pg_postmaster_start_time()) * 1000000)::bigint & 16777215;
+    RETURN coalesce(current_setting('fencedb.lease', true), '') = '';
 
-COMMENT ON FUNCTION fencedb.started() IS 'Inner function. The last 24 bits of the epoch of this run of the server.';
+COMMENT ON FUNCTION fencedb.untouched() IS 'Inner function. Whether this transaction has not entered, or says so wrongly, as by RESET ALL: for the fast ways alone. left_ms says it for certain.';
 
-CREATE FUNCTION fencedb.known_epoch() RETURNS bigint
+-- A limit counts from the start of each statement, so a later statement would get more time than is
+-- left. What the application or the role set tighter stays.
+CREATE FUNCTION fencedb.lower_limit(name text, limit_ms bigint) RETURNS text
     LANGUAGE sql
-    RETURN CASE WHEN pg_sequence_last_value('fencedb.server_epoch') & 16777215 = fencedb.started() THEN pg_sequence_last_value('fencedb.server_epoch') END;
+    RETURN CASE WHEN coalesce(nullif(current_setting(name), '0')::interval > interval '1 ms' * limit_ms, true) THEN set_config(name, limit_ms::text, true) END;
 
-COMMENT ON FUNCTION fencedb.known_epoch() IS 'Inner function. The epoch of this run of the server, NULL before it is drawn.';
+COMMENT ON FUNCTION fencedb.lower_limit(text, bigint) IS 'Lowers a time limit of Postgres to limit_ms milliseconds in this transaction, unless it is lower.';
 
--- One of the sessions that find no epoch draws it, under a lock that it gives back at once. If the
--- others do not see it within a tenth of a second, they draw one too: who entered with a number
--- that is overwritten cannot be asked about, which is unknown, and so true.
---
--- The checkpoint of a clean stop is the last one until the next is due, and where it is not, the
--- run before is not known. Where unlogged data survives a crash, as some managed servers have it,
--- the checkpoint at the end of recovery has the same form, and what it says is as true.
+-- transaction_timeout, of Postgres 17 and newer, counts from the start of the transaction, or from
+-- when it is switched on anew, hence the 0 before it.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.epoch() RETURNS bigint
+CREATE FUNCTION fencedb.lower_transaction_timeout(limit_ms bigint) RETURNS text
     LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
 AS $$
-DECLARE
-    lock   CONSTANT bigint := 7302139487162534; -- any number that nobody else has
-    known  bigint := coalesce(fencedb.known_epoch(), CASE current_setting('transaction_read_only') WHEN 'on' THEN 0 END); -- which no epoch is: there is no outcome
-    server bigint;
-    former bigint;
-    alone  boolean;
 BEGIN
-    FOR try IN 1..100 LOOP
-        EXIT WHEN known IS NOT NULL;
-        alone := pg_try_advisory_lock(lock);
-        former := pg_sequence_last_value('fencedb.server_epoch');
-        known := CASE WHEN former & 16777215 = fencedb.started() THEN former END;
-        IF known IS NULL AND (alone OR try = 100) THEN
-            server := (SELECT hashint8extended(s.system_identifier, 'fencedb.fences'::regclass::oid::bigint) & 65535 FROM pg_control_system() s) << 24;
-            PERFORM setval('fencedb.former_end', split_part(c.next_xid, ':', 1)::bigint << 32 | split_part(c.next_xid, ':', 2)::bigint), setval('fencedb.former_epoch', former)
-            FROM pg_control_checkpoint() c
-            WHERE (former >> 24) & 65535 = server >> 24 AND c.checkpoint_lsn = c.redo_lsn AND c.checkpoint_time <= pg_postmaster_start_time();
-            IF NOT FOUND THEN
-                PERFORM setval('fencedb.former_epoch', 1, false);
-            END IF;
-            known := setval('fencedb.server_epoch', hashtextextended(gen_random_uuid()::text, 0) & 9223370937343148032 | server | fencedb.started()); -- not by random(), which a session can seed
-        END IF;
-        IF alone THEN
-            PERFORM pg_advisory_unlock(lock);
-        ELSE
-            PERFORM pg_sleep(0.001);
-        END IF;
-    END LOOP;
-    RETURN known;
+    RETURN concat(set_config('transaction_timeout', '0', true), set_config('transaction_timeout', limit_ms::text, true))
+    WHERE transaction_timestamp() + current_setting('transaction_timeout')::interval > clock_timestamp() + interval '1 ms' * limit_ms;
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.epoch() IS 'Inner function. The epoch of this run of the server, drawn if there is none yet.';
+COMMENT ON FUNCTION fencedb.lower_transaction_timeout(bigint) IS 'Inner function. lower_limit for transaction_timeout, where there is one.';
 
--- await waits as every statement waits for a row, so the deadlock detector and pg_blocking_pids see
--- it. lock_timeout starts anew for each of several lockers, and an error cannot be taken back
--- outside a subtransaction. So the wait is one of many short ones, each in a subtransaction that is
--- rolled back: the lock that it got would belong to the subtransaction.
+-- No transaction may outlive its lease, and the server itself ends it. The limits of statements are
+-- one part in 256 short of what is left, and a guard draws them in again when that much has passed,
+-- not in each millisecond. As an expression this costs no call; what it costs is each function in
+-- it that the executor sets up. So the answer is put together in one go: its first word is the
+-- transaction id, its last the epoch.
+CREATE FUNCTION fencedb.admitted(since_start_ms bigint, left_ms bigint, limit_ms bigint, entries text, names text, may_idle boolean, epoch bigint) RETURNS text
+    LANGUAGE sql
+    RETURN concat_ws(' ',
+        set_config('fencedb.lease', concat_ws(' ', pg_current_xact_id(), since_start_ms + left_ms - limit_ms, since_start_ms + left_ms, entries, ''), true),
+        set_config('fencedb.entered', names, true),
+        fencedb.lower_limit('statement_timeout', limit_ms),
+        CASE WHEN may_idle IS NOT FALSE THEN fencedb.lower_limit('idle_in_transaction_session_timeout', limit_ms) END,
+        CASE WHEN current_setting('transaction_timeout', true) = '0' THEN set_config('transaction_timeout', left_ms::text, true)
+             WHEN current_setting('transaction_timeout', true) <> '0' THEN fencedb.lower_transaction_timeout(left_ms) END,
+        epoch);
+
+COMMENT ON FUNCTION fencedb.admitted(bigint, bigint, bigint, text, text, boolean, bigint) IS 'Inner function. Leaves what this transaction says of what it has entered (see entry), bounds it to left_ms from now, which is since_start_ms from its start, and its statements to limit_ms; returns its id and the epoch. For may_idle, see enter.';
+
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.await(resource text, shared boolean, deadline numeric) RETURNS void
-    LANGUAGE plpgsql
+CREATE FUNCTION fencedb.enter(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL, wait_ms bigint DEFAULT NULL, first boolean DEFAULT false, may_idle boolean DEFAULT true, OUT xid xid8, OUT epoch bigint)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    left_ms numeric;
+    start   timestamptz := CASE WHEN first THEN transaction_timestamp() ELSE clock_timestamp() END;
+    left_ms bigint := least(remaining_ms, 2147483647);
+    now     timestamptz;
 BEGIN
-    LOOP
-        left_ms := deadline - extract(epoch FROM clock_timestamp()) * 1000;
-        IF left_ms < 1 THEN
-            PERFORM fencedb.raise_busy(resource);
+    -- The common cases, without calls: nobody stands in the way, and the fence has an older token,
+    -- or this one and this lease already. enter_all does the rest. What take says of the order of
+    -- locks, holds here too.
+    IF fencedb.untouched() AND coalesce(remaining_ms > 0, true) AND token BETWEEN 1 AND 9007199254740991 AND lease_id IS NOT NULL THEN
+        IF current_setting('transaction_isolation') LIKE 'read %' THEN
+            UPDATE fencedb.fences f SET last_fencing_token = token, lease_id = enter.lease_id, advanced_at = greatest(clock_timestamp(), transaction_timestamp())
+            FROM (SELECT o.ctid FROM fencedb.fences o WHERE o.resource = enter.resource COLLATE "C" AND o.last_fencing_token < token FOR NO KEY UPDATE SKIP LOCKED) older
+            WHERE f.ctid = older.ctid
+            RETURNING fencedb.known_epoch() INTO epoch;
         END IF;
-        BEGIN
-            PERFORM set_config('lock_timeout', ceil(least(2147483647, left_ms, greatest(20, left_ms / 8)))::text, true);
-            IF shared THEN
-                PERFORM FROM fencedb.fences f WHERE f.resource = await.resource COLLATE "C" FOR SHARE;
-            ELSE
-                PERFORM FROM fencedb.fences f WHERE f.resource = await.resource COLLATE "C" FOR NO KEY UPDATE;
-            END IF;
-            RAISE EXCEPTION USING ERRCODE = 'FN000';
-        EXCEPTION
-            WHEN SQLSTATE 'FN000' THEN
-                RETURN;
-            WHEN lock_not_available THEN
-                -- not yet
-        END;
-    END LOOP;
+        IF epoch IS NULL THEN
+            SELECT fencedb.known_epoch() INTO epoch
+            FROM (SELECT FROM fencedb.fences f WHERE f.resource = enter.resource COLLATE "C" AND f.last_fencing_token = token AND f.lease_id = enter.lease_id FOR SHARE SKIP LOCKED) same;
+        END IF;
+        -- No epoch: the fence was not taken; or it was, but the epoch is not drawn yet. Then, and
+        -- if this took 20 ms, as behind a lock on the whole ledger (VACUUM FULL), enter_all takes
+        -- it, for the second time perhaps, and counts anew what is left.
+        now := clock_timestamp();
+        IF epoch IS NOT NULL AND now < start + interval '20 milliseconds' THEN
+            PERFORM fencedb.admitted(CASE WHEN first THEN 0 ELSE (date_part('epoch', now - transaction_timestamp()) * 1000)::bigint END, left_ms, left_ms - left_ms / 256, fencedb.entry(resource, token, lease_id), resource, may_idle, epoch);
+            xid := pg_current_xact_id();
+            RETURN;
+        END IF;
+    END IF;
+    SELECT a.xid, a.epoch INTO xid, epoch
+    FROM fencedb.enter_all(ARRAY[resource], ARRAY[token], ARRAY[lease_id], floor(remaining_ms - extract(epoch FROM clock_timestamp() - start) * 1000)::bigint, wait_ms) a;
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.await(text, boolean, numeric) IS 'Inner function. Returns when the fence could be locked, or raises 55P03 at the deadline, in milliseconds since 1970.';
+COMMENT ON FUNCTION fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean) IS 'Enters the fence of resource: the first statement of every fenced transaction. Refuses a stale token (FN001) at once; otherwise holds the fence until the transaction ends, waiting for open transactions of the previous holder for wait_ms, remaining_ms and lock_timeout at the most, whichever is least, then 55P03. remaining_ms, the rest of the lease''s validity in milliseconds, bounds this transaction, which otherwise has 24 days, the longest that Postgres can limit; with first it counts from the start of the transaction, in which nothing came before. Where may_idle is false, nothing limits the time in which the transaction waits for its client: for one that is sent as a whole. Behind a savepoint, ROLLBACK TO gives the fence back, and what is written after it is refused until the transaction enters again. Above READ COMMITTED a token that has not entered before is refused with 40001. Returns what fencedb.outcome asks for after a lost COMMIT: the transaction id and the epoch of the server.';
+
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.enter_all(resources text[], tokens bigint[], lease_ids uuid[], remaining_ms bigint DEFAULT NULL, wait_ms bigint DEFAULT NULL, OUT xid xid8, OUT epoch bigint)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    n        int     := coalesce(cardinality(resources), 0);
+    start    float8  := date_part('epoch', clock_timestamp()) * 1000;
+    had_ms   float8  := fencedb.left_ms(); -- NULL if this transaction has not entered before
+    entries  text    := CASE WHEN had_ms IS NOT NULL THEN substring(current_setting('fencedb.lease') FROM E'^\\S+ \\S+ \\S+ (.*) $') END;
+    names    text    := CASE WHEN had_ms IS NOT NULL THEN current_setting('fencedb.entered', true) END;
+    until    float8;
+    deadline numeric; -- of the wait for all fences together
+    twice    text;
+    taken    int     := 0;
+    u        record;
+    now      float8;
+    left_ms  bigint;
+BEGIN
+    IF n = 0 OR n IS DISTINCT FROM cardinality(tokens) OR n IS DISTINCT FROM cardinality(lease_ids) THEN
+        RAISE EXCEPTION 'fencedb.enter: needs as many tokens and lease ids as resources, and at least one; got %, % and %',
+            n, coalesce(cardinality(tokens), 0), coalesce(cardinality(lease_ids), 0)
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    PERFORM fencedb.check_grant(g.resource, g.token, g.lease_id) FROM unnest(resources, tokens, lease_ids) g(resource, token, lease_id)
+    WHERE NOT coalesce(octet_length(g.resource) BETWEEN 1 AND 512 AND g.token BETWEEN 1 AND 9007199254740991 AND g.lease_id IS NOT NULL, false); -- most cost no call
+    SELECT g.resource INTO twice FROM unnest(resources, tokens, lease_ids) g(resource, token, lease_id)
+    GROUP BY g.resource HAVING count(DISTINCT (g.token, g.lease_id)) > 1 LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'fencedb.enter: two different grants for resource "%"', twice
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'One transaction works under one grant per resource; begin another for the other grant.';
+    ELSIF remaining_ms <= 0 THEN
+        RAISE EXCEPTION 'the lease is over: % ms of its validity remain', remaining_ms
+            USING ERRCODE = 'FN004', HINT = 'Nothing was written. Acquire the lease again.';
+    END IF;
+    until := start + least(had_ms, remaining_ms, 2147483647); -- where settings of Postgres end
+    deadline := least(until, start + wait_ms,
+        start + nullif(extract(epoch FROM current_setting('lock_timeout')::interval) * 1000, 0));
+
+    -- One order for everybody (bytes, not collation), so that two transactions cannot wait for each
+    -- other.
+    IF n > 1 AND had_ms IS NULL THEN
+        taken := fencedb.take_free(resources, tokens, lease_ids);
+    END IF;
+    FOR u IN SELECT * FROM unnest(resources, tokens, lease_ids) g(resource, token, lease_id) ORDER BY g.resource COLLATE "C" OFFSET taken LOOP
+        PERFORM fencedb.take(u.resource, u.token, u.lease_id, deadline);
+    END LOOP;
+    now := date_part('epoch', clock_timestamp()) * 1000;
+    IF until < now THEN
+        RAISE EXCEPTION 'the lease is over: its validity ended while its fences were entered'
+            USING ERRCODE = 'FN004', HINT = 'Nothing was written. Acquire the lease again.';
+    END IF;
+    epoch := fencedb.epoch();
+    xid := pg_current_xact_id();
+    left_ms := greatest(1, floor(until - now));
+    PERFORM fencedb.admitted(floor(now - date_part('epoch', transaction_timestamp()) * 1000)::bigint, left_ms, left_ms - left_ms / 256,
+        concat_ws(' ', entries, string_agg(new.entry, ' ')), concat_ws(E'\n', names, string_agg(new.resource, E'\n')), true, epoch)
+    FROM (SELECT DISTINCT g.resource, fencedb.entry(g.resource, g.token, g.lease_id) AS entry FROM unnest(resources, tokens, lease_ids) g(resource, token, lease_id)) new
+    WHERE strpos(coalesce(entries, ''), new.entry COLLATE "C") = 0;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.enter_all(text[], bigint[], uuid[], bigint, bigint) IS 'Enters the fences of several resources, all or none, in byte order of their names. See enter.';
 
 -- take holds the fence of one resource until the transaction ends. Why transactions of one lease
 -- share it and a newcomer locks it exclusively:
@@ -330,77 +328,42 @@ $$;
 
 COMMENT ON FUNCTION fencedb.take(text, bigint, uuid, numeric) IS 'Inner function. Takes one fence until the end of the transaction, or raises FN001, 40001, or 55P03 at the deadline.';
 
--- A limit counts from the start of each statement, so a later statement would get more time than is
--- left. What the application or the role set tighter stays.
-CREATE FUNCTION fencedb.lower_limit(name text, limit_ms bigint) RETURNS text
-    LANGUAGE sql
-    RETURN CASE WHEN coalesce(nullif(current_setting(name), '0')::interval > interval '1 ms' * limit_ms, true) THEN set_config(name, limit_ms::text, true) END;
-
-COMMENT ON FUNCTION fencedb.lower_limit(text, bigint) IS 'Lowers a time limit of Postgres to limit_ms milliseconds in this transaction, unless it is lower.';
-
--- transaction_timeout, of Postgres 17 and newer, counts from the start of the transaction, or from
--- when it is switched on anew, hence the 0 before it.
+-- await waits as every statement waits for a row, so the deadlock detector and pg_blocking_pids see
+-- it. lock_timeout starts anew for each of several lockers, and an error cannot be taken back
+-- outside a subtransaction. So the wait is one of many short ones, each in a subtransaction that is
+-- rolled back: the lock that it got would belong to the subtransaction.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.lower_transaction_timeout(limit_ms bigint) RETURNS text
+CREATE FUNCTION fencedb.await(resource text, shared boolean, deadline numeric) RETURNS void
     LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    left_ms numeric;
 BEGIN
-    RETURN concat(set_config('transaction_timeout', '0', true), set_config('transaction_timeout', limit_ms::text, true))
-    WHERE transaction_timestamp() + current_setting('transaction_timeout')::interval > clock_timestamp() + interval '1 ms' * limit_ms;
+    LOOP
+        left_ms := deadline - extract(epoch FROM clock_timestamp()) * 1000;
+        IF left_ms < 1 THEN
+            PERFORM fencedb.raise_busy(resource);
+        END IF;
+        BEGIN
+            PERFORM set_config('lock_timeout', ceil(least(2147483647, left_ms, greatest(20, left_ms / 8)))::text, true);
+            IF shared THEN
+                PERFORM FROM fencedb.fences f WHERE f.resource = await.resource COLLATE "C" FOR SHARE;
+            ELSE
+                PERFORM FROM fencedb.fences f WHERE f.resource = await.resource COLLATE "C" FOR NO KEY UPDATE;
+            END IF;
+            RAISE EXCEPTION USING ERRCODE = 'FN000';
+        EXCEPTION
+            WHEN SQLSTATE 'FN000' THEN
+                RETURN;
+            WHEN lock_not_available THEN
+                -- not yet
+        END;
+    END LOOP;
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.lower_transaction_timeout(bigint) IS 'Inner function. lower_limit for transaction_timeout, where there is one.';
-
--- No transaction may outlive its lease, and the server itself ends it. The limits of statements are
--- one part in 256 short of what is left, and a guard draws them in again when that much has passed,
--- not in each millisecond. As an expression this costs no call; what it costs is each function in
--- it that the executor sets up. So the answer is put together in one go: its first word is the
--- transaction id, its last the epoch.
-CREATE FUNCTION fencedb.admitted(since_start_ms bigint, left_ms bigint, limit_ms bigint, entries text, names text, idle boolean, epoch bigint) RETURNS text
-    LANGUAGE sql
-    RETURN concat_ws(' ',
-        set_config('fencedb.lease', concat_ws(' ', pg_current_xact_id(), since_start_ms + left_ms - limit_ms, since_start_ms + left_ms, entries, ''), true),
-        set_config('fencedb.entered', names, true),
-        fencedb.lower_limit('statement_timeout', limit_ms),
-        CASE WHEN idle IS NOT FALSE THEN fencedb.lower_limit('idle_in_transaction_session_timeout', limit_ms) END,
-        CASE WHEN current_setting('transaction_timeout', true) = '0' THEN set_config('transaction_timeout', left_ms::text, true)
-             WHEN current_setting('transaction_timeout', true) <> '0' THEN fencedb.lower_transaction_timeout(left_ms) END,
-        epoch);
-
-COMMENT ON FUNCTION fencedb.admitted(bigint, bigint, bigint, text, text, boolean, bigint) IS 'Inner function. Leaves what this transaction says of what it has entered (see entry), bounds it to left_ms from now, which is since_start_ms from its start, and its statements to limit_ms; returns its id and the epoch. For idle, see enter.';
-
-CREATE FUNCTION fencedb.untouched() RETURNS boolean
-    LANGUAGE sql STABLE
-    RETURN coalesce(current_setting('fencedb.lease', true), '') = '';
-
-COMMENT ON FUNCTION fencedb.untouched() IS 'Inner function. Whether this transaction has not entered.';
-
--- +goose StatementBegin
-CREATE FUNCTION fencedb.check_grant(resource text, token bigint, lease_id uuid) RETURNS void
-    LANGUAGE plpgsql
-AS $$
-BEGIN
-    IF resource IS NULL OR resource = '' OR octet_length(resource) > 512 THEN
-        RAISE EXCEPTION 'fencedb.enter: the resource must be 1 to 512 bytes, got %', coalesce(octet_length(resource)::text, 'NULL')
-            USING ERRCODE = 'invalid_parameter_value';
-    ELSIF token IS NULL OR token <= 0 THEN
-        RAISE EXCEPTION 'fencedb.enter: the token for resource "%" must be positive, got %', resource, coalesce(token::text, 'NULL')
-            USING ERRCODE = 'invalid_parameter_value';
-    ELSIF token > 9007199254740991 AND NOT EXISTS (SELECT FROM fencedb.foreign_issuers i WHERE i.resource_type = split_part(resource COLLATE "C", ':', 1)) THEN
-        RAISE EXCEPTION 'fencedb.enter: the token for resource "%" must be at most 2^53 - 1 (9007199254740991), got %', resource, token
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Package lease cannot issue a greater token. If another issuer makes the tokens of such resources, call fencedb.declare_foreign.';
-    ELSIF lease_id IS NULL THEN
-        RAISE EXCEPTION 'fencedb.enter: the lease id for resource "%" must not be NULL', resource
-            USING ERRCODE = 'invalid_parameter_value';
-    END IF;
-END
-$$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.check_grant(text, bigint, uuid) IS 'Inner function. Raises 22023 for a grant that no issuer can have issued.';
+COMMENT ON FUNCTION fencedb.await(text, boolean, numeric) IS 'Inner function. Returns when the fence could be locked, or raises 55P03 at the deadline, in milliseconds since 1970.';
 
 -- take_free takes those of several fences that need no waiting, in one query, and returns how many.
 -- After the first that is not free, in byte order, it tries none: whoever waits for one fence while
@@ -442,193 +405,65 @@ $$;
 COMMENT ON FUNCTION fencedb.take_free(text[], bigint[], uuid[]) IS 'Inner function. Takes fences until the end of the transaction, in byte order, up to the first for which take would have to do more: it is held, new, or stale. Returns how many.';
 
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.enter_all(resources text[], tokens bigint[], lease_ids uuid[], remaining_ms bigint DEFAULT NULL, wait_ms bigint DEFAULT NULL, OUT xid xid8, OUT epoch bigint)
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path = pg_catalog, pg_temp
+CREATE FUNCTION fencedb.check_grant(resource text, token bigint, lease_id uuid) RETURNS void
+    LANGUAGE plpgsql
 AS $$
-DECLARE
-    n        int     := coalesce(cardinality(resources), 0);
-    start    float8  := date_part('epoch', clock_timestamp()) * 1000;
-    had_ms   float8  := fencedb.left_ms(); -- NULL if this transaction has not entered before
-    entries  text    := CASE WHEN had_ms IS NOT NULL THEN substring(current_setting('fencedb.lease') FROM E'^\\S+ \\S+ \\S+ (.*) $') END;
-    names    text    := CASE WHEN had_ms IS NOT NULL THEN current_setting('fencedb.entered', true) END;
-    until    float8;
-    deadline numeric; -- of the wait for all fences together
-    twice    text;
-    taken    int     := 0;
-    u        record;
-    now      float8;
-    left_ms  bigint;
 BEGIN
-    IF n = 0 OR n IS DISTINCT FROM cardinality(tokens) OR n IS DISTINCT FROM cardinality(lease_ids) THEN
-        RAISE EXCEPTION 'fencedb.enter: needs as many tokens and lease ids as resources, and at least one; got %, % and %',
-            n, coalesce(cardinality(tokens), 0), coalesce(cardinality(lease_ids), 0)
+    IF resource IS NULL OR resource = '' OR octet_length(resource) > 512 THEN
+        RAISE EXCEPTION 'fencedb.enter: the resource must be 1 to 512 bytes, got %', coalesce(octet_length(resource)::text, 'NULL')
+            USING ERRCODE = 'invalid_parameter_value';
+    ELSIF token IS NULL OR token <= 0 THEN
+        RAISE EXCEPTION 'fencedb.enter: the token for resource "%" must be positive, got %', resource, coalesce(token::text, 'NULL')
+            USING ERRCODE = 'invalid_parameter_value';
+    ELSIF token > 9007199254740991 AND NOT EXISTS (SELECT FROM fencedb.foreign_issuers i WHERE i.resource_type = split_part(resource COLLATE "C", ':', 1)) THEN
+        RAISE EXCEPTION 'fencedb.enter: the token for resource "%" must be at most 2^53 - 1 (9007199254740991), got %', resource, token
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Package lease cannot issue a greater token. If another issuer makes the tokens of such resources, call fencedb.declare_foreign.';
+    ELSIF lease_id IS NULL THEN
+        RAISE EXCEPTION 'fencedb.enter: the lease id for resource "%" must not be NULL', resource
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    PERFORM fencedb.check_grant(g.resource, g.token, g.lease_id) FROM unnest(resources, tokens, lease_ids) g(resource, token, lease_id)
-    WHERE NOT coalesce(octet_length(g.resource) BETWEEN 1 AND 512 AND g.token BETWEEN 1 AND 9007199254740991 AND g.lease_id IS NOT NULL, false); -- most cost no call
-    SELECT g.resource INTO twice FROM unnest(resources, tokens, lease_ids) g(resource, token, lease_id)
-    GROUP BY g.resource HAVING count(DISTINCT (g.token, g.lease_id)) > 1 LIMIT 1;
-    IF FOUND THEN
-        RAISE EXCEPTION 'fencedb.enter: two different grants for resource "%"', twice
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'One transaction works under one grant per resource; begin another for the other grant.';
-    ELSIF remaining_ms <= 0 THEN
-        RAISE EXCEPTION 'the lease is over: % ms of its validity remain', remaining_ms
-            USING ERRCODE = 'FN004', HINT = 'Nothing was written. Acquire the lease again.';
-    END IF;
-    until := start + least(had_ms, remaining_ms, 2147483647); -- where settings of Postgres end
-    deadline := least(until, start + wait_ms,
-        start + nullif(extract(epoch FROM current_setting('lock_timeout')::interval) * 1000, 0));
-
-    -- One order for everybody (bytes, not collation), so that two transactions cannot wait for each
-    -- other.
-    IF n > 1 AND had_ms IS NULL THEN
-        taken := fencedb.take_free(resources, tokens, lease_ids);
-    END IF;
-    FOR u IN SELECT * FROM unnest(resources, tokens, lease_ids) g(resource, token, lease_id) ORDER BY g.resource COLLATE "C" OFFSET taken LOOP
-        PERFORM fencedb.take(u.resource, u.token, u.lease_id, deadline);
-    END LOOP;
-    now := date_part('epoch', clock_timestamp()) * 1000;
-    IF until < now THEN
-        RAISE EXCEPTION 'the lease is over: its validity ended while its fences were entered'
-            USING ERRCODE = 'FN004', HINT = 'Nothing was written. Acquire the lease again.';
-    END IF;
-    epoch := fencedb.epoch();
-    xid := pg_current_xact_id();
-    left_ms := greatest(1, floor(until - now));
-    PERFORM fencedb.admitted(floor(now - date_part('epoch', transaction_timestamp()) * 1000)::bigint, left_ms, left_ms - left_ms / 256,
-        concat_ws(' ', entries, string_agg(new.entry, ' ')), concat_ws(E'\n', names, string_agg(new.resource, E'\n')), true, epoch)
-    FROM (SELECT DISTINCT g.resource, fencedb.entry(g.resource, g.token, g.lease_id) AS entry FROM unnest(resources, tokens, lease_ids) g(resource, token, lease_id)) new
-    WHERE strpos(coalesce(entries, ''), new.entry COLLATE "C") = 0;
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.enter_all(text[], bigint[], uuid[], bigint, bigint) IS 'Enters the fences of several resources, all or none, in byte order of their names. See enter.';
+COMMENT ON FUNCTION fencedb.check_grant(text, bigint, uuid) IS 'Inner function. Raises 22023 for a grant that no issuer can have issued.';
 
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.enter(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL, wait_ms bigint DEFAULT NULL, first boolean DEFAULT false, idle boolean DEFAULT true, OUT xid xid8, OUT epoch bigint)
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    start   timestamptz := CASE WHEN first THEN transaction_timestamp() ELSE clock_timestamp() END;
-    left_ms bigint := least(remaining_ms, 2147483647);
-    now     timestamptz;
-BEGIN
-    -- The common cases, without calls: nobody stands in the way, and the fence has an older token,
-    -- or this one and this lease already. enter_all does the rest. What take says of the order of
-    -- locks, holds here too.
-    IF fencedb.untouched() AND coalesce(remaining_ms > 0, true) AND token BETWEEN 1 AND 9007199254740991 AND lease_id IS NOT NULL THEN
-        IF current_setting('transaction_isolation') LIKE 'read %' THEN
-            UPDATE fencedb.fences f SET last_fencing_token = token, lease_id = enter.lease_id, advanced_at = greatest(clock_timestamp(), transaction_timestamp())
-            FROM (SELECT o.ctid FROM fencedb.fences o WHERE o.resource = enter.resource COLLATE "C" AND o.last_fencing_token < token FOR NO KEY UPDATE SKIP LOCKED) older
-            WHERE f.ctid = older.ctid
-            RETURNING fencedb.known_epoch() INTO epoch;
-        END IF;
-        IF epoch IS NULL THEN
-            SELECT fencedb.known_epoch() INTO epoch
-            FROM (SELECT FROM fencedb.fences f WHERE f.resource = enter.resource COLLATE "C" AND f.last_fencing_token = token AND f.lease_id = enter.lease_id FOR SHARE SKIP LOCKED) same;
-        END IF;
-        -- A lock on the whole ledger, as VACUUM FULL takes it, may have been waited for; then what
-        -- is left is less.
-        now := clock_timestamp();
-        IF epoch IS NOT NULL AND now < start + interval '20 milliseconds' THEN
-            PERFORM fencedb.admitted(CASE WHEN first THEN 0 ELSE (date_part('epoch', now - transaction_timestamp()) * 1000)::bigint END, left_ms, left_ms - left_ms / 256, fencedb.entry(resource, token, lease_id), resource, idle, epoch);
-            xid := pg_current_xact_id();
-            RETURN;
-        END IF;
-    END IF;
-    SELECT a.xid, a.epoch INTO xid, epoch
-    FROM fencedb.enter_all(ARRAY[resource], ARRAY[token], ARRAY[lease_id], floor(remaining_ms - extract(epoch FROM clock_timestamp() - start) * 1000)::bigint, wait_ms) a;
-END
-$$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean) IS 'Enters the fence of resource: the first statement of every fenced transaction. Refuses a stale token (FN001) at once; otherwise holds the fence until the transaction ends, waiting for open transactions of the previous holder for wait_ms, remaining_ms and lock_timeout at the most, whichever is least, then 55P03. remaining_ms, the rest of the lease''s validity in milliseconds, bounds this transaction, which otherwise has 24 days, the longest that Postgres can limit; with first it counts from the start of the transaction, in which nothing came before. Without idle there is no limit for the time in which the transaction waits for its client: for one that is sent as a whole. Behind a savepoint, ROLLBACK TO gives the fence back, and what is written after it is refused until the transaction enters again. Above READ COMMITTED a token that has not entered before is refused with 40001. Returns what fencedb.outcome asks for after a lost COMMIT: the transaction id and the epoch of the server.';
-
--- Postgres lets a role lock rows of which it may update a column. That column is share, which
--- nobody can update, because the view computes it. Members of pg_read_all_data may read every view,
--- but not call what this one calls; for who may, it costs nothing. Members of pg_write_all_data may
--- write to every view that can be written to, and one with a join cannot.
-CREATE FUNCTION fencedb.shown(lease_id uuid) RETURNS uuid
-    LANGUAGE sql IMMUTABLE
-    RETURN lease_id;
-
-CREATE VIEW fencedb.fences_to_share AS
-SELECT f.resource, f.last_fencing_token, fencedb.shown(f.lease_id) AS lease_id, NULL::boolean AS share FROM fencedb.fences f CROSS JOIN (SELECT) once;
-
-COMMENT ON FUNCTION fencedb.shown(uuid) IS 'Inner function. Its argument, for whoever may enter.';
-COMMENT ON VIEW fencedb.fences_to_share IS 'The ledger, as fencedb.reenter reads and locks it.';
-
-REVOKE ALL ON fencedb.fences_to_share FROM PUBLIC;
-
--- enter as an expression: a function in FROM that is marked STABLE and has no settings of its own
--- is read into the query that calls it, and costs no call. It cannot be called any other way;
--- Postgres refuses the lock then.
--- +goose StatementBegin
-CREATE FUNCTION fencedb.reenter(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL, idle boolean DEFAULT true) RETURNS SETOF text
-    LANGUAGE sql STABLE ROWS 1
-BEGIN ATOMIC
-    SELECT fencedb.admitted(0, locked.left_ms, locked.left_ms - locked.left_ms / 256, fencedb.entry(reenter.resource, reenter.token, reenter.lease_id), reenter.resource, reenter.idle, locked.epoch)
-    FROM (SELECT least(reenter.remaining_ms, 2147483647) AS left_ms, pg_sequence_last_value('fencedb.server_epoch') AS epoch FROM fencedb.fences_to_share f
-          WHERE f.resource = reenter.resource COLLATE "C" AND f.last_fencing_token = reenter.token AND f.lease_id = reenter.lease_id
-            AND reenter.token > 0 AND coalesce(reenter.remaining_ms > 0, true) AND fencedb.untouched()
-            AND clock_timestamp() < transaction_timestamp() + interval '20 milliseconds' -- as in enter
-          FOR SHARE SKIP LOCKED) locked -- what is selected is computed before the lock is tried, so what it must not do without has a query of its own
-    WHERE locked.epoch & 16777215 = fencedb.started();
-END;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.reenter(text, bigint, uuid, bigint, boolean) IS 'enter for a token that has entered before, where nobody stands in the way: a text whose first word is the transaction id and whose last is the epoch, or nothing, and then call enter. Only in FROM. It answers only right after the transaction has begun: what is left counts from there.';
-
--- +goose StatementBegin
-CREATE FUNCTION fencedb.outcome(xid xid8, epoch bigint) RETURNS text
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    IF epoch = fencedb.epoch() OR epoch = pg_sequence_last_value('fencedb.former_epoch') AND xid::text::bigint < pg_sequence_last_value('fencedb.former_end')
-        AND fencedb.known_epoch() IS NOT NULL THEN -- or what is noted is of another run
-        RETURN pg_xact_status(xid);
-    END IF;
-    RETURN NULL;
-END
-$$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.outcome(xid8, bigint) IS 'What became of a transaction, by what enter returned in it: committed, aborted or in progress. NULL if that cannot be known: the server has crashed, failed over or been stopped twice since, or is another, or the transaction is too old. Ask the server that is the primary now.';
-
--- What enter leaves for the guards is local to the transaction, so it tells whether that is still
--- open.
--- +goose StatementBegin
-CREATE FUNCTION fencedb.require_entered(xid xid8 DEFAULT NULL) RETURNS void
+CREATE FUNCTION fencedb.raise_stale(resource text, token bigint, stored bigint) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF fencedb.left_ms() IS NULL OR xid IS NOT NULL AND xid <> pg_current_xact_id_if_assigned() THEN
-        RAISE EXCEPTION 'the transaction that entered the fence has ended'
-            USING ERRCODE = 'FN007',
-            DETAIL = 'A statement since then was COMMIT, ROLLBACK, PREPARE TRANSACTION or the like.',
-            HINT = 'What was written since is outside the fence; roll it back.';
-    END IF;
+    RAISE EXCEPTION USING
+        ERRCODE = 'FN001',
+        MESSAGE = CASE
+            WHEN stored > token THEN format('fencing token %s for resource "%s" is stale: token %s has entered since', token, resource, stored)
+            ELSE format('fencing token %s for resource "%s" is stale: another lease entered with the same token', token, resource)
+        END,
+        DETAIL = jsonb_build_object('resource', resource, 'token', token, 'stored', stored)::text,
+        HINT = 'Another holder has taken over. Nothing was written; drop this work, or acquire the lease again for a new token.';
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.require_entered(xid8) IS 'Raises FN007 unless this transaction has entered; if xid is given, as what enter returned, unless it is that transaction. For the last statement before COMMIT, in the same round trip, where statements in between may have ended the transaction.';
+COMMENT ON FUNCTION fencedb.raise_stale(text, bigint, bigint) IS 'Inner function. Raises FN001.';
 
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.last_token(resource text) RETURNS bigint
-    LANGUAGE sql STABLE SECURITY DEFINER
+CREATE FUNCTION fencedb.raise_busy(resource text) RETURNS void
+    LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT f.last_fencing_token FROM fencedb.fences f WHERE f.resource = last_token.resource COLLATE "C"
+BEGIN
+    RAISE EXCEPTION USING
+        ERRCODE = 'lock_not_available',
+        MESSAGE = format('the fence of resource "%s" is held by an open transaction', resource),
+        DETAIL  = jsonb_build_object('resource', resource, 'blockers', (SELECT coalesce(jsonb_agg(b), '[]') FROM fencedb.blockers(ARRAY[resource]) b))::text,
+        HINT    = 'Nothing was written. The holder before has to end its transaction first; fencedb.blockers names it.';
+END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.last_token(text) IS 'The highest token that has entered for resource, as committed now; NULL when none has.';
+COMMENT ON FUNCTION fencedb.raise_busy(text) IS 'Inner function. Raises 55P03 with the sessions that hold the fence in DETAIL.';
 
 -- A prepared transaction has no process. What it has locked is listed under a virtual transaction
 -- of its own.
@@ -688,8 +523,165 @@ $$;
 
 COMMENT ON FUNCTION fencedb.blockers(text[]) IS 'The sessions whose open transactions hold the fences of resources now, and for how many milliseconds they have been open. state is that of pg_stat_activity, or "active, waits for its client" where the server waits for the rest of a request, or for its client to read a result. Where the owner of this schema may not see other sessions, state says so and open_ms is NULL. pid 0 is a prepared transaction, which no time limit ends. Of a resource that has no fence yet it cannot be told who is making it: then all sessions that are changing fences are named, also those of other resources.';
 
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.last_token(resource text) RETURNS bigint
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT f.last_fencing_token FROM fencedb.fences f WHERE f.resource = last_token.resource COLLATE "C"
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.last_token(text) IS 'The highest token that has entered for resource, as committed now; NULL when none has.';
+
+-- What enter leaves for the guards is local to the transaction, so it tells whether that is still
+-- open.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.require_entered(xid xid8 DEFAULT NULL) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF fencedb.left_ms() IS NULL OR xid IS NOT NULL AND xid <> pg_current_xact_id_if_assigned() THEN
+        RAISE EXCEPTION 'the transaction that entered the fence has ended'
+            USING ERRCODE = 'FN007',
+            DETAIL = 'A statement since then was COMMIT, ROLLBACK, PREPARE TRANSACTION or the like.',
+            HINT = 'What was written since is outside the fence; roll it back.';
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.require_entered(xid8) IS 'Raises FN007 unless this transaction has entered; if xid is given, as what enter returned, unless it is that transaction. For the last statement before COMMIT, in the same round trip, where statements in between may have ended the transaction.';
+
+-- A transaction id proves nothing where the server may have given it to two transactions: after a
+-- crash that lost its WAL, on a standby that lagged when it was promoted, and on a copy of the data
+-- directory. So enter returns an epoch with it, a number that is drawn anew for each start of the
+-- server: its last 24 bits are the time of the start, the next 16 name the server and this ledger,
+-- so that a restored dump has others, and the rest is random. A crash and a promotion also put
+-- unlogged sequences back to their start. After a start that follows a clean stop, the ids of the
+-- run before are still true, up to the one that the stop has noted (former_end). A copy that was
+-- made after a clean stop has them too.
+CREATE UNLOGGED SEQUENCE fencedb.server_epoch;
+CREATE UNLOGGED SEQUENCE fencedb.former_epoch;
+CREATE UNLOGGED SEQUENCE fencedb.former_end;
+
+COMMENT ON SEQUENCE fencedb.server_epoch IS 'The epoch of this run of the server. Not yet drawn while is_called is false, or while its last 24 bits are not fencedb.started.';
+COMMENT ON SEQUENCE fencedb.former_epoch IS 'The epoch of the run before, if it was stopped cleanly. None while is_called is false.';
+COMMENT ON SEQUENCE fencedb.former_end   IS 'The first transaction id that the run before did not give.';
+
+CREATE FUNCTION fencedb.started() RETURNS bigint
+    LANGUAGE sql STABLE
+    RETURN (date_part('epoch', pg_postmaster_start_time()) * 1000000)::bigint & 16777215;
+
+COMMENT ON FUNCTION fencedb.started() IS 'Inner function. The last 24 bits of the epoch of this run of the server.';
+
+CREATE FUNCTION fencedb.known_epoch() RETURNS bigint
+    LANGUAGE sql
+    RETURN CASE WHEN pg_sequence_last_value('fencedb.server_epoch') & 16777215 = fencedb.started() THEN pg_sequence_last_value('fencedb.server_epoch') END;
+
+COMMENT ON FUNCTION fencedb.known_epoch() IS 'Inner function. The epoch of this run of the server, NULL before it is drawn.';
+
+-- One of the sessions that find no epoch draws it, under a lock that it gives back at once. If the
+-- others do not see it within a tenth of a second, they draw one too: who entered with a number
+-- that is overwritten cannot be asked about, which is unknown, and so true.
+--
+-- The checkpoint of a clean stop is the last one until the next is due, and where it is not, the
+-- run before is not known. Where unlogged data survives a crash, as some managed servers have it,
+-- the checkpoint at the end of recovery has the same form, and what it says is as true.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.epoch() RETURNS bigint
+    LANGUAGE plpgsql
+AS $$
+DECLARE
+    lock   CONSTANT bigint := 7302139487162534; -- any number that nobody else has
+    known  bigint := coalesce(fencedb.known_epoch(), CASE current_setting('transaction_read_only') WHEN 'on' THEN 0 END); -- which no epoch is: there is no outcome
+    server bigint;
+    former bigint;
+    alone  boolean;
+BEGIN
+    FOR try IN 1..100 LOOP
+        EXIT WHEN known IS NOT NULL;
+        alone := pg_try_advisory_lock(lock);
+        former := pg_sequence_last_value('fencedb.server_epoch');
+        known := CASE WHEN former & 16777215 = fencedb.started() THEN former END;
+        IF known IS NULL AND (alone OR try = 100) THEN
+            server := (SELECT hashint8extended(s.system_identifier, 'fencedb.fences'::regclass::oid::bigint) & 65535 FROM pg_control_system() s) << 24;
+            PERFORM setval('fencedb.former_end', split_part(c.next_xid, ':', 1)::bigint << 32 | split_part(c.next_xid, ':', 2)::bigint), setval('fencedb.former_epoch', former)
+            FROM pg_control_checkpoint() c
+            WHERE (former >> 24) & 65535 = server >> 24 AND c.checkpoint_lsn = c.redo_lsn AND c.checkpoint_time <= pg_postmaster_start_time();
+            IF NOT FOUND THEN
+                PERFORM setval('fencedb.former_epoch', 1, false);
+            END IF;
+            known := setval('fencedb.server_epoch', hashtextextended(gen_random_uuid()::text, 0) & 9223370937343148032 | server | fencedb.started()); -- not by random(), which a session can seed
+        END IF;
+        IF alone THEN
+            PERFORM pg_advisory_unlock(lock);
+        ELSE
+            PERFORM pg_sleep(0.001);
+        END IF;
+    END LOOP;
+    RETURN known;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.epoch() IS 'Inner function. The epoch of this run of the server, drawn if there is none yet.';
+
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.outcome(xid xid8, epoch bigint) RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF epoch = fencedb.epoch() OR epoch = pg_sequence_last_value('fencedb.former_epoch') AND xid::text::bigint < pg_sequence_last_value('fencedb.former_end')
+        AND fencedb.known_epoch() IS NOT NULL THEN -- or what is noted is of another run
+        RETURN pg_xact_status(xid);
+    END IF;
+    RETURN NULL;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.outcome(xid8, bigint) IS 'What became of a transaction, by what enter returned in it: committed, aborted or in progress. NULL if that cannot be known: the server has crashed, failed over or been stopped twice since, or is another, or the transaction is too old. Ask the server that is the primary now.';
+
+-- Postgres lets a role lock rows of which it may update a column. That column is share, which
+-- nobody can update, because the view computes it. Members of pg_read_all_data may read every view,
+-- but not call what this one calls; for who may, it costs nothing. Members of pg_write_all_data may
+-- write to every view that can be written to, and one with a join cannot.
+CREATE FUNCTION fencedb.shown(lease_id uuid) RETURNS uuid
+    LANGUAGE sql IMMUTABLE
+    RETURN lease_id;
+
+CREATE VIEW fencedb.fences_to_share AS
+SELECT f.resource, f.last_fencing_token, fencedb.shown(f.lease_id) AS lease_id, NULL::boolean AS share FROM fencedb.fences f CROSS JOIN (SELECT) once;
+
+COMMENT ON FUNCTION fencedb.shown(uuid) IS 'Inner function. Its argument, for whoever may enter.';
+COMMENT ON VIEW fencedb.fences_to_share IS 'The ledger, as fencedb.reenter reads and locks it.';
+
+-- enter as an expression: a function in FROM that is marked STABLE and has no settings of its own
+-- is read into the query that calls it, and costs no call. It cannot be called any other way;
+-- Postgres refuses the lock then.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.reenter(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL, may_idle boolean DEFAULT true) RETURNS SETOF text
+    LANGUAGE sql STABLE ROWS 1
+BEGIN ATOMIC
+    SELECT fencedb.admitted(0, locked.left_ms, locked.left_ms - locked.left_ms / 256, fencedb.entry(reenter.resource, reenter.token, reenter.lease_id), reenter.resource, reenter.may_idle, locked.epoch)
+    FROM (SELECT least(reenter.remaining_ms, 2147483647) AS left_ms, pg_sequence_last_value('fencedb.server_epoch') AS epoch FROM fencedb.fences_to_share f
+          WHERE f.resource = reenter.resource COLLATE "C" AND f.last_fencing_token = reenter.token AND f.lease_id = reenter.lease_id
+            AND reenter.token > 0 AND coalesce(reenter.remaining_ms > 0, true) AND fencedb.untouched()
+            AND clock_timestamp() < transaction_timestamp() + interval '20 milliseconds' -- as in enter
+          FOR SHARE SKIP LOCKED) locked -- what is selected is computed before the lock is tried, so what may not happen without the lock has a query of its own
+    WHERE locked.epoch & 16777215 = fencedb.started();
+END;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.reenter(text, bigint, uuid, bigint, boolean) IS 'enter for a token that has entered before, where nobody stands in the way: a text whose first word is the transaction id and whose last is the epoch, or nothing, and then call enter. Only in FROM. It answers only right after the transaction has begun: what is left counts from there.';
+
 -- Least privilege: who may raise a fence can shut others out, so enter is granted (fencedb.allow),
 -- not public.
+REVOKE ALL ON ALL TABLES IN SCHEMA fencedb FROM PUBLIC;
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA fencedb FROM PUBLIC;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA fencedb FROM PUBLIC;
 GRANT USAGE ON SCHEMA fencedb TO PUBLIC;
 -- +goose StatementBegin
@@ -745,6 +737,6 @@ DROP FUNCTION fencedb.admitted(bigint, bigint, bigint, text, text, boolean, bigi
 DROP FUNCTION fencedb.lower_transaction_timeout(bigint), fencedb.lower_limit(text, bigint), fencedb.epoch(), fencedb.known_epoch();
 DROP FUNCTION fencedb.started(), fencedb.raise_stale(text, bigint, bigint), fencedb.left_ms(), fencedb.says_entered(text, bigint, uuid), fencedb.entry(text, bigint, uuid);
 DROP TABLE fencedb.foreign_issuers;
-DROP SEQUENCE fencedb.session_key, fencedb.server_epoch, fencedb.former_epoch, fencedb.former_end;
+DROP SEQUENCE fencedb.server_epoch, fencedb.former_epoch, fencedb.former_end;
 DROP TABLE fencedb.fences;
 REVOKE USAGE ON SCHEMA fencedb FROM PUBLIC;

@@ -1,4 +1,11 @@
 -- Protected tables: every write to them, by any client, needs the token of each row's own resource.
+--
+-- In the order of what happens: protect writes the guard of a table (write_guard) and its triggers
+-- (create_triggers). Before each statement the guard looks whether the transaction has entered, and
+-- judge_statement does the rest. For each row it looks whether it has judged that resource last
+-- (signature). If not, judge looks whether the transaction entered the resource of the row, and
+-- judge_any judges every other row, and refuses. To read the guard of a table in psql:
+--     \sf fencedb.guard_<table>
 
 -- +goose Up
 
@@ -12,6 +19,15 @@ ALTER DEFAULT PRIVILEGES IN SCHEMA fencedb GRANT EXECUTE ON FUNCTIONS TO PUBLIC;
 -- this schema. They have no SET, because that costs more than what they do, and so every name in
 -- them has its schema: operators too, also the one that NULLIF or IN would look for. Where the body
 -- is an expression with RETURN, names were read when the migration ran.
+
+-- The one secret there is, and it is a session's. What a guard has judged last is in a setting, and
+-- a statement could write that in its WHERE. So the guard signs it with this number
+-- (fencedb.signature), which currval tells only to who may read the sequence.
+CREATE UNLOGGED SEQUENCE fencedb.session_key MINVALUE -9223372036854775808;
+
+COMMENT ON SEQUENCE fencedb.session_key IS 'currval is a random number of this session, with which guards sign what they have judged. Only the owner of this schema may read it.';
+
+REVOKE ALL ON SEQUENCE fencedb.session_key FROM PUBLIC;
 
 -- What a guard has judged last: a setting says the token, another this hash of the resource, the
 -- token and the transaction, with the key of the session. What a role that overtakes (00006) has
@@ -87,9 +103,10 @@ $$;
 COMMENT ON FUNCTION fencedb.refuse(text, oid, text, text) IS 'Inner function. Raises FN002, FN003 or FN006 for a statement or a row.';
 
 -- The judge of a row of one resource: the token to stamp on it, if the fence is one that this
--- transaction says it has entered, with this token under this lease, and the row is not newer. It locks the fence, which it has locked already if that is true; if it is not, the
--- lock stands for the one that is missing. It remembers what it has judged. Otherwise NULL, and
--- judge_any finds out why.
+-- transaction says it has entered, with this token under this lease, and the row is not newer. It
+-- locks the fence: a transaction that entered has that lock, and one that only says so gets it
+-- here, or is refused. It remembers what it has judged. Otherwise NULL, and judge_any finds out
+-- why.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.judge(resource text, stamp bigint) RETURNS bigint
     LANGUAGE plpgsql
@@ -113,8 +130,10 @@ $$;
 COMMENT ON FUNCTION fencedb.judge(text, bigint) IS 'Inner function. The token to stamp on a row of resource that has the stamp; NULL if this transaction has not entered its fence, and in some rarer cases.';
 
 -- Judges any row, and refuses. own and former are its resources (see write_guard), memo what to
--- remember them by. A fence that was not entered is not locked, so a guard that observes meets no
--- conflict with a newer holder, above READ COMMITTED either.
+-- remember them by. What overtakes is a role that was admitted without a token, and let_pass
+-- records what a guard that observes would refuse (00006). A fence that was not entered is not
+-- locked, so a guard that observes meets no conflict with a newer holder, above READ COMMITTED
+-- either.
 --
 -- The ledger has refused stale tokens already. That a row has a newer token than its fence means
 -- that the ledger was emptied under it, unless it was set back on purpose.
@@ -501,7 +520,7 @@ BEGIN
             AND pg_catalog.current_setting('fencedb.judged') OPERATOR(pg_catalog.=) fencedb.signature(own, token) THEN token END;
     END IF;
     IF token IS NULL THEN
-        token := %13$sfencedb.judge_any(TG_RELID, TG_OP, %8$s, %9$s, CASE WHEN TG_OP OPERATOR(pg_catalog.<>) 'INSERT' THEN %7$s END, own, %3$s)%14$s;
+        token := coalesce(%13$s, fencedb.judge_any(TG_RELID, TG_OP, %8$s, %9$s, CASE WHEN TG_OP OPERATOR(pg_catalog.<>) 'INSERT' THEN %7$s END, own, %3$s));
     END IF;
     %10$s
     IF TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN
@@ -532,10 +551,8 @@ $guard$,
     END;$observe$, '~stamp', coalesce(nullif(set_stamp, ''), 'NULL;')) ELSE '' END,
         CASE WHEN observes THEN '' ELSE replace(set_stamp, 'coalesce(token, NEW.last_fencing_token)', 'token') END,
         typed,
-        CASE WHEN NOT observes AND NOT several THEN format($fast$coalesce(CASE WHEN own OPERATOR(pg_catalog.=) former COLLATE pg_catalog."C"
-            THEN fencedb.judge(own, CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'INSERT' THEN 0 ELSE %s END) END,
-            $fast$, old_stamp) ELSE '' END,
-        CASE WHEN NOT observes AND NOT several THEN ')' ELSE '' END));
+        CASE WHEN observes OR several THEN 'NULL' ELSE format($fast$CASE WHEN own OPERATOR(pg_catalog.=) former COLLATE pg_catalog."C"
+            THEN fencedb.judge(own, CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'INSERT' THEN 0 ELSE %s END) END$fast$, old_stamp) END));
     EXECUTE format('GRANT EXECUTE ON FUNCTION %s() TO PUBLIC', guard); -- whoever creates a partition needs it
     EXECUTE format('COMMENT ON FUNCTION %s() IS %L', guard, jsonb_strip_nulls(jsonb_build_object('resource', templates, 'stamp', stamp, 'columns_added', added,
         'observed_since', CASE WHEN observes THEN coalesce(present.observed_since, clock_timestamp()) END)));
@@ -840,3 +857,4 @@ DROP FUNCTION fencedb.protect(regclass, text[], text, boolean), fencedb.create_t
 DROP VIEW fencedb.protected_tables;
 DROP FUNCTION fencedb.guarded_root(oid), fencedb.members(regclass), fencedb.judge_statement(oid, text, text[], boolean),
     fencedb.judge(text, bigint), fencedb.judge_any(oid, text, text[], text[], bigint, text, boolean), fencedb.refuse(text, oid, text, text), fencedb.draw_key(), fencedb.keyed(), fencedb.signature(text, bigint, oid);
+DROP SEQUENCE fencedb.session_key;
