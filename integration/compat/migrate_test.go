@@ -2,7 +2,10 @@ package compat
 
 import (
 	"database/sql"
+	"errors"
 	"fmt"
+	"io"
+	neturl "net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +14,10 @@ import (
 	"testing"
 	"testing/fstest"
 
+	atlas "ariga.io/atlas/sql/migrate"
+	"ariga.io/atlas/sql/postgres"
+	"github.com/amacneil/dbmate/v2/pkg/dbmate"
+	_ "github.com/amacneil/dbmate/v2/pkg/driver/postgres" // postgres://
 	"github.com/golang-migrate/migrate/v4"
 	_ "github.com/golang-migrate/migrate/v4/database/pgx/v5" // pgx5://
 	_ "github.com/golang-migrate/migrate/v4/source/file"     // file://
@@ -54,6 +61,58 @@ func TestGolangMigrateRunsWhatWasExported(t *testing.T) {
 		}
 		return migrator.Down()
 	})
+}
+
+// By the packages that dbmate's command is made of.
+func TestDbmateRunsWhatWasExported(t *testing.T) {
+	t.Parallel()
+	database, dir := testenv.PostgresURL(t), t.TempDir()
+	write(t, dir, "20260102030405_first.sql", "-- migrate:up\nCREATE TABLE first ();\n-- migrate:down\nDROP TABLE first;\n")
+	export(t, "dbmate", dir)
+	address, err := neturl.Parse(database)
+	require.NoError(t, err)
+	migrator := dbmate.New(address)
+	migrator.MigrationsDir, migrator.AutoDumpSchema, migrator.Log = []string{dir}, false, io.Discard
+
+	requireUpDownUp(t, database, func(direction string) error {
+		if direction == "up" {
+			return migrator.Migrate()
+		}
+		var failed error
+		for range files(t, dir) {
+			failed = errors.Join(failed, migrator.Rollback())
+		}
+		return failed
+	})
+}
+
+// By the executor of atlas migrate apply, behind what atlas migrate hash does.
+func TestAtlasRunsWhatWasExported(t *testing.T) {
+	t.Parallel()
+	db, dir := openSQL(t, "pgx", testenv.PostgresURL(t)), t.TempDir()
+	write(t, dir, "20260102030405_first.sql", "CREATE TABLE first ();\n")
+	export(t, "atlas", dir)
+	local, err := atlas.NewLocalDir(dir)
+	require.NoError(t, err)
+	hashed, err := local.Checksum()
+	require.NoError(t, err)
+	require.NoError(t, atlas.WriteSumFile(local, hashed))
+	driver, err := postgres.Open(db)
+	require.NoError(t, err)
+	executor, err := atlas.NewExecutor(driver, local, atlas.NopRevisionReadWriter{})
+	require.NoError(t, err)
+
+	require.NoError(t, executor.ExecuteN(t.Context(), len(files(t, dir))))
+
+	requireMigrated(t, db)
+}
+
+// files are the migrations in a directory.
+func files(t *testing.T, dir string) []string {
+	t.Helper()
+	names, err := filepath.Glob(dir + "/*.sql")
+	require.NoError(t, err)
+	return names
 }
 
 func requireUpDownUp(t *testing.T, url string, run func(direction string) error) {
