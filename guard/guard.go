@@ -38,9 +38,10 @@
 //
 // # Connections
 //
-// Sealing takes a connection of the pool for one round trip. So acquire before a transaction is
-// opened: where as many functions as the pool has connections acquire something within their
-// transactions, each stands until the lease that it waits to seal is over. The error says that all
+// Sealing takes a connection of the pool for one round trip, and a write takes one for its
+// transaction. So acquire before a transaction is opened: where as many functions as the pool has
+// connections use a desk within their transactions, each stands until the lease that it waits to
+// seal is over, and a call that needs no seal until its context ends. The error says that all
 // connections are in use.
 package guard
 

@@ -3,7 +3,6 @@ package guard_test
 import (
 	"context"
 	"errors"
-	"sync"
 	"testing"
 	"time"
 
@@ -77,46 +76,38 @@ func TestAStoppedSellerSellsNothingTwice(t *testing.T) {
 	}
 }
 
-// As many functions as the pool has connections acquire within their transactions: nobody gets a
-// connection to seal on. The error names the pool and is none of "busy, try again", also if the
-// acquisition would wait.
+// As many functions as the pool has connections, here one, acquire or write within their
+// transactions: nobody gets another connection. The error names the pool, also if the acquisition
+// would wait.
 func TestAnAcquisitionWithinATransactionNamesThePool(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.config.TTL = time.Second
-	issuer, err := lease.New(w.redis, w.config)
-	require.NoError(t, err)
-	config := w.pool.Config().Copy()
-	config.MaxConns = 2
-	small, err := pgxpool.NewWithConfig(t.Context(), config)
-	require.NoError(t, err)
-	t.Cleanup(small.Close)
-	desk := guard.New(issuer, small)
-	var within, both sync.WaitGroup
-	within.Add(2)
-	nothing := func(context.Context, *guard.Holder) error { return nil }
-	errs := make([]error, 2)
-	for n, resource := range []string{"table:12", "table:13"} {
-		both.Go(func() {
-			_ = desk.Do(t.Context(), resource, func(ctx context.Context, h *guard.Holder) error {
+	for name, call := range calls() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.config.TTL = 500 * time.Millisecond // so long one waits to seal
+			issuer, err := lease.New(w.redis, w.config)
+			require.NoError(t, err)
+			config := w.pool.Config().Copy()
+			config.MaxConns = 1
+			w.pool, err = pgxpool.NewWithConfig(t.Context(), config)
+			require.NoError(t, err)
+			t.Cleanup(w.pool.Close)
+			desk := guard.New(issuer, w.pool)
+
+			var within error
+			_ = desk.Do(t.Context(), "table:13:bill", func(ctx context.Context, h *guard.Holder) error {
 				return h.Tx(ctx, func(tx pgx.Tx) error {
 					_, err := tx.Exec(ctx, `SELECT`)
-					within.Done()
-					within.Wait()
-					errs[n] = errors.Join(err, desk.Do(t.Context(), resource+":bill", nothing))
+					ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // so long one waits to write
+					defer cancel()
+					within = errors.Join(err, call(ctx, w, desk, insertAnn))
 					return nil
 				})
 			})
+
+			require.ErrorContains(t, within, "1 of 1 connections of the pool are in use; acquire leases before you open a transaction")
+			require.False(t, lease.IsLost(within), "%v", within)
 		})
 	}
-	both.Wait()
-	named := 0
-	for _, err := range errs { // when one has given up, the other may get its connection
-		if err != nil {
-			named++
-			require.ErrorContains(t, err, "2 of 2 connections of the pool are in use; acquire leases before you open a transaction")
-			require.False(t, lease.IsLost(err), "%v", err)
-		}
-	}
-	require.Positive(t, named)
 }
