@@ -15,7 +15,8 @@ import (
 
 // IsUnavailable reports whether err says that Redis or Postgres did not answer, refuses work for
 // now, or was not done before the context ended: the answer to a caller is "not available, try
-// again". Nothing was acquired, or the transaction that failed wrote nothing; those before it stand.
+// again". Nothing was acquired, or the transaction that failed wrote nothing; those before it
+// stand.
 //
 // It is false for what [lease.IsLost] answers, and if err also says that the work was done or may
 // have been: [lease.ErrWorkDone], [fencedb.ErrCommitted], [fencedb.ErrCommitUnknown],
