@@ -124,6 +124,12 @@ func ExampleTransport() {
 	// 1
 }
 
+// A proxy must let the header through, and must not log it.
+func ExampleHeader() {
+	fmt.Println(grant.Header)
+	// Output: Fencing-Grant
+}
+
 // A line that cannot be right does not reach the handler.
 func ExampleHandler() {
 	seats := grant.Handler(http.NotFoundHandler(), grant.Trusted(10*time.Second))

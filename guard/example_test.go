@@ -57,10 +57,49 @@ var halves = sync.OnceValues(func() (*lease.Issuer, *pgxpool.Pool) {
 	return issuer, pool
 })
 
+// opened is a desk on both.
+func opened() *guard.Desk { return guard.New(halves()) }
+
 var errSoldOut = errors.New("sold out")
 
 // charge stands for a bank, which takes its time.
 func charge(context.Context) error { return nil }
+
+// One desk serves a whole program: work that decides, and writes that nothing comes before.
+func ExampleDesk() {
+	ctx, desk := context.Background(), opened()
+
+	sell := func(sku int) error {
+		return desk.Do(ctx, fmt.Sprint("sku:", sku), func(ctx context.Context, h *guard.Holder) error {
+			if err := charge(ctx); err != nil {
+				return err
+			}
+			_, err := h.Exec(ctx, `UPDATE stock SET pieces = pieces - 1 WHERE sku = $1`, sku)
+			return err
+		})
+	}
+	restock := func(sku, pieces int) error {
+		_, err := desk.Exec(ctx, fmt.Sprint("sku:", sku), `UPDATE stock SET pieces = pieces + $2 WHERE sku = $1`, sku, pieces)
+		return err
+	}
+
+	fmt.Println(sell(2), restock(2, 5))
+	// Output: <nil> <nil>
+}
+
+// Options may depend on the configuration of a program.
+func ExampleOption() {
+	issuer, pool := halves()
+	var opts []guard.Option
+	if decidesInTransactionsOnly := true; decidesInTransactionsOnly {
+		opts = append(opts, guard.Unsealed())
+	}
+
+	_, err := guard.New(issuer, pool, opts...).Exec(context.Background(), "sku:29", `UPDATE stock SET pieces = 1 WHERE sku = 29`)
+
+	fmt.Println(err)
+	// Output: <nil>
+}
 
 // One desk for each issuer and database.
 func ExampleNew() {
@@ -108,9 +147,7 @@ func ExampleDesk_Do() {
 
 // Rows of several resources, all or none.
 func ExampleDesk_DoAll() {
-	ctx := context.Background()
-	issuer, pool := halves()
-	desk := guard.New(issuer, pool)
+	ctx, desk := context.Background(), opened()
 
 	buy := func(pieces int) error {
 		return desk.DoAll(ctx, []string{"sku:4", "sku:7"}, func(ctx context.Context, h *guard.Holder) error {
@@ -140,8 +177,7 @@ func ExampleDesk_DoAll() {
 // A role that one process has at a time. What its leader writes is fenced like any other write.
 func ExampleDesk_Lead() {
 	ctx, stop := context.WithCancel(context.Background())
-	issuer, pool := halves()
-	desk := guard.New(issuer, pool)
+	desk := opened()
 
 	err := desk.Lead(ctx, "sku:5", func(ctx context.Context, h *guard.Holder) error {
 		fmt.Println(h.Exec(ctx, `UPDATE stock SET pieces = 10 WHERE sku = 5`))
@@ -158,9 +194,7 @@ func ExampleDesk_Lead() {
 // A transaction that nothing happens before. Its function runs behind the fence from its first
 // line.
 func ExampleDesk_Tx() {
-	ctx := context.Background()
-	issuer, pool := halves()
-	desk := guard.New(issuer, pool)
+	ctx, desk := context.Background(), opened()
 
 	var left int
 	err := desk.Tx(ctx, "sku:6", func(ctx context.Context, tx pgx.Tx) error {
@@ -173,9 +207,7 @@ func ExampleDesk_Tx() {
 
 // One statement, in one round trip behind the acquisition.
 func ExampleDesk_Exec() {
-	ctx := context.Background()
-	issuer, pool := halves()
-	desk := guard.New(issuer, pool)
+	ctx, desk := context.Background(), opened()
 
 	tag, err := desk.Exec(ctx, "sku:8", `UPDATE stock SET pieces = pieces + $1 WHERE sku = 8`, 5)
 
@@ -185,9 +217,7 @@ func ExampleDesk_Exec() {
 
 // The rows keep the lease until they are read to their end.
 func ExampleDesk_Query() {
-	ctx := context.Background()
-	issuer, pool := halves()
-	desk := guard.New(issuer, pool)
+	ctx, desk := context.Background(), opened()
 
 	rows, _ := desk.Query(ctx, "sku:10", `UPDATE stock SET pieces = 2 * pieces WHERE sku = 10 RETURNING pieces`)
 	pieces, err := pgx.CollectRows(rows, pgx.RowTo[int])
@@ -211,9 +241,7 @@ func ExampleDesk_QueryRow() {
 
 // Several statements on several resources, in one round trip.
 func ExampleDesk_SendBatch() {
-	ctx := context.Background()
-	issuer, pool := halves()
-	desk := guard.New(issuer, pool)
+	ctx, desk := context.Background(), opened()
 
 	b := &pgx.Batch{}
 	b.Queue(`UPDATE stock SET pieces = pieces - 3 WHERE sku = 11`)
@@ -245,32 +273,129 @@ func ExampleUnsealed() {
 	// Output: <nil>
 }
 
-// Long work: is it still ours, and for how long?
+// The holder is a grant for every function of package fencedb, here of two resources.
 func ExampleHolder() {
 	ctx := context.Background()
 	issuer, pool := halves()
 	desk := guard.New(issuer, pool)
 
 	err := desk.DoAll(ctx, []string{"sku:14", "sku:15"}, func(ctx context.Context, h *guard.Holder) error {
-		if err := h.Extend(ctx); err != nil { // before a long step; a renewal does it otherwise
-			return err
-		}
-		fmt.Println("valid:", time.Until(h.ValidUntil()) > time.Second, h.Err(), h.Context().Err())
-		for _, grant := range h.Grants() {
-			fmt.Println(grant.Resource())
-		}
-		tag, err := fencedb.Exec(ctx, pool, h, `UPDATE stock SET pieces = 0 WHERE sku IN (14, 15)`) // a grant of both
-		fmt.Println(tag, err)
-		return h.Release(ctx) // before the rest, which writes nothing
+		tag, err := fencedb.Exec(ctx, pool, h, `UPDATE stock SET pieces = 0 WHERE sku IN (14, 15)`)
+		fmt.Println(tag)
+		return err
 	})
 
 	fmt.Println(err)
 	// Output:
-	// valid: true <nil> <nil>
+	// UPDATE 2
+	// <nil>
+}
+
+func ExampleHolder_Grants() {
+	err := opened().DoAll(context.Background(), []string{"sku:15", "sku:14"}, func(_ context.Context, h *guard.Holder) error {
+		for _, grant := range h.Grants() {
+			fmt.Println(grant.Resource())
+		}
+		return nil
+	})
+
+	fmt.Println(err)
+	// Output:
 	// sku:14
 	// sku:15
-	// UPDATE 2 <nil>
 	// <nil>
+}
+
+// For work that has lost the context it was given.
+func ExampleHolder_Context() {
+	write := func(h *guard.Holder) error {
+		_, err := h.Exec(h.Context(), `UPDATE stock SET pieces = 7 WHERE sku = 18`)
+		return err
+	}
+
+	err := opened().Do(context.Background(), "sku:18", func(_ context.Context, h *guard.Holder) error { return write(h) })
+
+	fmt.Println(err)
+	// Output: <nil>
+}
+
+// Before a step that cannot be undone, and nothing fences. It can be overtaken all the same, right
+// behind the look.
+func ExampleHolder_Err() {
+	err := opened().Do(context.Background(), "sku:19", func(ctx context.Context, h *guard.Holder) error {
+		if err := h.Err(); err != nil {
+			return err
+		}
+		return charge(ctx)
+	})
+
+	fmt.Println(err)
+	// Output: <nil>
+}
+
+func ExampleHolder_ValidUntil() {
+	err := opened().Do(context.Background(), "sku:20", func(_ context.Context, h *guard.Holder) error {
+		fmt.Println(time.Until(h.ValidUntil()) > time.Second)
+		return nil
+	})
+
+	fmt.Println(err)
+	// Output:
+	// true
+	// <nil>
+}
+
+// Before a call that takes long, so that a whole TTL is left for it.
+func ExampleHolder_Extend() {
+	err := opened().Do(context.Background(), "sku:21", func(ctx context.Context, h *guard.Holder) error {
+		if err := h.Extend(ctx); err != nil {
+			return err
+		}
+		return charge(ctx)
+	})
+
+	fmt.Println(err)
+	// Output: <nil>
+}
+
+// The next one need not wait for what writes nothing any more.
+func ExampleHolder_Release() {
+	err := opened().Do(context.Background(), "sku:22", func(ctx context.Context, h *guard.Holder) error {
+		if _, err := h.Exec(ctx, `UPDATE stock SET pieces = 9 WHERE sku = 22`); err != nil {
+			return err
+		}
+		if err := h.Release(ctx); err != nil {
+			return err
+		}
+		_, err := h.Exec(ctx, `UPDATE stock SET pieces = 8 WHERE sku = 22`)
+		fmt.Println(errors.Is(err, fencedb.ErrInvalidGrant))
+		return nil
+	})
+
+	fmt.Println(err)
+	// Output:
+	// true
+	// <nil>
+}
+
+// Several transactions under one lease. Each holds what it has read until it commits.
+func ExampleHolder_Tx() {
+	err := opened().Do(context.Background(), "sku:23", func(ctx context.Context, h *guard.Holder) error {
+		sell := func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `UPDATE stock SET pieces = pieces - 1 WHERE sku = 23`)
+			return err
+		}
+		if err := h.Tx(ctx, sell); err != nil {
+			return err
+		}
+		if err := charge(ctx); err != nil {
+			return err
+		}
+		return h.Tx(ctx, sell)
+	})
+
+	fmt.Println(err)
+	// Output: <nil>
 }
 
 // database/sql, on the connections of the pool.
@@ -292,28 +417,79 @@ func ExampleHolder_TxSQL() {
 	// Output: <nil>
 }
 
-// Statements in several transactions under one lease.
 func ExampleHolder_Exec() {
-	ctx := context.Background()
-	issuer, pool := halves()
-	desk := guard.New(issuer, pool)
-
-	err := desk.Do(ctx, "sku:17", func(ctx context.Context, h *guard.Holder) error {
-		fmt.Println(h.Exec(ctx, `UPDATE stock SET pieces = 9 WHERE sku = 17`))
-		var left int
-		err := h.QueryRow(ctx, `UPDATE stock SET pieces = pieces - 1 WHERE sku = 17 RETURNING pieces`).Scan(&left)
-		fmt.Println(left, err)
-		rows, _ := h.Query(ctx, `UPDATE stock SET pieces = pieces - 1 WHERE sku = 17 RETURNING pieces`)
-		fmt.Println(pgx.CollectRows(rows, pgx.RowTo[int]))
-		b := &pgx.Batch{}
-		b.Queue(`UPDATE stock SET pieces = pieces - 1 WHERE sku = 17`)
-		return h.SendBatch(ctx, b)
+	err := opened().Do(context.Background(), "sku:17", func(ctx context.Context, h *guard.Holder) error {
+		tag, err := h.Exec(ctx, `UPDATE stock SET pieces = $1 WHERE sku = 17`, 9)
+		fmt.Println(tag)
+		return err
 	})
 
 	fmt.Println(err)
 	// Output:
-	// UPDATE 1 <nil>
-	// 8 <nil>
-	// [7] <nil>
+	// UPDATE 1
 	// <nil>
+}
+
+func ExampleHolder_Query() {
+	err := opened().Do(context.Background(), "sku:24", func(ctx context.Context, h *guard.Holder) error {
+		rows, _ := h.Query(ctx, `UPDATE stock SET pieces = pieces - 1 WHERE sku = 24 RETURNING pieces`)
+		left, err := pgx.CollectRows(rows, pgx.RowTo[int]) // has the error of Query too
+		fmt.Println(left)
+		return err
+	})
+
+	fmt.Println(err)
+	// Output:
+	// [9]
+	// <nil>
+}
+
+func ExampleHolder_QueryRow() {
+	err := opened().Do(context.Background(), "sku:25", func(ctx context.Context, h *guard.Holder) error {
+		var left int
+		err := h.QueryRow(ctx, `UPDATE stock SET pieces = pieces - 1 WHERE sku = 25 RETURNING pieces`).Scan(&left)
+		fmt.Println(left)
+		return err
+	})
+
+	fmt.Println(err)
+	// Output:
+	// 9
+	// <nil>
+}
+
+func ExampleHolder_SendBatch() {
+	err := opened().DoAll(context.Background(), []string{"sku:26", "sku:27"}, func(ctx context.Context, h *guard.Holder) error {
+		b := &pgx.Batch{}
+		b.Queue(`UPDATE stock SET pieces = pieces - 3 WHERE sku = 26`)
+		b.Queue(`UPDATE stock SET pieces = pieces + 3 WHERE sku = 27`)
+		return h.SendBatch(ctx, b)
+	})
+
+	fmt.Println(err)
+	// Output: <nil>
+}
+
+// What to tell the caller of a service.
+func ExampleIsUnavailable() {
+	status := func(err error) int {
+		switch {
+		case err == nil, errors.Is(err, lease.ErrWorkDone), errors.Is(err, fencedb.ErrCommitted):
+			return 200
+		case errors.Is(err, fencedb.ErrCommitUnknown):
+			return 202 // look, or let fencedb.Once replay
+		case lease.IsLost(err):
+			return 409 // busy, try again
+		case guard.IsUnavailable(err):
+			return 503 // try again later
+		}
+		return 500
+	}
+	over, cancel := context.WithTimeout(context.Background(), 0)
+	defer cancel()
+
+	_, err := opened().Exec(over, "sku:28", `UPDATE stock SET pieces = 0 WHERE sku = 28`)
+
+	fmt.Println(status(err))
+	// Output: 503
 }
