@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/guard"
 	"github.com/fencedb/fencedb/lease"
 )
 
@@ -24,28 +25,22 @@ type Invoice struct {
 // Handler books invoices. asynq keeps its tasks in Redis, so none can be completed within the
 // transaction: the id of the task is a key that commits with the data, and a task that comes again
 // is replayed.
-func Handler(leases *lease.Issuer, db fencedb.DB) asynq.HandlerFunc {
+func Handler(desk *guard.Desk) asynq.HandlerFunc {
 	return func(ctx context.Context, task *asynq.Task) error {
 		var i Invoice
 		if err := json.Unmarshal(task.Payload(), &i); err != nil {
 			return fmt.Errorf("%w: %w", asynq.SkipRetry, err)
 		}
 		id, _ := asynq.GetTaskID(ctx)
-		err := leases.Do(ctx, lease.Resource("customer", i.Customer), func(ctx context.Context, l *lease.Lease) error {
-			return fencedb.Tx(ctx, db, l, func(tx pgx.Tx) error {
-				_, _, err := fencedb.Once(ctx, tx, "asynq:"+id, task.Payload(), func() ([]byte, error) {
-					_, err := tx.Exec(ctx, `
-						INSERT INTO accounts AS a (customer, cents) VALUES ($1, $2)
-						ON CONFLICT (customer) DO UPDATE SET cents = a.cents + excluded.cents`, i.Customer, i.Cents)
-					return nil, err
-				})
-				return err
+		return desk.Tx(ctx, lease.Resource("customer", i.Customer), func(ctx context.Context, tx pgx.Tx) error {
+			_, _, err := fencedb.Once(ctx, tx, "asynq:"+id, task.Payload(), func() ([]byte, error) {
+				_, err := tx.Exec(ctx, `
+					INSERT INTO accounts AS a (customer, cents) VALUES ($1, $2)
+					ON CONFLICT (customer) DO UPDATE SET cents = a.cents + excluded.cents`, i.Customer, i.Cents)
+				return nil, err
 			})
+			return err
 		}, lease.NoWait())
-		if errors.Is(err, lease.ErrWorkDone) {
-			return nil
-		}
-		return err
 	}
 }
 

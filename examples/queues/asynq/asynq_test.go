@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	invoices "github.com/fencedb/fencedb/examples/queues/asynq"
-	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/fencedbtest"
+	"github.com/fencedb/fencedb/guard"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 )
@@ -28,7 +28,7 @@ func TestATaskWaitsForItsCustomerAndIsBookedOnce(t *testing.T) {
 		_, err := pool.Exec(t.Context(), sql)
 		require.NoError(t, err)
 	}
-	leases := fencedbtest.IssuerOn(t, server.Client(), lease.Config{TTL: time.Second, Seal: fencedb.Sealer(pool)})
+	leases := fencedbtest.IssuerOn(t, server.Client(), lease.Config{TTL: time.Second})
 	other, err := leases.Acquire(t.Context(), "customer:ann")
 	require.NoError(t, err)
 
@@ -50,7 +50,7 @@ func TestATaskWaitsForItsCustomerAndIsBookedOnce(t *testing.T) {
 		require.NoError(t, err)
 	}
 	worker := asynq.NewServer(redisURL, settings)
-	require.NoError(t, worker.Start(invoices.Handler(leases.Issuer, pool)))
+	require.NoError(t, worker.Start(invoices.Handler(guard.New(leases.Issuer, pool))))
 	defer worker.Shutdown()
 	for range 4 { // more than the retries that they have
 		<-held

@@ -13,7 +13,7 @@ import (
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivermigrate"
 
-	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/guard"
 	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/migrations"
 )
@@ -47,8 +47,7 @@ func (Invoice) Kind() string { return "invoice" }
 // Worker does the jobs of one customer one after the other, in whatever process they come up.
 type Worker struct {
 	river.WorkerDefaults[Invoice]
-	Leases *lease.Issuer // of sealed leases: what is read under one can be decided on
-	DB     fencedb.DB
+	Desk   *guard.Desk
 	Render func(ctx context.Context, i Invoice) error // takes a while; ctx ends with the lease
 }
 
@@ -59,11 +58,11 @@ var complete = river.JobCompleteTx[*riverpgxv5.Driver, pgx.Tx, Invoice]
 // the job. So a job whose worker was overtaken has booked nothing and is not completed either;
 // River brings it up again.
 func (w *Worker) Work(ctx context.Context, job *river.Job[Invoice]) error {
-	err := w.Leases.Do(ctx, lease.Resource("customer", job.Args.Customer), func(ctx context.Context, l *lease.Lease) error {
+	err := w.Desk.Do(ctx, lease.Resource("customer", job.Args.Customer), func(ctx context.Context, h *guard.Holder) error {
 		if err := w.Render(ctx, job.Args); err != nil {
 			return err
 		}
-		return fencedb.Tx(ctx, w.DB, l, func(tx pgx.Tx) error {
+		return h.Tx(ctx, func(tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, `
 				INSERT INTO accounts AS a (customer, cents) VALUES ($1, $2)
 				ON CONFLICT (customer) DO UPDATE SET cents = a.cents + excluded.cents`, job.Args.Customer, job.Args.Cents)

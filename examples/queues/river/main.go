@@ -19,7 +19,7 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 
-	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/guard"
 	"github.com/fencedb/fencedb/lease"
 )
 
@@ -44,14 +44,14 @@ func run(ctx context.Context, args []string) error {
 	}
 	client := redis.NewClient(options)
 	defer client.Close()
-	leases, err := lease.New(client, lease.Config{TTL: 10 * time.Second, Namespace: "invoices", Seal: fencedb.Sealer(pool)})
+	leases, err := lease.New(client, lease.Config{TTL: 10 * time.Second, Namespace: "invoices"})
 	if err != nil {
 		return err
 	}
 	if err := Migrate(ctx, pool); err != nil {
 		return err
 	}
-	queue, err := newQueue(pool, &Worker{Leases: leases, DB: pool, Render: render})
+	queue, err := newQueue(pool, &Worker{Desk: guard.New(leases, pool), Render: render})
 	if err != nil {
 		return err
 	}

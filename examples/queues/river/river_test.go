@@ -13,6 +13,7 @@ import (
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/fencedbtest"
+	"github.com/fencedb/fencedb/guard"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 )
@@ -32,9 +33,9 @@ func newWorld(t *testing.T, render func(w *world, ctx context.Context, i Invoice
 	t.Helper()
 	w := &world{T: t, pool: testenv.Postgres(t)}
 	require.NoError(t, Migrate(t.Context(), w.pool))
-	w.leases = fencedbtest.IssuerOn(t, testenv.Redis(t), lease.Config{TTL: time.Second, Seal: fencedb.Sealer(w.pool)})
+	w.leases = fencedbtest.IssuerOn(t, testenv.Redis(t), lease.Config{TTL: time.Second})
 	var err error
-	w.queue, err = newQueue(w.pool, &Worker{Leases: w.leases.Issuer, DB: w.pool,
+	w.queue, err = newQueue(w.pool, &Worker{Desk: guard.New(w.leases.Issuer, w.pool),
 		Render: func(ctx context.Context, i Invoice) error { return render(w, ctx, i) }})
 	require.NoError(t, err)
 	events, cancel := w.queue.Subscribe(river.EventKindJobCompleted, river.EventKindJobSnoozed, river.EventKindJobFailed)
