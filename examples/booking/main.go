@@ -17,6 +17,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -25,7 +26,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/fencedb/fencedb/examples/booking/booking"
 	"github.com/fencedb/fencedb/fencedb"
@@ -47,17 +47,18 @@ func main() {
 
 func run(ctx context.Context, args []string) error {
 	s, err := settingsFrom(os.Getenv)
-	switch {
-	case len(args) > 1 || len(args) == 1 && args[0] != "migrate":
-		return fmt.Errorf("unknown argument %q; there is migrate, and the settings are variables, such as %s",
-			args[len(args)-1], addrVar)
-	case err != nil:
+	if err != nil {
 		return err
-	case len(args) == 1:
-		return migrate(ctx, s)
 	}
-	anyCard := func(context.Context, string) error { return nil } // where a restaurant would call its bank
-	return serve(ctx, config{settings: s, CheckCard: anyCard, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
+	switch strings.Join(args, " ") {
+	case "migrate":
+		db := stdlib.OpenDB(*s.Postgres.ConnConfig)
+		return errors.Join(booking.Migrate(ctx, db), db.Close())
+	case "":
+		anyCard := func(context.Context, string) error { return nil } // where a restaurant would call its bank
+		return serve(ctx, s, anyCard, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	}
+	return fmt.Errorf("unknown arguments %q; there is migrate, and the settings are variables, such as %s", args, addrVar)
 }
 
 // The variables of the environment that the settings are read from, each with its default. The two
@@ -80,44 +81,22 @@ type settings struct {
 	Shutdown  time.Duration // how long running requests may take when the service ends
 }
 
-// settingsFrom reads settings with a function such as os.Getenv. The error names every variable
-// that is wrong. A wrong URL is not repeated in it, since it may hold a password.
+// settingsFrom reads settings with a function such as os.Getenv. The error names the variable that
+// is wrong. A wrong URL is not repeated in it, since it may hold a password.
 func settingsFrom(getenv func(string) string) (s settings, err error) {
-	const program = "booking" // shows in pg_stat_activity and in Redis's CLIENT LIST
-	var errs []error
-	wrong := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-
+	s = settings{Addr: cmp.Or(getenv(addrVar), "127.0.0.1:8080"), Namespace: cmp.Or(getenv(namespaceVar), "booking"),
+		Wait: 2 * time.Second, Shutdown: 15 * time.Second}
 	if s.Postgres, err = pgxpool.ParseConfig(getenv(postgresVar)); err != nil || getenv(postgresVar) == "" {
-		wrong("%s must be the URL of a database, such as postgres://user:password@host:5432/database", postgresVar)
-	} else if params := s.Postgres.ConnConfig.RuntimeParams; params["application_name"] == "" {
-		params["application_name"] = program
+		return s, errors.New(postgresVar + " must be the URL of a database, such as postgres://user:password@host:5432/database")
 	}
 	if s.Redis, err = redis.ParseURL(getenv(redisVar)); err != nil {
-		wrong("%s must be the URL of a Redis, such as redis://user:password@host:6379/0", redisVar)
-	} else {
-		s.Redis.ClientName = cmp.Or(s.Redis.ClientName, lease.ClientName(program))
-		// An extension of some hosted Redis. Others refuse it, and the client logs that.
-		s.Redis.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+		return s, errors.New(redisVar + " must be the URL of a Redis, such as redis://user:password@host:6379/0")
 	}
-	s.Addr = cmp.Or(getenv(addrVar), "127.0.0.1:8080")
-	s.Namespace = cmp.Or(getenv(namespaceVar), "booking")
+	s.Redis.ClientName = cmp.Or(s.Redis.ClientName, lease.ClientName("booking")) // in CLIENT LIST
 	if s.TTL, err = time.ParseDuration(cmp.Or(getenv(ttlVar), "10s")); err != nil {
-		wrong("%s: %w", ttlVar, err)
+		return s, fmt.Errorf("%s: %w", ttlVar, err)
 	}
-	s.Wait, s.Shutdown = 2*time.Second, 15*time.Second
-	return s, errors.Join(errs...)
-}
-
-func migrate(ctx context.Context, s settings) error {
-	db := stdlib.OpenDB(*s.Postgres.ConnConfig)
-	return errors.Join(booking.Migrate(ctx, db), db.Close())
-}
-
-// config is what serve runs with.
-type config struct {
-	settings
-	CheckCard booking.CardCheck
-	Log       *slog.Logger // of requests, and of leases and writes with the ID of their request
+	return s, nil
 }
 
 // undoTime bounds what requests that were cancelled still do: roll back, and release.
@@ -126,90 +105,74 @@ const undoTime = 5 * time.Second
 // serve runs the service until ctx ends. Then it takes no more requests, and those that are running
 // may end within settings.Shutdown; what is left is cancelled, which undoes its work and gives its
 // lease back. Nil means that all of them could end.
-func serve(ctx context.Context, cfg config) error {
-	pool, err := pgxpool.NewWithConfig(ctx, cfg.Postgres)
+func serve(ctx context.Context, s settings, check booking.CardCheck, log *slog.Logger) error {
+	pool, err := pgxpool.NewWithConfig(ctx, s.Postgres)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	client := redis.NewClient(cfg.Redis)
+	client := redis.NewClient(s.Redis)
 	defer client.Close()
 
-	logs := fencelog.New(cfg.Log, fencelog.Config{
+	logs := fencelog.New(log, fencelog.Config{ // of leases and writes, with the ID of their request
 		Attrs: func(ctx context.Context) []slog.Attr { return []slog.Attr{slog.String("request_id", requestID(ctx))} },
 	})
 	metrics, registry := prom.New(prom.Config{}), prometheus.NewRegistry()
 	registry.MustRegister(metrics)
-	service, err := booking.New(client, booking.Config{
-		Lease: lease.Config{
-			TTL: cfg.TTL, Namespace: cfg.Namespace, Tracers: []lease.Tracer{logs, metrics}, Clock: fencedb.Clock(pool),
-		},
-		Wait:      cfg.Wait,
-		Store:     booking.NewPostgres(pool, logs, metrics),
-		CheckCard: cfg.CheckCard,
+	leases, err := lease.New(client, lease.Config{
+		TTL: s.TTL, Namespace: s.Namespace, Tracers: []lease.Tracer{logs, metrics}, Clock: fencedb.Clock(pool),
 	})
 	if err != nil {
 		return fmt.Errorf("%s or %s: %w", ttlVar, namespaceVar, err)
 	}
-	probe, err := readiness(service, pool, cfg.Log)
-	if err != nil {
-		return err
-	}
-	requestTime := cfg.Wait + 10*time.Second // the wait for the lease, and then the card check and the write
-	exported := promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
-	routes := &api{Desk: service, Ready: probe, Metrics: exported, Timeout: requestTime, Log: cfg.Log}
-	const readTime = 5 * time.Second
-	server := &http.Server{ // with bounds on what a client can make us wait for, and keep
-		Handler:        routes.handler(),
-		ReadTimeout:    readTime,
-		WriteTimeout:   readTime + requestTime + 5*time.Second, // since the header was read, with the answer
-		IdleTimeout:    time.Minute,
-		MaxHeaderBytes: 16 << 10,
-		ErrorLog:       slog.NewLogLogger(cfg.Log.Handler(), slog.LevelWarn),
-	}
-	listener, err := net.Listen("tcp", cfg.Addr)
-	if err != nil {
-		return fmt.Errorf("%s: %w", addrVar, err)
-	}
-	cfg.Log.Info("listening", "url", "http://"+listener.Addr().String())
-	defer context.AfterFunc(ctx, func() { cfg.Log.Info("stopping", "within", cfg.Shutdown) })()
-	served := serveUntil(ctx, server, listener, cfg.Shutdown)
-	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
-	defer cancel()
-	return errors.Join(served, service.Leases().Close(ending)) // so that no table stays blocked
-}
-
-func serveUntil(ctx context.Context, s *http.Server, listener net.Listener, grace time.Duration) error {
-	// Requests do not end with ctx, but after grace.
-	work, cancelWork := context.WithCancelCause(context.WithoutCancel(ctx))
-	defer cancelWork(nil)
-	s.BaseContext = func(net.Listener) context.Context { return work }
-	failed := make(chan error, 1)
-	go func() { failed <- s.Serve(listener) }()
-	select {
-	case err := <-failed:
-		return err
-	case <-ctx.Done():
-	}
-	defer time.AfterFunc(grace, func() {
-		cancelWork(fmt.Errorf("%w: requests took longer than %v", context.Canceled, grace))
-	}).Stop()
-	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace+undoTime)
-	defer cancel()
-	return errors.Join(s.Shutdown(ending), context.Cause(work))
-}
-
-// readiness answers whether tables can be booked now: Redis gives leases, Postgres takes fenced
-// writes, and the bookings are there.
-func readiness(service *booking.Service, pool *pgxpool.Pool, log *slog.Logger) (http.Handler, error) {
+	service := booking.New(leases.With(lease.WaitAtMost(s.Wait)), fencedb.With(pool, fencedb.Trace(logs, metrics)), check)
 	bookings := ready.Check{Name: "bookings", Run: func(ctx context.Context) error {
 		if _, err := service.List(ctx, 1, time.Now()); err != nil {
 			return fmt.Errorf("the bookings cannot be read; was this program run with the argument migrate? %w", err)
 		}
 		return nil
 	}}
-	return ready.New(ready.Config{
-		Checks: []ready.Check{ready.Leases(service.Leases()), ready.Fences(stdlib.OpenDBFromPool(pool)), bookings},
+	probe, err := ready.New(ready.Config{
+		Checks: []ready.Check{ready.Leases(leases), ready.Fences(stdlib.OpenDBFromPool(pool)), bookings},
 		Failed: func(name string, err error) { log.Warn("not ready", "check", name, "error", err) },
 	})
+	if err != nil {
+		return err
+	}
+	const workTime = 10 * time.Second // for the card check and the write, behind the wait
+	api := &api{Desk: service, Timeout: s.Wait + workTime, Log: log}
+	routes := api.routes()
+	routes.Handle("GET /readyz", probe)
+	routes.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	// The process runs. Whether it can work is for /readyz to say: a restart does not bring a store
+	// back.
+	routes.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
+	listener, err := net.Listen("tcp", s.Addr)
+	if err != nil {
+		return fmt.Errorf("%s: %w", addrVar, err)
+	}
+	log.Info("listening", "url", "http://"+listener.Addr().String())
+	// Requests do not end with ctx.
+	work, cancelWork := context.WithCancelCause(context.WithoutCancel(ctx))
+	const readTime = 5 * time.Second
+	server := &http.Server{ // with bounds on what a client can make us wait for, and keep
+		Handler: routes, BaseContext: func(net.Listener) context.Context { return work },
+		ReadTimeout: readTime, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
+		WriteTimeout: readTime + api.Timeout + 5*time.Second, // since the header was read, with the answer
+		ErrorLog:     slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+	}
+	ended := make(chan error, 1)
+	context.AfterFunc(ctx, func() {
+		grace, cancel := context.WithTimeout(work, s.Shutdown)
+		defer cancel()
+		ended <- server.Shutdown(grace)
+	})
+	served := server.Serve(listener)
+	if errors.Is(served, http.ErrServerClosed) {
+		served = <-ended
+	}
+	cancelWork(fmt.Errorf("%w: requests took longer than %v", context.Canceled, s.Shutdown))
+	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+	defer cancel()
+	return errors.Join(served, server.Shutdown(ending), leases.Close(ending)) // so that no table stays blocked
 }

@@ -49,17 +49,17 @@ func TestTheREADMEWorksAsPrinted(t *testing.T) {
 
 func TestUsage(t *testing.T) {
 	t.Parallel()
+	both := []string{postgresVar + "=postgres://127.0.0.1:5432/tables", redisVar + "=redis://127.0.0.1:6379/0"}
 	for name, tc := range map[string]struct {
 		args []string
 		env  []string
 		says string
 	}{
-		"unknown argument": {args: []string{"sing"}, says: `"sing"`},
-		"more than one":    {args: []string{"migrate", ":9090"}, says: `":9090"`},
+		"unknown argument": {args: []string{"sing"}, env: both, says: `"sing"`},
+		"more than one":    {args: []string{"migrate", ":9090"}, env: both, says: `":9090"`},
 		"no Postgres":      {args: []string{"migrate"}, says: postgresVar},
-		"no Redis":         {says: redisVar},
-		"half of them":     {env: []string{redisVar + "=redis://127.0.0.1:6379/0"}, says: postgresVar},
-		"no duration":      {env: []string{ttlVar + "=1500"}, says: ttlVar},
+		"no Redis":         {env: both[:1], says: redisVar},
+		"no duration":      {env: append(both, ttlVar+"=1500"), says: ttlVar},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
@@ -201,7 +203,7 @@ func TestNotReadyUntilMigrated(t *testing.T) {
 			s := w.start(goodCard)
 			s.untilReady(http.StatusServiceUnavailable)
 
-			require.NoError(t, migrate(t.Context(), w.settings))
+			w.migrate()
 
 			s.untilReady(http.StatusOK)
 		})
@@ -277,7 +279,7 @@ func TestRunFailsWhereItCannotListen(t *testing.T) {
 	require.NoError(t, err)
 	defer taken.Close()
 	w.settings.Addr = taken.Addr().String()
-	err = serve(t.Context(), config{settings: w.settings, CheckCard: goodCard, Log: slog.New(slog.DiscardHandler)})
+	err = serve(t.Context(), w.settings, goodCard, slog.New(slog.DiscardHandler))
 	require.ErrorContains(t, err, addrVar)
 }
 
@@ -309,7 +311,7 @@ func newWorld(t *testing.T) *world {
 func newWorldOn(t *testing.T, postgres string) *world {
 	t.Helper()
 	w := unmigrated(t, postgres)
-	require.NoError(t, migrate(t.Context(), w.settings))
+	w.migrate()
 	return w
 }
 
@@ -324,6 +326,12 @@ func unmigrated(t *testing.T, postgres string) *world {
 	settings, err := settingsFrom(func(name string) string { return environment[name] })
 	require.NoError(t, err)
 	return &world{t, settings}
+}
+
+func (w *world) migrate() {
+	w.Helper()
+	db := stdlib.OpenDB(*w.settings.Postgres.ConnConfig)
+	require.NoError(w, errors.Join(booking.Migrate(w.Context(), db), db.Close()))
 }
 
 func (w *world) ownerKey() string { return "lease:v1:{" + w.settings.Namespace + "/table:12}:owner" }
@@ -360,7 +368,7 @@ func (w *world) start(card booking.CardCheck) *service {
 	settings := w.settings
 	settings.Postgres = settings.Postgres.Copy()
 	go func() {
-		s.ended <- serve(ctx, config{settings: settings, CheckCard: card, Log: slog.New(slog.NewTextHandler(s.log, nil))})
+		s.ended <- serve(ctx, settings, card, slog.New(slog.NewTextHandler(s.log, nil)))
 		close(s.ended)
 	}()
 	w.Cleanup(func() {

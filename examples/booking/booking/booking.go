@@ -2,23 +2,24 @@
 //
 // One request at a time works on a table, under a lease on it. The lease makes the others wait,
 // which saves work, but it cannot stop a process that was paused until after the lease ended and
-// then goes on. The fencing token does: see [Store.Save].
+// then goes on. The fencing token does: see [Service.Reserve].
 package booking
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 	"unicode"
 	"unicode/utf8"
 
 	"github.com/google/uuid"
-	"github.com/redis/go-redis/v9"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/guard"
 	"github.com/fencedb/fencedb/lease"
 )
 
@@ -31,26 +32,19 @@ type Booking struct {
 	Party int       `json:"party"` // people, 1 to MaxParty
 }
 
-// What the restaurant has room for.
+// What the restaurant has room for, and how many bookings [Service.List] returns at most.
 const (
 	MaxTable = 999
 	MaxParty = 20
 	MaxGuest = 100
+	MaxList  = 100
 )
 
+// What a guest can be told. Nothing was changed.
 var (
-	// ErrTaken: somebody else has the table at that time. Nothing was booked.
-	ErrTaken = errors.New("booking: the table is taken")
-
-	// ErrCardDeclined: the guest's card was not accepted. Nothing was booked.
+	ErrTaken        = errors.New("booking: the table is taken") // by somebody else, at that time
 	ErrCardDeclined = errors.New("booking: the card was declined")
-
-	// ErrUnknown: there is no such booking, or no longer.
-	ErrUnknown = errors.New("booking: no such booking")
-
-	// ErrUnavailable: the store did not answer. Nothing was changed, unless the error is
-	// fencedb.ErrCommitUnknown as well.
-	ErrUnavailable = errors.New("booking: the store does not answer")
+	ErrUnknown      = errors.New("booking: no such booking") // or no longer
 )
 
 // InvalidError: the request makes no sense. Nothing was changed.
@@ -63,36 +57,8 @@ func (e *InvalidError) Error() string {
 	return fmt.Sprintf("booking: invalid %s: %s", e.Field, e.Problem)
 }
 
-// Resource names the lease and the fence of a table. The migration says the same in SQL: 'table:'
-// || table_id.
-func Resource(table int) string { return "table:" + strconv.Itoa(table) }
-
-// Store keeps the bookings. Reading needs no grant; what writes carries one, and comes too late
-// with [fencedb.ErrStale] once a newer one has been there: then it has written nothing.
-type Store interface {
-	// Seal makes grant the oldest that can still write: every earlier one is refused from now on.
-	Seal(ctx context.Context, grant fencedb.Grant) error
-
-	// Find returns the booking of a table and hour, and false if there is none.
-	Find(ctx context.Context, table int, slot time.Time) (Booking, bool, error)
-
-	// Get returns a booking, and false if there is none.
-	Get(ctx context.Context, id uuid.UUID) (Booking, bool, error)
-
-	// List returns bookings of a table that begin at from or later: the first [MaxList], in order.
-	List(ctx context.Context, table int, from time.Time) ([]Booking, error)
-
-	// Answered returns what Save has answered to key, and false if it has not yet.
-	Answered(ctx context.Context, grant fencedb.Grant, key string, b Booking) (Answer, bool, error)
-
-	// Save writes the booking over whatever is there, which then keeps its ID. The answer is kept
-	// in the same transaction: the same key gets it again and writes nothing. With another booking
-	// it is refused, with [fencedb.ErrKeyReused]. No key, nothing kept.
-	Save(ctx context.Context, grant fencedb.Grant, key string, b Booking) (Answer, error)
-
-	// Remove deletes a booking, and returns false if there is none. The table's fence stays.
-	Remove(ctx context.Context, grant fencedb.Grant, id uuid.UUID) (bool, error)
-}
+// Resource names the lease and the fence of a table, as the migration does in SQL.
+func Resource(table int) string { return lease.Resource("table", table) }
 
 // Answer is what a guest is told.
 type Answer struct {
@@ -101,24 +67,20 @@ type Answer struct {
 }
 
 func (b Booking) validate() error {
-	if err := validateTable(b.Table); err != nil {
-		return err
-	}
+	slot := b.Slot.UTC()
 	switch {
-	case b.Slot.UTC().Year() < 2000 || b.Slot.UTC().Year() > 9999: // JSON has no later ones
+	case slot.Year() < 2000 || slot.Year() > 9999: // JSON has no later ones
 		return &InvalidError{"slot", "say when the party comes, such as 2030-06-01T19:00:00Z"}
-	case !b.Slot.Equal(b.Slot.Truncate(time.Hour)):
+	case !slot.Equal(slot.Truncate(time.Hour)):
 		return &InvalidError{"slot", "tables are booked by the hour, such as 2030-06-01T19:00:00Z"}
-	case strings.TrimSpace(b.Guest) == "":
-		return &InvalidError{"guest", "say who books"}
-	case utf8.RuneCountInString(b.Guest) > MaxGuest:
-		return &InvalidError{"guest", fmt.Sprintf("at most %d characters", MaxGuest)}
+	case strings.TrimSpace(b.Guest) == "" || utf8.RuneCountInString(b.Guest) > MaxGuest:
+		return &InvalidError{"guest", fmt.Sprintf("say who books, in at most %d characters", MaxGuest)}
 	case strings.ContainsFunc(b.Guest, unicode.IsControl): // one of them, zero, no text in Postgres can hold
 		return &InvalidError{"guest", "no control characters"}
 	case b.Party < 1 || b.Party > MaxParty:
 		return &InvalidError{"party", fmt.Sprintf("1 to %d people", MaxParty)}
 	}
-	return nil
+	return validateTable(b.Table)
 }
 
 func validateTable(table int) error {
@@ -133,14 +95,6 @@ func validateTable(table int) error {
 // stay open across a call to a bank.
 type CardCheck func(ctx context.Context, guest string) error
 
-// Config is what a Service works with.
-type Config struct {
-	Lease     lease.Config  // of the leases on tables; New sets its Seal
-	Wait      time.Duration // how long a request may wait for the lease on a table; 0 refuses at once
-	Store     Store
-	CheckCard CardCheck
-}
-
 // Service takes reservations. It is safe for concurrent use.
 //
 // The errors of its methods say what is true of the data. [lease.ErrHeld] says that another request
@@ -148,121 +102,109 @@ type Config struct {
 // [fencedb.ErrCommitUnknown] leaves it open; asking again, with the same key, settles it.
 // Cancelling ctx ends the waiting and the work, and gives the lease back all the same.
 type Service struct {
-	Config
-	leases *lease.Issuer
+	desk  *guard.Desk
+	repo  *fencedb.Repository[bookings]
+	check CardCheck
 }
 
-// New returns a service whose leases come from client and are sealed in the store.
-//
-// Sealing lets Reserve read before its transaction: once a holder has its lease, no earlier holder
-// can write, and if a later one comes, the Save of this one is refused. So what was read is still
-// true of what is saved.
-func New(client redis.UniversalClient, cfg Config) (*Service, error) {
-	cfg.Lease.Seal = func(ctx context.Context, grants ...lease.Grant) error {
-		return cfg.Store.Seal(ctx, fencedb.All(grants...))
-	}
-	leases, err := lease.New(client, cfg.Lease)
-	if err != nil {
-		return nil, err
-	}
-	return &Service{cfg, leases}, nil
+// New returns a service on leases, which say how long a request waits for a table, and on db, which
+// has been brought up with [Migrate]. Both stay the caller's.
+func New(leases *lease.Issuer, db fencedb.DB, check CardCheck) *Service {
+	return &Service{guard.New(leases, db), fencedb.NewRepository(db, in), check}
 }
-
-// Leases is where the leases come from, for readiness checks and operators.
-func (s *Service) Leases() *lease.Issuer { return s.leases }
 
 // Reserve books a table, and gives the booking an ID. A guest who has booked the table may change
 // the size of the party by booking again. A key that was answered before gets the same answer
-// again, however often it is sent.
+// again, however often it is sent; with another booking it is refused, with [fencedb.ErrKeyReused].
+//
+// The desk seals the lease. So no earlier holder can write once this one looks, and if a later one
+// comes, the write of this one is refused: what was found is still true of what is saved.
 func (s *Service) Reserve(ctx context.Context, key string, b Booking) (answer Answer, err error) {
 	if err := b.validate(); err != nil {
 		return Answer{}, err
 	}
 	b.ID, b.Slot = uuid.New(), b.Slot.UTC()
-	l, err := s.acquire(ctx, b.Table)
-	if err != nil {
-		return Answer{}, err
-	}
-	defer func() { err = giveBack(ctx, l, err) }()
-
-	if key != "" {
-		if answer, found, err := s.Store.Answered(ctx, l, key, b); found || err != nil {
-			return answer, err
+	err = s.desk.Do(ctx, Resource(b.Table), func(held context.Context, h *guard.Holder) error {
+		if key != "" {
+			look := func(bookings) (Answer, error) { return Answer{}, errNew }
+			if answer, err = s.once(ctx, h, key, b, look); !errors.Is(err, errNew) {
+				return err
+			}
 		}
+		there, err := s.find(ctx, `table_id = $1 AND slot = $2`, b.Table, b.Slot)
+		switch {
+		case err != nil:
+			return err
+		case len(there) > 0 && there[0].Guest != b.Guest:
+			return ErrTaken
+		}
+		if err := s.check(held, b.Guest); err != nil { // once the lease has ended, its answer is of no use
+			return err
+		}
+		// Under ctx, not under that of the lease: the grant bounds the transaction, on the server
+		// too, and Postgres decides whether it is too late.
+		answer, err = s.once(ctx, h, key, b, func(in bookings) (Answer, error) { return in.save(ctx, b) })
+		return err
+	})
+	if errors.Is(err, lease.ErrWorkDone) { // it is booked; only the lease has ended early
+		err = nil
 	}
-	there, found, err := s.Store.Find(ctx, b.Table, b.Slot)
-	switch {
-	case err != nil:
-		return Answer{}, err
-	case found && there.Guest != b.Guest:
-		return Answer{}, ErrTaken
-	}
-	bound, unbind := l.Bind(ctx) // once the lease has ended, the bank's answer would be of no use
-	defer unbind()
-	if err := s.CheckCard(bound, b.Guest); err != nil {
-		return Answer{}, err
-	}
-	// Under ctx, not under the lease's context: the grant bounds the transaction by the lease's
-	// time, on the server too, and Postgres decides whether it is too late. A context that ends
-	// meanwhile would only cut off the answer.
-	return s.Store.Save(ctx, l, key, b)
+	return answer, err
 }
 
-// Get returns a booking; [ErrUnknown] if there is none.
-func (s *Service) Get(ctx context.Context, id uuid.UUID) (Booking, error) {
-	b, found, err := s.Store.Get(ctx, id)
-	if err == nil && !found {
-		err = ErrUnknown
-	}
-	return b, err
+// errNew undoes what a look has begun with a key that is new.
+var errNew = errors.New("the key is new")
+
+// once writes, unless the key has been answered before. The answer is kept in the same transaction.
+func (s *Service) once(ctx context.Context, grant fencedb.Grant, key string, b Booking,
+	write func(bookings) (Answer, error)) (answer Answer, err error) {
+	err = s.repo.Write(ctx, grant, func(in bookings) error {
+		if key == "" {
+			answer, err = write(in)
+			return err
+		}
+		b.ID = uuid.Nil // which is new each time that the request is sent
+		answer, _, err = fencedb.OnceJSON(ctx, in.tx, key, b, func() (Answer, error) { return write(in) })
+		return err
+	})
+	return answer, err
 }
 
-// Cancel removes a booking; [ErrUnknown] if there is no such booking, or no longer.
-func (s *Service) Cancel(ctx context.Context, id uuid.UUID) (err error) {
+// Cancel removes a booking; [ErrUnknown] if there is no such booking, or no longer. The fence of
+// its table stays.
+func (s *Service) Cancel(ctx context.Context, id uuid.UUID) error {
 	b, err := s.Get(ctx, id)
 	if err != nil {
 		return err
 	}
-	l, err := s.acquire(ctx, b.Table) // a booking never changes its table
-	if err != nil {
-		return err
-	}
-	defer func() { err = giveBack(ctx, l, err) }()
-
-	removed, err := s.Store.Remove(ctx, l, id)
-	if err == nil && !removed {
-		return ErrUnknown
-	}
-	return err
+	// A booking never changes its table.
+	return s.desk.Tx(ctx, Resource(b.Table), func(ctx context.Context, tx pgx.Tx) error {
+		return in(tx).remove(ctx, id)
+	})
 }
 
-// MaxList is how many bookings List returns at most.
-const MaxList = 100
+// Get returns a booking; [ErrUnknown] if there is none.
+func (s *Service) Get(ctx context.Context, id uuid.UUID) (Booking, error) {
+	found, err := s.find(ctx, `id = $1`, id)
+	if err != nil || len(found) == 0 {
+		return Booking{}, cmp.Or(err, ErrUnknown)
+	}
+	return found[0], nil
+}
 
-// List returns bookings of a table that begin at from or later. Where there are [MaxList], go on
-// from the hour after the last one.
+// List returns bookings of a table that begin at from or later, in order. Where there are
+// [MaxList], go on from the hour after the last one.
 func (s *Service) List(ctx context.Context, table int, from time.Time) ([]Booking, error) {
 	if err := validateTable(table); err != nil {
 		return nil, err
 	}
-	return s.Store.List(ctx, table, from)
+	return s.find(ctx, `table_id = $1 AND slot >= $2 ORDER BY slot LIMIT $3`, table, from, MaxList)
 }
 
-// acquire returns a sealed lease on the table.
-func (s *Service) acquire(ctx context.Context, table int) (*lease.Lease, error) {
-	wait := lease.NoWait()
-	if s.Wait > 0 {
-		wait = lease.WaitAtMost(s.Wait)
-	}
-	return s.leases.Acquire(ctx, Resource(table), wait)
-}
-
-// giveBack releases the lease. Its loss is reported only if nothing was written; a committed write
-// stands.
-func giveBack(ctx context.Context, l *lease.Lease, err error) error {
-	lost := l.Release(ctx)
-	if err == nil {
-		return nil
-	}
-	return errors.Join(err, lost)
+func (s *Service) find(ctx context.Context, condition string, args ...any) (found []Booking, err error) {
+	err = s.repo.Read(ctx, func(in bookings) error {
+		found, err = in.where(ctx, condition, args...)
+		return err
+	})
+	return found, err
 }

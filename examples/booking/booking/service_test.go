@@ -3,19 +3,29 @@ package booking_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/examples/booking/booking"
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/fencedbtest"
+	"github.com/fencedb/fencedb/guard"
+	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 )
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+const noKey = ""
 
 var evening = time.Date(2030, time.June, 1, 19, 0, 0, 0, time.UTC)
 
@@ -23,167 +33,159 @@ func forGuest(guest string, party int) booking.Booking {
 	return booking.Booking{Table: 12, Slot: evening, Guest: guest, Party: party}
 }
 
-func TestReserveBooksAFreeTable(t *testing.T) {
+func TestATableIsBookedChangedFoundAndCancelled(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
+	s := w.service(goodCard)
+	first, err := s.Reserve(t.Context(), noKey, forGuest("ann", 4))
+	require.NoError(t, err)
+	want := forGuest("ann", 4)
+	want.ID = first.ID
+	require.Equal(t, booking.Answer{Booking: want, Created: true}, first)
+	require.NotEqual(t, uuid.Nil, first.ID)
 
-	require.NoError(t, w.reserve(t.Context(), goodCard, forGuest("ann", 4)))
-
-	require.Equal(t, forGuest("ann", 4), w.booked())
-	w.requireFree()
-}
-
-func TestReserveSealsBeforeItLooks(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-
-	require.NoError(t, w.reserve(t.Context(), goodCard, forGuest("ann", 4)))
-
-	require.Equal(t, []string{"seal table:12", "find", "save table:12"}, w.store.calls)
-}
-
-func TestReserveRefusesATakenTable(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	w.store.there = forGuest("ann", 4)
-
-	err := w.reserve(t.Context(), goodCard, forGuest("bob", 2))
-
+	_, err = s.Reserve(t.Context(), noKey, forGuest("bob", 2))
 	require.ErrorIs(t, err, booking.ErrTaken)
-	require.Equal(t, forGuest("ann", 4), w.booked())
+
+	fewer := forGuest("ann", 3)
+	fewer.Slot = evening.In(time.FixedZone("there", 2*60*60)) // the same moment
+	changed, err := s.Reserve(t.Context(), noKey, fewer)
+	require.NoError(t, err)
+	want.Party = 3
+	require.Equal(t, booking.Answer{Booking: want}, changed, "with the ID that the guest was told")
+	got, err := s.Get(t.Context(), first.ID)
+	require.NoError(t, err)
+	require.Equal(t, want, got)
+
+	require.NoError(t, s.Cancel(t.Context(), first.ID))
+	require.ErrorIs(t, s.Cancel(t.Context(), first.ID), booking.ErrUnknown)
+	_, err = s.Get(t.Context(), first.ID)
+	require.ErrorIs(t, err, booking.ErrUnknown)
+	require.Empty(t, w.booked())
 	w.requireFree()
 }
 
-func TestReserveLetsTheGuestChangeTheParty(t *testing.T) {
+// Ann's request is stopped for longer than its lease lasts, and Bob gets the table.
+func TestARequestThatWasStoppedBooksNothing(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.store.there = forGuest("ann", 4)
+	for name, key := range map[string]string{"while the card is checked": "0b6f", "between that and the write": noKey} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			postgres := fencedbtest.NewPostgres(t, w.pool.Config().ConnString())
+			through, err := pgxpool.New(t.Context(), postgres.URL())
+			require.NoError(t, err)
+			t.Cleanup(through.Close)
+			var nothing func()
+			overtake := func() {
+				fencedbtest.Overtake(t, w.leases, w.pool, booking.Resource(12), func(tx pgx.Tx) error {
+					_, err := tx.Exec(t.Context(), `INSERT INTO bookings (id, table_id, slot, guest, party)
+						VALUES (gen_random_uuid(), 12, $1, 'bob', 2)`, evening)
+					return err
+				})
+				nothing = fencedbtest.WroteNothing(t, w.pool, "bookings")
+			}
+			card := func(context.Context, string) error { overtake(); return nil }
+			if key == noKey { // otherwise the key comes first in the transaction
+				card = goodCard
+				postgres.Pause("INSERT INTO bookings", overtake)
+			}
 
-	require.NoError(t, w.reserve(t.Context(), goodCard, forGuest("ann", 3)))
+			_, err = booking.New(w.leases.Issuer, through, card).Reserve(t.Context(), key, forGuest("ann", 4))
 
-	require.Equal(t, forGuest("ann", 3), w.booked())
+			fencedbtest.Refused(t, err)
+			nothing()
+			require.True(t, lease.IsLost(err))
+			_, err = w.service(goodCard).Reserve(t.Context(), key, forGuest("ann", 4))
+			require.ErrorIs(t, err, booking.ErrTaken, "the key of a refused write stays free")
+		})
+	}
 }
 
 func TestReserveIsRefusedWhileAnotherIsAtIt(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	var inside error
+	there, err := w.service(goodCard).Reserve(t.Context(), noKey, forGuest("ann", 4))
+	require.NoError(t, err)
+	errs := make([]error, 2)
 	during := func(ctx context.Context, _ string) error {
-		inside = w.reserve(ctx, goodCard, forGuest("bob", 2))
+		_, errs[0] = w.service(goodCard).Reserve(ctx, noKey, forGuest("bob", 2))
+		errs[1] = w.service(goodCard).Cancel(ctx, there.ID)
 		return nil
 	}
 
-	require.NoError(t, w.reserve(t.Context(), during, forGuest("ann", 4)))
+	_, err = w.service(during).Reserve(t.Context(), noKey, forGuest("ann", 3))
 
-	var held *lease.HeldError
-	require.ErrorAs(t, inside, &held)
-	require.Positive(t, held.RetryAfter)
-	require.Equal(t, forGuest("ann", 4), w.booked())
-}
-
-func TestReserveBooksNothingOnADeclinedCard(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	declined := func(context.Context, string) error { return booking.ErrCardDeclined }
-
-	err := w.reserve(t.Context(), declined, forGuest("ann", 4))
-
-	require.ErrorIs(t, err, booking.ErrCardDeclined)
-	require.Zero(t, w.store.there)
-	w.requireFree()
-}
-
-func TestReserveStopsWaitingForTheCardWhenTheLeaseEnds(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	w.config.Lease.TTL, w.config.Lease.RenewEvery = time.Second, lease.Never
-	slow := func(ctx context.Context, _ string) error {
-		<-ctx.Done()
-		return context.Cause(ctx)
+	require.NoError(t, err)
+	for _, err := range errs {
+		held, is := errors.AsType[*lease.HeldError](err)
+		require.True(t, is, "%v", err)
+		require.Positive(t, held.RetryAfter)
 	}
-
-	err := w.reserve(t.Context(), slow, forGuest("ann", 4))
-
-	require.ErrorIs(t, err, lease.ErrExpired)
-	require.Zero(t, w.store.there)
+	require.Equal(t, []string{"ann"}, w.booked())
 }
 
-func TestReserveSavesWhateverItsClockSaysAboutTheLease(t *testing.T) {
+func TestReserveWaitsForWhoIsAtTheTable(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.config.Lease.TTL, w.config.Lease.RenewEvery = time.Second, lease.Never
-	late := func(ctx context.Context, _ string) error {
-		<-ctx.Done()
+	second := make(chan error, 1)
+	during := func(context.Context, string) error {
+		go func() {
+			_, err := booking.New(w.leases.Issuer, w.pool, goodCard).Reserve(t.Context(), noKey, forGuest("bob", 2))
+			second <- err
+		}()
+		require.Eventually(t, func() bool { return w.inspect().Waiters > 0 }, 10*time.Second, time.Millisecond)
 		return nil
 	}
 
-	require.NoError(t, w.reserve(t.Context(), late, forGuest("ann", 4)), "the store let it in, so it stands")
+	_, err := w.service(during).Reserve(t.Context(), noKey, forGuest("ann", 4))
 
-	require.Equal(t, forGuest("ann", 4), w.booked())
-	require.NoError(t, w.store.saveCtx, "the store alone decides")
+	require.NoError(t, err)
+	require.ErrorIs(t, <-second, booking.ErrTaken)
 }
 
-func TestReserveTellsWhyTheLeaseEndedWhenNothingWasBooked(t *testing.T) {
+func TestReserveBooksNothing(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.store.refusal = fencedb.ErrStale
-	late := func(context.Context, string) error {
-		fencedbtest.Expire(t, w.leases, booking.Resource(12))
-		return nil
-	}
-
-	err := w.reserve(t.Context(), late, forGuest("ann", 4))
-
-	require.ErrorIs(t, err, fencedb.ErrStale)
-	require.ErrorIs(t, err, lease.ErrLost)
-}
-
-func TestReserveGivesUpWithItsCaller(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	ctx, hangUp := context.WithCancel(t.Context())
-	slow := func(ctx context.Context, _ string) error {
-		hangUp()
-		<-ctx.Done()
-		return ctx.Err()
-	}
-
-	err := w.reserve(ctx, slow, forGuest("ann", 4))
-
-	require.ErrorIs(t, err, context.Canceled)
-	w.requireFree()
-}
-
-func TestReserveFailsWithTheStore(t *testing.T) {
-	t.Parallel()
-	for _, call := range []string{"seal table:12", "find"} {
-		t.Run(call, func(t *testing.T) {
+	for name, tc := range map[string]struct {
+		card  func(w *world, leave func()) booking.CardCheck
+		fails error
+	}{
+		"on a declined card": {func(*world, func()) booking.CardCheck {
+			return func(context.Context, string) error { return booking.ErrCardDeclined }
+		}, booking.ErrCardDeclined},
+		"when the caller leaves": {func(_ *world, leave func()) booking.CardCheck {
+			return func(ctx context.Context, _ string) error {
+				leave()
+				<-ctx.Done()
+				return ctx.Err()
+			}
+		}, context.Canceled},
+		"when the lease ends during the card check": {func(w *world, _ func()) booking.CardCheck {
+			return func(ctx context.Context, _ string) error {
+				_, err := w.leases.Revoke(w.Context(), booking.Resource(12))
+				<-ctx.Done()
+				return errors.Join(err, context.Cause(ctx))
+			}
+		}, lease.ErrRevoked},
+	} {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
-			w.store.failing = call
+			ctx, leave := context.WithCancel(t.Context())
+			defer leave()
 
-			err := w.reserve(t.Context(), goodCard, forGuest("ann", 4))
+			_, err := w.service(tc.card(w, leave)).Reserve(ctx, noKey, forGuest("ann", 4))
 
-			require.ErrorIs(t, err, errStore)
-			require.Zero(t, w.store.there)
+			require.ErrorIs(t, err, tc.fails)
+			require.Empty(t, w.booked())
 			w.requireFree()
 		})
 	}
 }
 
-func TestReserveTakesTheSameMomentForTheSameSlot(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	b := forGuest("ann", 4)
-	b.Slot = evening.In(time.FixedZone("there", 2*60*60))
-
-	require.NoError(t, w.reserve(t.Context(), goodCard, b))
-
-	require.Equal(t, forGuest("ann", 4), w.booked())
-}
-
 func TestReserveRefusesNonsense(t *testing.T) {
 	t.Parallel()
+	w := newWorld(t)
 	for name, tc := range map[string]struct {
 		field string
 		spoil func(*booking.Booking)
@@ -200,195 +202,127 @@ func TestReserveRefusesNonsense(t *testing.T) {
 		"nobody":         {"party", func(b *booking.Booking) { b.Party = 0 }},
 		"a crowd":        {"party", func(b *booking.Booking) { b.Party = booking.MaxParty + 1 }},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := newWorld(t)
-			b := forGuest("ann", 4)
-			tc.spoil(&b)
+		b := forGuest("ann", 4)
+		tc.spoil(&b)
 
-			err := w.reserve(t.Context(), goodCard, b)
+		_, err := w.service(goodCard).Reserve(t.Context(), noKey, b)
 
-			var invalid *booking.InvalidError
-			require.ErrorAs(t, err, &invalid)
-			require.Equal(t, tc.field, invalid.Field)
-			require.Empty(t, w.store.calls)
-			w.requireUntouched()
-		})
+		invalid, is := errors.AsType[*booking.InvalidError](err)
+		require.True(t, is, "%s: %v", name, err)
+		require.Equal(t, tc.field, invalid.Field, name)
 	}
+	require.Zero(t, w.inspect().LastToken, "nobody has asked for the table")
+	_, err := w.service(goodCard).List(t.Context(), 0, evening)
+	require.ErrorAs(t, err, new(*booking.InvalidError))
+	require.ErrorIs(t, w.service(goodCard).Cancel(t.Context(), uuid.New()), booking.ErrUnknown)
+	require.Zero(t, w.inspect().LastToken, "nobody was kept waiting for it")
 }
 
-func TestReserveWaitsForWhoIsAtTheTable(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	w.config.Wait = time.Minute
-	second := make(chan error, 1)
-	during := func(context.Context, string) error {
-		go func() { second <- w.reserve(t.Context(), goodCard, forGuest("bob", 2)) }()
-		require.Eventually(t, func() bool { return w.inspect().Waiters > 0 }, 10*time.Second, time.Millisecond)
-		return nil
-	}
-
-	require.NoError(t, w.reserve(t.Context(), during, forGuest("ann", 4)))
-
-	require.ErrorIs(t, <-second, booking.ErrTaken)
-}
-
-func TestReserveWaitsNoLongerThanItMay(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	w.config.Wait = time.Second // long enough to hear who holds
-	var inside error
-	during := func(ctx context.Context, _ string) error {
-		inside = w.reserve(ctx, goodCard, forGuest("bob", 2))
-		return nil
-	}
-
-	require.NoError(t, w.reserve(t.Context(), during, forGuest("ann", 4)))
-
-	require.ErrorIs(t, inside, lease.ErrHeld)
-	require.ErrorIs(t, inside, context.DeadlineExceeded)
-}
-
-func TestReserveAnswersAKeyAsBefore(t *testing.T) {
+func TestAKeyIsAnsweredOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	asked := 0
-	card := func(context.Context, string) error { asked++; return nil }
-	s := w.service(card)
+	s := w.service(func(context.Context, string) error { asked++; return nil })
 	first, err := s.Reserve(t.Context(), "0b6f", forGuest("ann", 4))
 	require.NoError(t, err)
-	require.NotEqual(t, uuid.Nil, first.ID)
-	w.store.there = forGuest("bob", 2) // ann has cancelled, and bob was quick
+	require.NoError(t, s.Cancel(t.Context(), first.ID))
+	_, err = s.Reserve(t.Context(), noKey, forGuest("bob", 2))
+	require.NoError(t, err)
 
 	again, err := s.Reserve(t.Context(), "0b6f", forGuest("ann", 4))
-
 	require.NoError(t, err)
 	require.Equal(t, first, again)
-	require.Equal(t, forGuest("bob", 2), w.booked())
-	require.Equal(t, 1, asked, "the bank is asked once")
-	w.requireFree()
+	require.Equal(t, []string{"bob"}, w.booked(), "a second time nothing was written")
+	require.Equal(t, 2, asked, "the bank is asked once for each guest")
+
+	_, err = s.Reserve(t.Context(), "0b6f", forGuest("ann", 3))
+	require.ErrorIs(t, err, fencedb.ErrKeyReused)
 }
 
-func TestCancelGivesTheTableFree(t *testing.T) {
+func TestListIsInOrderAndLimited(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.store.there = forGuest("ann", 4)
-	w.store.there.ID = uuid.New()
+	_, err := guard.New(w.leases.Issuer, w.pool).Exec(t.Context(), booking.Resource(12), `
+		INSERT INTO bookings (id, table_id, slot, guest, party)
+		SELECT gen_random_uuid(), 12, $1::timestamptz + hour * interval '1 hour', 'ann', 4 FROM generate_series($2, 0, -1) AS hour`,
+		evening, booking.MaxList)
+	require.NoError(t, err)
+	s := w.service(goodCard)
 
-	require.NoError(t, w.service(goodCard).Cancel(t.Context(), w.store.there.ID))
-
-	require.Zero(t, w.store.there)
-	require.Equal(t, []string{"get", "seal table:12", "remove table:12"}, w.store.calls)
-	w.requireFree()
+	all, err := s.List(t.Context(), 12, time.Time{})
+	require.NoError(t, err)
+	require.Len(t, all, booking.MaxList)
+	require.Equal(t, evening, all[0].Slot)
+	require.True(t, slices.IsSortedFunc(all, func(a, b booking.Booking) int { return a.Slot.Compare(b.Slot) }))
+	last, err := s.List(t.Context(), 12, all[booking.MaxList-1].Slot.Add(time.Hour))
+	require.NoError(t, err)
+	require.Len(t, last, 1)
+	another, err := s.List(t.Context(), 13, time.Time{})
+	require.NoError(t, err)
+	require.Equal(t, []booking.Booking{}, another)
 }
 
-func TestCancelKnowsWhatIsNotThere(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	require.ErrorIs(t, w.service(goodCard).Cancel(t.Context(), uuid.New()), booking.ErrUnknown)
-	w.requireUntouched() // nobody was kept waiting for it
-
-	w.store.there = forGuest("ann", 4)
-	w.store.there.ID = uuid.New()
-	w.store.vanishes = true
-	require.ErrorIs(t, w.service(goodCard).Cancel(t.Context(), w.store.there.ID), booking.ErrUnknown)
-	w.requireFree()
-}
-
-func TestCancelIsRefusedWhileAnotherIsAtTheTable(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	w.store.there = forGuest("ann", 4)
-	w.store.there.ID = uuid.New()
-	var inside error
-	during := func(ctx context.Context, _ string) error {
-		inside = w.service(goodCard).Cancel(ctx, w.store.there.ID)
-		return nil
-	}
-
-	require.NoError(t, w.reserve(t.Context(), during, forGuest("ann", 3)))
-
-	require.ErrorIs(t, inside, lease.ErrHeld)
-	require.Equal(t, forGuest("ann", 3), w.booked())
-}
-
-func TestListRefusesATableThatCannotBe(t *testing.T) {
-	t.Parallel()
-	_, err := newWorld(t).service(goodCard).List(t.Context(), 0, evening)
-	require.ErrorAs(t, err, new(*booking.InvalidError))
-}
-
-func TestReserveRaisesACounterThatIsBehindTheStore(t *testing.T) {
+func TestReserveHealsARedisThatWentBackwards(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	ahead := time.Now().Add(time.Hour).UnixMicro()
-	w.store.fence = ahead // and Redis has lost its data, and its clock went back
+	future := fencedb.NewGrant(booking.Resource(12), ahead, uuid.New(), fencedb.NoEnd)
+	require.NoError(t, fencedb.Seal(t.Context(), w.pool, future))
 
-	require.NoError(t, w.reserve(t.Context(), goodCard, forGuest("ann", 4)))
+	_, err := w.service(goodCard).Reserve(t.Context(), noKey, forGuest("ann", 4))
 
-	require.Greater(t, w.store.fence, ahead)
-	require.Equal(t, forGuest("ann", 4), w.booked())
-	w.requireFree()
+	require.NoError(t, err)
+	require.Greater(t, w.inspect().LastToken, ahead)
 }
 
-func TestLeasesAreThoseOfTheTables(t *testing.T) {
+func TestNobodyWritesWithoutAToken(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	s := w.service(goodCard)
-	l, err := s.Leases().TryAcquire(t.Context(), booking.Resource(12))
+	_, err := w.service(goodCard).Reserve(t.Context(), noKey, forGuest("ann", 4))
 	require.NoError(t, err)
 
-	_, err = s.Reserve(t.Context(), "", forGuest("ann", 4))
-
-	require.ErrorIs(t, err, lease.ErrHeld)
-	require.NoError(t, l.Release(t.Context()))
-}
-
-func TestNewRefusesABadLease(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	_, err := booking.New(w.leases.Client, booking.Config{Lease: lease.Config{TTL: -time.Second}, Store: w.store})
-	require.ErrorIs(t, err, lease.ErrInvalid)
+	for _, statement := range []string{
+		`INSERT INTO bookings (id, table_id, slot, guest, party) VALUES (gen_random_uuid(), 1, now(), 'eve', 1)`,
+		`UPDATE bookings SET guest = 'eve'`,
+		`DELETE FROM bookings`,
+		`TRUNCATE bookings`,
+	} {
+		_, err := w.pool.Exec(t.Context(), statement)
+		refused, is := errors.AsType[*pgconn.PgError](err)
+		require.True(t, is, statement)
+		require.Equal(t, "FN002", refused.Code, statement)
+	}
 }
 
 func goodCard(context.Context, string) error { return nil }
 
-// world is a Redis of its own and a store that remembers what it was asked.
+// world is a database and leases, for any number of services.
 type world struct {
 	*testing.T
+	pool   *pgxpool.Pool
 	leases *fencedbtest.Issuer // shares its resources with every service
-	config booking.Config
-	store  *memory
 }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	store := &memory{answers: map[string]booking.Answer{}}
-	w := &world{T: t, leases: fencedbtest.NewIssuer(t, lease.Config{}), store: store}
-	w.config = booking.Config{Lease: w.leases.Config, Store: w.store}
+	w := &world{t, testenv.Postgres(t), fencedbtest.NewIssuer(t, lease.Config{})}
+	db := stdlib.OpenDBFromPool(w.pool)
+	require.NoError(t, errors.Join(booking.Migrate(t.Context(), db), db.Close()))
 	return w
 }
 
+// service is one of its own, which does not wait.
 func (w *world) service(card booking.CardCheck) *booking.Service {
+	return booking.New(w.leases.With(lease.NoWait()), w.pool, card)
+}
+
+// booked are the guests.
+func (w *world) booked() (guests []string) {
 	w.Helper()
-	cfg := w.config
-	cfg.CheckCard = card
-	s, err := booking.New(w.leases.Client, cfg)
+	rows, _ := w.pool.Query(w.Context(), `SELECT guest FROM bookings ORDER BY guest`)
+	guests, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	require.NoError(w, err)
-	return s
-}
-
-// reserve asks a service of its own, without a key.
-func (w *world) reserve(ctx context.Context, card booking.CardCheck, b booking.Booking) error {
-	_, err := w.service(card).Reserve(ctx, "", b)
-	return err
-}
-
-// booked is what the store holds, but for the ID.
-func (w *world) booked() booking.Booking {
-	b := w.store.there
-	b.ID = uuid.Nil
-	return b
+	return guests
 }
 
 // requireFree checks that the lease was given back.
@@ -397,94 +331,9 @@ func (w *world) requireFree() {
 	require.Eventually(w, func() bool { return w.inspect().Holder == uuid.Nil }, 5*time.Second, time.Millisecond)
 }
 
-// requireUntouched checks that nobody has asked for the table.
-func (w *world) requireUntouched() {
-	w.Helper()
-	require.Zero(w, w.inspect().LastToken)
-}
-
 func (w *world) inspect() lease.Inspection {
 	w.Helper()
 	found, err := w.leases.Inspect(w.Context(), booking.Resource(12))
 	require.NoError(w, err)
 	return found
-}
-
-var errStore = errors.New("the store is out of order")
-
-// memory is a store of one booking.
-type memory struct {
-	mu       sync.Mutex
-	there    booking.Booking
-	fence    int64 // the highest token that was sealed
-	answers  map[string]booking.Answer
-	calls    []string
-	failing  string // this call fails
-	vanishes bool   // what Get has found, Remove does not
-	refusal  error  // of Save
-	saveCtx  error  // of the context that Save got
-}
-
-var _ booking.Store = (*memory)(nil)
-
-func (m *memory) called(call string) error {
-	m.calls = append(m.calls, call)
-	if call == m.failing {
-		return errStore
-	}
-	return nil
-}
-
-func (m *memory) Seal(_ context.Context, g fencedb.Grant) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if g.Token() < m.fence {
-		return &fencedb.StaleError{Resource: g.Resource(), Token: g.Token(), Stored: m.fence}
-	}
-	m.fence = g.Token()
-	return m.called("seal " + g.Resource())
-}
-
-func (m *memory) Find(context.Context, int, time.Time) (booking.Booking, bool, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.there, m.there.Guest != "", m.called("find")
-}
-
-func (m *memory) Get(_ context.Context, id uuid.UUID) (booking.Booking, bool, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.there, m.there.ID == id, m.called("get")
-}
-
-func (m *memory) List(context.Context, int, time.Time) ([]booking.Booking, error) { return nil, nil }
-
-func (m *memory) Answered(_ context.Context, _ fencedb.Grant, key string,
-	_ booking.Booking) (booking.Answer, bool, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	answer, found := m.answers[key]
-	return answer, found, m.called("answered")
-}
-
-func (m *memory) Save(ctx context.Context, g fencedb.Grant, key string, b booking.Booking) (booking.Answer, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.saveCtx = ctx.Err()
-	if err := errors.Join(m.called("save "+g.Resource()), m.refusal); err != nil {
-		return booking.Answer{}, err
-	}
-	m.there = b
-	m.answers[key] = booking.Answer{Booking: b, Created: true}
-	return m.answers[key], nil
-}
-
-func (m *memory) Remove(_ context.Context, g fencedb.Grant, id uuid.UUID) (bool, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if err := m.called("remove " + g.Resource()); err != nil || m.vanishes || m.there.ID != id {
-		return false, err
-	}
-	m.there = booking.Booking{}
-	return true, nil
 }

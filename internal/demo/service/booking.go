@@ -66,26 +66,55 @@ type desk struct {
 // ordered.
 func (d *desk) reserve(ctx context.Context, r Request) {
 	defer d.beforeNext.Arm(func() {}) // in case that nothing was written
-	cfg := booking.Config{
-		Lease: lease.Config{TTL: r.TTL, Namespace: d.View.Namespace}, Wait: r.Wait, CheckCard: d.bank(ctx, r),
-	}
+	cfg, db := lease.Config{TTL: r.TTL, Namespace: d.View.Namespace}, fencedb.DB(d.DB)
 	if r.NoRenew {
-		cfg.Lease.RenewEvery = lease.Never
+		cfg.RenewEvery = lease.Never
 	}
-	var writes []fencedb.Tracer
 	if d.feed != nil {
-		writes, cfg.Lease.Tracers = []fencedb.Tracer{d.feed}, []lease.Tracer{d.feed}
+		cfg.Tracers, db = []lease.Tracer{d.feed}, fencedb.With(db, fencedb.Trace(d.feed))
 	}
-	cfg.Store = booking.NewPostgres(d.DB, writes...)
-	if r.Plain {
-		cfg.Store = plainStore{cfg.Store, d.DB}
+	wait := lease.NoWait()
+	if r.Wait > 0 {
+		wait = lease.WaitAtMost(r.Wait)
 	}
-	service, err := booking.New(d.Redis, cfg)
-	if err == nil {
+	leases, err := lease.New(d.Redis, cfg)
+	switch {
+	case err != nil:
+	case r.Plain:
+		err = d.plain(ctx, leases.With(wait), d.bank(ctx, r), r.Booking)
+	default:
 		const noKey = "" // each request is sent once
-		_, err = service.Reserve(ctx, noKey, r.Booking)
+		_, err = booking.New(leases.With(wait), db, d.bank(ctx, r)).Reserve(ctx, noKey, r.Booking)
 	}
 	d.Tell(Event{Done: new(result(err))})
+}
+
+// plain is the control of the experiment, not something to copy: the same look, card check and
+// statement, protected by nothing but the lock.
+func (d *desk) plain(ctx context.Context, leases *lease.Issuer, check booking.CardCheck, b booking.Booking) error {
+	err := leases.Do(ctx, booking.Resource(b.Table), func(held context.Context, _ *lease.Lease) error {
+		var taken bool
+		err := d.DB.QueryRow(ctx, `SELECT EXISTS (SELECT FROM bookings WHERE table_id = $1 AND slot = $2 AND guest <> $3)`,
+			b.Table, b.Slot, b.Guest).Scan(&taken)
+		if err != nil {
+			return err
+		}
+		if taken {
+			return booking.ErrTaken
+		}
+		if err := check(held, b.Guest); err != nil {
+			return err
+		}
+		_, err = d.DB.Exec(ctx, `
+			INSERT INTO bookings (id, table_id, slot, guest, party) VALUES (gen_random_uuid(), $1, $2, $3, $4)
+			ON CONFLICT (table_id, slot) DO UPDATE SET guest = excluded.guest, party = excluded.party`,
+			b.Table, b.Slot, b.Guest, b.Party)
+		return err
+	})
+	if errors.Is(err, lease.ErrWorkDone) { // its guest has been told that the table is booked
+		err = nil
+	}
+	return err
 }
 
 // bank accepts every card. It does not look at the context it is given, which ends with the lease;
@@ -110,24 +139,6 @@ func (d *desk) reached(life context.Context, at, hold Point, stay time.Duration)
 	}
 	d.Tell(Event{At: at})
 	_ = worker.Sleep(life, stay)
-}
-
-// plainStore is the control of the experiment, not something to copy: the same statement, protected
-// by nothing but the lock.
-type plainStore struct {
-	booking.Store // for what the experiment does not do
-	db            *pgxpool.Pool
-}
-
-// Seal does nothing: there is no fence.
-func (plainStore) Seal(context.Context, fencedb.Grant) error { return nil }
-
-func (s plainStore) Save(ctx context.Context, _ fencedb.Grant, _ string, b booking.Booking) (booking.Answer, error) {
-	_, err := s.db.Exec(ctx, `
-		INSERT INTO bookings (id, table_id, slot, guest, party) VALUES ($1, $2, $3, $4, $5)
-		ON CONFLICT (table_id, slot) DO UPDATE SET guest = excluded.guest, party = excluded.party`,
-		b.ID, b.Table, b.Slot, b.Guest, b.Party)
-	return booking.Answer{Booking: b}, err
 }
 
 // Statements for the fence of the bookings: Protect is what their migrations have done already.
