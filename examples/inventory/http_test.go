@@ -15,7 +15,6 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/stdlib"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
@@ -41,9 +40,6 @@ func TestACartFromItsReservationToItsSale(t *testing.T) {
 		require.Contains(t, paid.body, `"state":"SOLD"`)
 	}
 	require.Contains(t, w.get(cart).body, `"state":"SOLD"`)
-	require.Equal(t, http.StatusNoContent, w.get("/healthz").status)
-	require.Equal(t, http.StatusTeapot, w.get("/readyz").status, "as its handler says")
-	require.Equal(t, http.StatusOK, w.get("/metrics").status)
 }
 
 func TestARefusalSaysWhy(t *testing.T) {
@@ -58,7 +54,7 @@ func TestARefusalSaysWhy(t *testing.T) {
 		"two values":    {"/carts", `{"buyer": "ann"}{}`, http.StatusBadRequest, "more than one"},
 		"a brace more":  {"/carts", `{"buyer": "ann"}}`, http.StatusBadRequest, "more than one"},
 		"unknown field": {"/carts", `{"byer": "ann"}`, http.StatusBadRequest, "byer"},
-		"no buyer":      {"/carts", `{"lines": [{"sku": "a", "units": 1}]}`, http.StatusUnprocessableEntity, "no buyer"},
+		"no buyer":      {"/carts", `{"lines": [{"sku": "a", "units": 1}]}`, http.StatusUnprocessableEntity, "say who buys"},
 		"too large":     {"/carts", `{"buyer": "` + strings.Repeat("a", maxBody) + `"}`, http.StatusRequestEntityTooLarge, "too large"},
 		"sold out":      {"/carts", `{"buyer": "ann", "lines": [{"sku": "a", "units": 4}]}`, http.StatusConflict, "3 units of a are left"},
 		"no cart":       {"/carts/" + uuid.NewString() + "/pay", "", http.StatusNotFound, "no such cart"},
@@ -112,7 +108,8 @@ func TestEachErrorHasAStatus(t *testing.T) {
 		fencedb.ErrBusy:                                      http.StatusConflict,
 		fencedb.ErrLeaseOver:                                 http.StatusConflict,
 		lease.ErrUnreachable:                                 http.StatusServiceUnavailable,
-		io.ErrUnexpectedEOF:                                  http.StatusInternalServerError,
+		io.ErrUnexpectedEOF:                                  http.StatusServiceUnavailable,
+		errors.New("a bug"):                                  http.StatusInternalServerError,
 		fencedb.ErrCommitted:                                 http.StatusInternalServerError, // "look at the cart"
 	} {
 		require.Equal(t, status, problemOf(err).Status, err)
@@ -123,10 +120,10 @@ func TestEachErrorHasAStatus(t *testing.T) {
 	require.Contains(t, unknown.Title, "Not known")
 	for left, seconds := range map[time.Duration]string{0: "1", 1200 * time.Millisecond: "2"} {
 		w := httptest.NewRecorder()
-		held := func(http.ResponseWriter, *http.Request) (int, any, error) {
-			return 0, nil, &lease.HeldError{RetryAfter: left}
+		held := func(context.Context, http.ResponseWriter, *http.Request) (any, error) {
+			return nil, &lease.HeldError{RetryAfter: left}
 		}
-		(&api{}).answer(held)(w, httptest.NewRequest(http.MethodGet, "/", nil))
+		answer(held, slog.New(slog.DiscardHandler))(w, httptest.NewRequest(http.MethodGet, "/", nil))
 		require.Equal(t, seconds, w.Header().Get("Retry-After"))
 	}
 }
@@ -145,28 +142,26 @@ func newWorld(t *testing.T, client redis.UniversalClient) *world {
 	namespace := testenv.Namespace(t)
 	leases, err := lease.New(client, lease.Config{TTL: time.Minute, Namespace: namespace})
 	require.NoError(t, err)
-	s, err := shop.New(shop.Config{DB: db, Leases: leases, Bank: honest{}, Keep: time.Hour, Wait: 5 * time.Second})
-	require.NoError(t, err)
+	s := shop.New(leases, db, honest{}, time.Hour, 5*time.Second)
 	stocked := fencedb.NewGrant("sku:a", 1, uuid.New(), fencedb.NoEnd)
 	_, err = fencedb.Exec(t.Context(), db, stocked, `INSERT INTO stock (sku, start, remaining, cents) VALUES ('a', 3, 3, 100)`)
 	require.NoError(t, err)
 
-	teapot := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) })
-	server := httptest.NewServer(newAPI(s, teapot, promhttp.Handler(), slog.New(slog.DiscardHandler)))
+	server := httptest.NewServer(routes(s, slog.New(slog.DiscardHandler)))
 	t.Cleanup(server.Close)
 	return &world{t, leases, server.URL}
 }
 
-type answer struct {
+type answered struct {
 	http.Header
 	status int
 	body   string
 }
 
-func (w *world) get(path string) answer        { return w.do(http.MethodGet, path, "") }
-func (w *world) post(path, body string) answer { return w.do(http.MethodPost, path, body) }
+func (w *world) get(path string) answered        { return w.do(http.MethodGet, path, "") }
+func (w *world) post(path, body string) answered { return w.do(http.MethodPost, path, body) }
 
-func (w *world) do(method, path, body string) answer {
+func (w *world) do(method, path, body string) answered {
 	w.Helper()
 	request, err := http.NewRequestWithContext(w.Context(), method, w.url+path, strings.NewReader(body))
 	require.NoError(w, err)
@@ -175,7 +170,7 @@ func (w *world) do(method, path, body string) answer {
 	defer response.Body.Close()
 	text, err := io.ReadAll(response.Body)
 	require.NoError(w, err)
-	return answer{response.Header, response.StatusCode, string(text)}
+	return answered{response.Header, response.StatusCode, string(text)}
 }
 
 // honest is a bank that always has the money.

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -17,12 +16,12 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/fencedb/fencedb/examples/inventory/shop"
 	"github.com/fencedb/fencedb/fencedb"
@@ -68,16 +67,14 @@ func serve(ctx context.Context, log *slog.Logger) error {
 	// A wrong URL is not repeated in the error: it may hold a password.
 	db, err := pgxpool.New(ctx, os.Getenv(postgresVar))
 	if err != nil || os.Getenv(postgresVar) == "" {
-		return fmt.Errorf("%s must be the URL of a database, such as postgres://user:password@host:5432/database", postgresVar)
+		return errors.New(postgresVar + " must be the URL of a database, such as postgres://user:password@host:5432/database")
 	}
 	defer db.Close()
 	options, err := redis.ParseURL(os.Getenv(redisVar))
 	if err != nil {
-		return fmt.Errorf("%s must be the URL of a Redis, such as redis://user:password@host:6379/0", redisVar)
+		return errors.New(redisVar + " must be the URL of a Redis, such as redis://user:password@host:6379/0")
 	}
 	options.ClientName = lease.ClientName("inventory")
-	// An extension of some hosted Redis. Others refuse it, and the client logs that.
-	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	client := redis.NewClient(options)
 	defer client.Close()
 	metrics, registry := prom.New(prom.Config{}), prometheus.NewRegistry()
@@ -88,78 +85,80 @@ func serve(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return fmt.Errorf("%s, %s: %w", ttlVar, spaceVar, err)
 	}
-	s, err := openShop(ctx, db, leases, metrics)
-	if err != nil {
-		return err
-	}
+	plain := stdlib.OpenDBFromPool(db)
 	probe, err := ready.New(ready.Config{
-		Checks: []ready.Check{ready.Leases(leases), ready.Fences(stdlib.OpenDBFromPool(db))},
+		Checks: []ready.Check{ready.Leases(leases), ready.Fences(plain)},
 		Failed: func(name string, err error) { log.Warn("not ready", "check", name, "error", err) },
 	})
-	if err != nil {
+	s := shop.New(leases, fencedb.With(db, fencedb.Trace(metrics)), bank{}, keep, turn)
+	if err := errors.Join(err, shop.Migrate(ctx, plain), s.Stock(ctx, goods)); err != nil {
 		return err
 	}
 	listener, err := net.Listen("tcp", cmp.Or(os.Getenv(addrVar), "127.0.0.1:8090"))
 	if err != nil {
 		return fmt.Errorf("%s: %w", addrVar, err)
 	}
-	handler := newAPI(s, probe, promhttp.HandlerFor(registry, promhttp.HandlerOpts{}), log)
-	sold := sell(ctx, listener, s, handler, log)
+	mux := routes(s, log)
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
+	mux.Handle("GET /readyz", probe)
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	sweeping, stop := context.WithCancel(ctx)
+	var sweeper sync.WaitGroup
+	sweeper.Go(func() { sweep(sweeping, s, log) })
+	sold := sell(ctx, listener, mux, log)
+	stop()
+	sweeper.Wait()
 	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTime)
 	defer cancel()
 	return errors.Join(sold, leases.Close(ending)) // so that the next who starts need not wait for leases to expire
 }
 
-// openShop opens the shop, with something to sell.
-func openShop(ctx context.Context, db *pgxpool.Pool, leases *lease.Issuer,
-	tracers ...fencedb.Tracer) (*shop.Shop, error) {
-	bank := shop.NewPretendBank(db, func() time.Duration { return time.Duration(100+rand.IntN(400)) * time.Millisecond })
-	plain := stdlib.OpenDBFromPool(db)
-	if err := errors.Join(shop.Migrate(ctx, plain), plain.Close()); err != nil {
-		return nil, err
-	}
-	s, err := shop.New(shop.Config{DB: db, Leases: leases, Bank: bank, Keep: keep, Wait: turn, Tracers: tracers})
-	if err != nil {
-		return nil, err
-	}
-	return s, s.Stock(ctx, []shop.Level{
-		{SKU: "sneaker", Start: 100, Cents: 8990},
-		{SKU: "t-shirt", Start: 500, Cents: 1990},
-		{SKU: "poster", Start: 3, Cents: 990},
-	})
+var goods = []shop.Level{
+	{SKU: "sneaker", Start: 100, Cents: 8990},
+	{SKU: "t-shirt", Start: 500, Cents: 1990},
+	{SKU: "poster", Start: 3, Cents: 990},
 }
 
-// sell answers requests and sweeps, until ctx is done and what was under way has ended.
-func sell(ctx context.Context, listener net.Listener, s *shop.Shop, handler http.Handler, log *slog.Logger) error {
-	var sweeper sync.WaitGroup
-	defer sweeper.Wait()
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	sweeper.Go(func() {
-		for again := time.NewTicker(sweepEvery); ctx.Err() == nil; {
-			if err := s.Sweep(ctx); err != nil && ctx.Err() == nil {
-				log.Error("sweep", "error", err)
-			}
-			select {
-			case <-again.C:
-			case <-ctx.Done():
-			}
-		}
-	})
+// bank stands for a payment provider, which takes its time.
+type bank struct{}
 
+func (bank) Charge(ctx context.Context, _ uuid.UUID, _ int64) error {
+	select {
+	case <-time.After(300 * time.Millisecond):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (bank) Refund(context.Context, uuid.UUID) error { return nil }
+
+func sweep(ctx context.Context, s *shop.Shop, log *slog.Logger) {
+	for again := time.NewTicker(sweepEvery); ctx.Err() == nil; {
+		if err := s.Sweep(ctx); err != nil && ctx.Err() == nil {
+			log.Error("sweep", "error", err)
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// sell answers requests until ctx is done and what was under way has ended.
+func sell(ctx context.Context, listener net.Listener, handler http.Handler, log *slog.Logger) error {
 	server := &http.Server{Handler: handler, ReadTimeout: readTime,
 		WriteTimeout: requestTime + 3*readTime, // the outcome of a lost COMMIT is asked for after requestTime
 		ErrorLog:     slog.NewLogLogger(log.Handler(), slog.LevelWarn)}
-	failed := make(chan error, 1)
-	go func() { failed <- server.Serve(listener) }()
+	ended := make(chan error, 1)
+	context.AfterFunc(ctx, func() {
+		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTime+2*readTime)
+		defer cancel()
+		ended <- server.Shutdown(ending)
+	})
 	log.Info("selling", "url", "http://"+listener.Addr().String())
-	select {
-	case err := <-failed:
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 		return err
-	case <-ctx.Done():
 	}
-	log.Info("closing")
-	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTime+2*readTime)
-	defer cancel()
-	return server.Shutdown(ending)
+	return <-ended
 }

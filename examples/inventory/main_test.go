@@ -15,9 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/fencedb/fencedb/examples/inventory/shop"
 	"github.com/fencedb/fencedb/internal/testenv"
-	"github.com/fencedb/fencedb/lease"
 )
 
 func TestMain(m *testing.M) {
@@ -54,6 +52,7 @@ func TestTheLinesOfTheREADMEWork(t *testing.T) {
 	require.Contains(t, string(said), `"sku":"poster","start":3,"remaining":3`)
 	require.Contains(t, string(said), `"buyer":"ann","state":"RESERVED"`)
 	require.Equal(t, 2, strings.Count(string(said), `"buyer":"bob","state":"SOLD"`), "%s", said)
+	require.Equal(t, []int{http.StatusNoContent, http.StatusOK}, []int{statusOf("http://" + url + "/healthz"), statusOf("http://" + url + "/metrics")})
 }
 
 func TestARequestUnderWayIsFinishedWhenTheServiceEnds(t *testing.T) {
@@ -69,7 +68,7 @@ func TestARequestUnderWayIsFinishedWhenTheServiceEnds(t *testing.T) {
 	ctx, end := context.WithCancel(t.Context())
 	defer end()
 	ended := make(chan error, 1)
-	go func() { ended <- sell(ctx, listener, newShop(t), slow, slog.New(slog.DiscardHandler)) }()
+	go func() { ended <- sell(ctx, listener, slow, slog.New(slog.DiscardHandler)) }()
 	status := make(chan int, 1)
 	go func() { status <- statusOf("http://" + listener.Addr().String()) }()
 
@@ -90,15 +89,6 @@ func statusOf(url string) int {
 	}
 	response.Body.Close()
 	return response.StatusCode
-}
-
-func newShop(t *testing.T) *shop.Shop {
-	t.Helper()
-	leases, err := lease.New(testenv.Redis(t), lease.Config{TTL: time.Minute, Namespace: testenv.Namespace(t)})
-	require.NoError(t, err)
-	s, err := openShop(t.Context(), testenv.Postgres(t), leases)
-	require.NoError(t, err)
-	return s
 }
 
 // startService serves on servers of the tests until stop is called.

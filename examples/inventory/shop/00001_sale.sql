@@ -3,14 +3,12 @@ CREATE TABLE stock (
     sku       text   PRIMARY KEY CHECK (sku <> ''),
     start     int    NOT NULL CHECK (start >= 0),
     remaining int    NOT NULL CHECK (remaining >= 0),
-    cents     bigint NOT NULL CHECK (cents > 0),
-    version   bigint NOT NULL DEFAULT 0
+    cents     bigint NOT NULL CHECK (cents > 0)
 );
 
 COMMENT ON TABLE  stock           IS 'What is for sale. Written only with the fencing token of the SKU.';
 COMMENT ON COLUMN stock.remaining IS 'Neither sold nor reserved: start less the units of carts that are RESERVED or SOLD.';
 COMMENT ON COLUMN stock.cents     IS 'Price of a unit. The first half of start goes for half of it.';
-COMMENT ON COLUMN stock.version   IS 'Rises with every write. Only the optimistic rival looks at it; the fence needs none.';
 
 CREATE TABLE carts (
     id         uuid        PRIMARY KEY,

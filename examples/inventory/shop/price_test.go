@@ -57,16 +57,16 @@ func TestValidateNamesWhatIsWrong(t *testing.T) {
 		buyer string
 		lines []Line
 	}{
-		"no buyer":       {"", one},
-		"0 lines":        {"ann", nil},
-		"21 lines":       {"ann", make([]Line, 21)},
-		"no sku":         {"ann", []Line{{Units: 1}}},
-		"0 units of a":   {"ann", []Line{{SKU: "a"}}},
-		"101 units of a": {"ann", []Line{{SKU: "a", Units: 101}}},
-		"two lines":      {"ann", []Line{{SKU: "a", Units: 1}, {SKU: "a", Units: 2}}},
-		"of the buyer":   {"an\x00n", one},
-		"sku of line 1":  {"ann", []Line{{SKU: "a\x00", Units: 1}}},
-		"256 bytes":      {"ann", []Line{{SKU: strings.Repeat("a", 257), Units: 1}}},
+		"say who buys":               {"", one},
+		"0 lines":                    {"ann", nil},
+		"21 lines":                   {"ann", make([]Line, 21)},
+		"sku of line 2":              {"ann", []Line{{SKU: "a", Units: 1}, {Units: 1}}},
+		"0 units of a":               {"ann", []Line{{SKU: "a"}}},
+		"101 units of a":             {"ann", []Line{{SKU: "a", Units: 101}}},
+		"two lines":                  {"ann", []Line{{SKU: "a", Units: 1}, {SKU: "a", Units: 2}}},
+		"without control characters": {"an\x00n", one},
+		"sku of line 1":              {"ann", []Line{{SKU: "a\x00", Units: 1}}},
+		"256 bytes":                  {"ann", []Line{{SKU: strings.Repeat("a", 257), Units: 1}}},
 	} {
 		err := Validate(tc.buyer, tc.lines)
 		require.ErrorIs(t, err, ErrInvalid, says)

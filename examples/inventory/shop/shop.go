@@ -38,8 +38,6 @@ import (
 	"unicode"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/guard"
@@ -75,42 +73,31 @@ type Bank interface {
 	Refund(ctx context.Context, key uuid.UUID) error
 }
 
-// Config is what a Shop needs.
-type Config struct {
-	DB     *pgxpool.Pool // brought up by Migrate
-	Leases *lease.Issuer
-	Bank   Bank
-	Keep   time.Duration // how long a reservation lasts, unless it is being paid
-	Wait   time.Duration // how long a request waits for its turn
-
-	Tracers []fencedb.Tracer // are told of writes; optional
-}
-
 // Shop sells. It is safe for concurrent use, by as many processes as there are.
 type Shop struct {
-	Config
-	fenced fencedb.DB // DB, with the tracers
+	leases *lease.Issuer
+	desk   *guard.Desk
 	repo   *fencedb.Repository[Tables]
+	bank   Bank
+	keep   time.Duration
+	wait   lease.Option
 }
 
-// New checks the configuration. What is in it stays the caller's to close.
-func New(c Config) (*Shop, error) {
-	if c.DB == nil || c.Leases == nil || c.Bank == nil || c.Keep < time.Millisecond || c.Wait <= 0 {
-		return nil, fmt.Errorf("%w: a Config needs DB, Leases and Bank, and positive Keep and Wait", ErrInvalid)
-	}
-	fenced := fencedb.With(c.DB, fencedb.Trace(c.Tracers...))
-	return &Shop{c, fenced, fencedb.NewRepository(fenced, In)}, nil
+// New returns a shop on db, which has been brought up with [Migrate]. keep is how long a
+// reservation lasts, unless it is being paid; wait, how long a request waits for its turn. The
+// leases, the database and the bank stay the caller's.
+func New(leases *lease.Issuer, db fencedb.DB, bank Bank, keep, wait time.Duration) *Shop {
+	return &Shop{leases, guard.New(leases, db), fencedb.NewRepository(db, In), bank, keep, lease.WaitAtMost(wait)}
 }
 
-// The migration says the same in SQL.
-func skuResource(sku string) string    { return lease.Resource("sku", sku) }
 func cartResource(id uuid.UUID) string { return lease.Resource("cart", id) }
 
-func skuResources(lines []Line) (resources []string) {
-	for _, l := range lines {
-		resources = append(resources, skuResource(l.SKU))
+// resources are those of SKUs, and others. The migration says the same in SQL.
+func resources(skus []string, others ...string) []string {
+	for _, sku := range skus {
+		others = append(others, lease.Resource("sku", sku))
 	}
-	return resources
+	return others
 }
 
 // Reserve takes all lines out of the stock for a new cart, or none.
@@ -124,7 +111,7 @@ func (s *Shop) Reserve(ctx context.Context, buyer string, lines []Line) (c Cart,
 		return Cart{}, err
 	}
 	id, skus := uuid.New(), SKUs(lines)
-	err = s.alone(ctx, append(skuResources(lines), cartResource(id)), func(ctx context.Context, t Tables) error {
+	err = s.alone(ctx, resources(skus, cartResource(id)), func(t Tables) error {
 		levels, err := t.Levels(ctx, skus) // true until we commit: no other holder can write them before
 		if err != nil {
 			return err
@@ -136,7 +123,7 @@ func (s *Shop) Reserve(ctx context.Context, buyer string, lines []Line) (c Cart,
 		if err := t.SetLevels(ctx, after); err != nil {
 			return err
 		}
-		c, err = t.AddCart(ctx, id, buyer, priced, s.Keep)
+		c, err = t.AddCart(ctx, id, buyer, priced, s.keep)
 		return err
 	})
 	return c, err
@@ -144,31 +131,33 @@ func (s *Shop) Reserve(ctx context.Context, buyer string, lines []Line) (c Cart,
 
 // alone runs fn in one transaction behind the fences of all resources, when it is our turn for all
 // of them.
-func (s *Shop) alone(ctx context.Context, resources []string, fn func(ctx context.Context, t Tables) error) error {
-	ctx, cancel := context.WithTimeout(ctx, s.Wait)
-	defer cancel()
-	err := guard.New(s.Leases, s.fenced).DoAll(ctx, resources, func(ctx context.Context, h *guard.Holder) error {
-		return h.Tx(ctx, func(tx pgx.Tx) error { return fn(ctx, In(tx)) })
-	})
-	if errors.Is(err, lease.ErrWorkDone) { // it is committed; only a lease has ended early
-		err = nil
+func (s *Shop) alone(ctx context.Context, resources []string, fn func(Tables) error) error {
+	return done(s.desk.DoAll(ctx, resources, func(_ context.Context, h *guard.Holder) error {
+		return s.repo.Write(ctx, h, fn)
+	}, s.wait))
+}
+
+// done: what has been written stands, though the lease has ended early.
+func done(err error) error {
+	if errors.Is(err, lease.ErrWorkDone) {
+		return nil
 	}
 	return err
 }
 
 // Stock puts SKUs up for sale. Those that are there already stay as they are.
 func (s *Shop) Stock(ctx context.Context, levels []Level) error {
-	var resources []string
+	var skus []string
 	for _, l := range levels {
-		resources = append(resources, skuResource(l.SKU))
+		skus = append(skus, l.SKU)
 	}
-	return s.alone(ctx, resources, func(ctx context.Context, t Tables) error { return t.AddLevels(ctx, levels) })
+	return s.alone(ctx, resources(skus), func(t Tables) error { return t.AddLevels(ctx, levels) })
 }
 
 // Levels tells what is left. It needs no lease, and is out of date when it arrives.
 func (s *Shop) Levels(ctx context.Context) (all []Level, err error) {
 	err = s.repo.Read(ctx, func(t Tables) error {
-		all, err = t.AllLevels(ctx)
+		all, err = t.Levels(ctx, nil)
 		return err
 	})
 	return all, err
@@ -193,21 +182,15 @@ const (
 // Validate checks a cart as a buyer sends it.
 func Validate(buyer string, lines []Line) error {
 	switch {
-	case buyer == "":
-		return fmt.Errorf("%w: no buyer; say who buys", ErrInvalid)
-	case strings.ContainsFunc(buyer, unicode.IsControl): // text in Postgres cannot hold a zero byte
-		return fmt.Errorf("%w: control characters in the name of the buyer", ErrInvalid)
+	case !isText(buyer):
+		return fmt.Errorf("%w: say who buys, without control characters", ErrInvalid)
 	case len(lines) == 0 || len(lines) > MaxLines:
 		return fmt.Errorf("%w: %d lines; a cart has 1 to %d", ErrInvalid, len(lines), MaxLines)
 	}
 	for i, l := range lines {
 		switch {
-		case l.SKU == "":
-			return fmt.Errorf("%w: line %d has no sku", ErrInvalid, i+1)
-		case strings.ContainsFunc(l.SKU, unicode.IsControl):
-			return fmt.Errorf("%w: control characters in the sku of line %d", ErrInvalid, i+1)
-		case len(l.SKU) > maxSKU:
-			return fmt.Errorf("%w: the sku of line %d is longer than %d bytes", ErrInvalid, i+1, maxSKU)
+		case !isText(l.SKU) || len(l.SKU) > maxSKU:
+			return fmt.Errorf("%w: the sku of line %d is not one; it has 1 to %d bytes, without control characters", ErrInvalid, i+1, maxSKU)
 		case l.Units < 1 || l.Units > MaxUnits:
 			return fmt.Errorf("%w: %d units of %s; 1 to %d can be reserved", ErrInvalid, l.Units, l.SKU, MaxUnits)
 		case slices.ContainsFunc(lines[:i], func(m Line) bool { return m.SKU == l.SKU }):
@@ -216,6 +199,9 @@ func Validate(buyer string, lines []Line) error {
 	}
 	return nil
 }
+
+// isText: a text in Postgres cannot hold a zero byte.
+func isText(s string) bool { return s != "" && !strings.ContainsFunc(s, unicode.IsControl) }
 
 // SKUs are those of the lines.
 func SKUs(lines []Line) []string {

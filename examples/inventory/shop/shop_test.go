@@ -268,12 +268,6 @@ func TestStockLeavesAloneWhatIsThere(t *testing.T) {
 	require.Equal(t, map[string]int{"a": 9, "b": 1, "c": 5}, w.left())
 }
 
-func TestNewNeedsEverything(t *testing.T) {
-	t.Parallel()
-	_, err := shop.New(shop.Config{})
-	require.ErrorIs(t, err, shop.ErrInvalid)
-}
-
 // world is a shop with ten of a and one of b.
 type world struct {
 	*testing.T
@@ -292,11 +286,8 @@ func newWorldOf(t *testing.T, leases lease.Config) *world {
 	plain := stdlib.OpenDBFromPool(db)
 	require.NoError(t, errors.Join(shop.Migrate(t.Context(), plain), plain.Close()))
 	w := &world{T: t, db: db, bank: &fakeBank{}}
-	var err error
 	w.leases = fencedbtest.IssuerOn(t, testenv.Redis(t), leases)
-	w.shop, err = shop.New(shop.Config{DB: db, Leases: w.leases.Issuer, Bank: w.bank,
-		Keep: time.Hour, Wait: 20 * time.Second})
-	require.NoError(t, err)
+	w.shop = shop.New(w.leases.Issuer, db, w.bank, time.Hour, 20*time.Second)
 	require.NoError(t, w.shop.Stock(t.Context(), []shop.Level{{SKU: "a", Start: 10, Cents: 100}, {SKU: "b", Start: 1, Cents: 100}}))
 	return w
 }

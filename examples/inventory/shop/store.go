@@ -28,7 +28,6 @@ type Level struct {
 	Start     int    `json:"start"`
 	Remaining int    `json:"remaining"` // neither sold nor reserved
 	Cents     int64  `json:"cents"`     // of a unit, at the full price
-	Version   int64  `json:"-"`
 }
 
 // Tables are the statements of the shop, in one transaction. The [Shop] gets them from its
@@ -40,27 +39,19 @@ type Tables struct{ tx pgx.Tx }
 // In returns the tables as tx sees and writes them.
 func In(tx pgx.Tx) Tables { return Tables{tx} }
 
-const selectLevels = `SELECT sku, start, remaining, cents, version FROM stock`
-
-// AllLevels reads everything that is for sale, in the order of the SKUs.
-func (t Tables) AllLevels(ctx context.Context) ([]Level, error) {
-	return collect[Level](t.tx.Query(ctx, selectLevels+` ORDER BY sku`))
-}
-
-// Levels reads those of some SKUs, in the order of the SKUs. What does not exist is missing.
+// Levels reads those of some SKUs, or of all if skus is nil, in the order of the SKUs. What does
+// not exist is missing.
 func (t Tables) Levels(ctx context.Context, skus []string) ([]Level, error) {
-	return collect[Level](t.tx.Query(ctx, selectLevels+` WHERE sku = ANY ($1) ORDER BY sku`, skus))
-}
-
-func collect[T any](rows pgx.Rows, _ error) ([]T, error) { // the rows have the error too
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[T])
+	rows, _ := t.tx.Query(ctx, `
+		SELECT sku, start, remaining, cents FROM stock WHERE $1::text[] IS NULL OR sku = ANY ($1) ORDER BY sku`, skus)
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[Level])
 }
 
 // SetLevels writes how much remains. The caller must know that nobody has written since it read.
 func (t Tables) SetLevels(ctx context.Context, levels []Level) error {
 	var b pgx.Batch
 	for _, l := range levels {
-		b.Queue(`UPDATE stock SET remaining = $2, version = version + 1 WHERE sku = $1`, l.SKU, l.Remaining)
+		b.Queue(`UPDATE stock SET remaining = $2 WHERE sku = $1`, l.SKU, l.Remaining)
 	}
 	return t.tx.SendBatch(ctx, &b).Close()
 }
@@ -122,20 +113,15 @@ func (t Tables) AddCart(ctx context.Context, id uuid.UUID, buyer string, priced 
 // Cart finds a cart, or fails with [ErrNoCart].
 func (t Tables) Cart(ctx context.Context, id uuid.UUID) (Cart, error) {
 	c := Cart{ID: id}
-	err := t.tx.QueryRow(ctx, `SELECT buyer, state, cents, expires_at FROM carts WHERE id = $1`, id).
-		Scan(&c.Buyer, &c.State, &c.Cents, &c.Expires)
+	err := t.tx.QueryRow(ctx, `
+		SELECT buyer, state, cents, expires_at, (
+			SELECT json_agg(json_build_object('sku', sku, 'units', units, 'cents', cents) ORDER BY sku)
+			FROM cart_lines WHERE cart_id = id
+		) FROM carts WHERE id = $1`, id).Scan(&c.Buyer, &c.State, &c.Cents, &c.Expires, &c.Lines)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return Cart{}, ErrNoCart
-	}
-	if err == nil {
-		c.Lines, err = t.Lines(ctx, id)
+		err = ErrNoCart
 	}
 	return c, err
-}
-
-// Lines reads those of a cart, which never change.
-func (t Tables) Lines(ctx context.Context, id uuid.UUID) ([]Line, error) {
-	return collect[Line](t.tx.Query(ctx, `SELECT sku, units, cents FROM cart_lines WHERE cart_id = $1 ORDER BY sku`, id))
 }
 
 // Expire ends a reservation that is overdue, and makes the money of a payment under way due to be
@@ -191,3 +177,8 @@ const (
 	// keeps refusing must not keep the rest out.
 	RefundsDue = `SELECT cart_id FROM payments WHERE state = 'REFUND_DUE' ORDER BY random() LIMIT 200`
 )
+
+func (t Tables) find(ctx context.Context, carts string) ([]uuid.UUID, error) {
+	rows, _ := t.tx.Query(ctx, carts)
+	return pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+}

@@ -61,7 +61,7 @@ func outcomeOf(err error) Outcome {
 		return Refused
 	case errors.Is(err, lease.ErrHeld), errors.Is(err, context.DeadlineExceeded):
 		return Busy
-	case errors.Is(err, shop.ErrSoldOut), errors.Is(err, shop.ErrExpired), errors.Is(err, shop.ErrVoid):
+	case errors.Is(err, shop.ErrSoldOut), errors.Is(err, shop.ErrExpired), errors.Is(err, errVoid):
 		return Over
 	}
 	return Failed

@@ -143,7 +143,7 @@ func TestEachRequestEndsOnce(t *testing.T) {
 		"no time":   {context.DeadlineExceeded, Busy},
 		"sold out":  {shop.ErrSoldOut, Over},
 		"expired":   {shop.ErrExpired, Over},
-		"refunded":  {shop.ErrVoid, Over}, // before the charge came
+		"refunded":  {errVoid, Over}, // before the charge came
 		"in doubt":  {errors.Join(fencedb.ErrCommitUnknown, lease.ErrExpired), Unknown},
 		"otherwise": {errors.New("no such table"), Failed},
 	} {

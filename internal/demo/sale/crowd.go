@@ -57,9 +57,7 @@ func Work(ctx context.Context, self *worker.Self) error {
 		return err
 	}
 	defer v.Close()
-	if c.shop, err = open(c.Mode, c.Load, v); err != nil {
-		return err
-	}
+	c.shop = open(c.Mode, c.Load, v)
 	c.run(ctx)
 	return nil
 }

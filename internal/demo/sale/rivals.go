@@ -7,6 +7,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencedb/fencedb/examples/inventory/shop"
 	"github.com/fencedb/fencedb/lease"
@@ -19,8 +20,9 @@ import (
 //     reading the stock and writing it writes over what others have written since.
 //   - ForUpdate: SELECT ... FOR UPDATE. Right. A buyer that is stopped keeps its rows locked until
 //     it goes on, and everyone who wants one of them waits.
-//   - Optimistic: UPDATE ... WHERE version = what was read, and again if that has changed. Right,
-//     and nobody waits for anybody; the more buyers want the same, the more work is thrown away.
+//   - Optimistic: UPDATE ... WHERE remaining = what was read, and again if that has changed. Right,
+//     since nothing else decides; and nobody waits for anybody. The more buyers want the same, the
+//     more work is thrown away.
 //
 // The last two have nothing to keep a cart for its payer while the bank takes its time, since a
 // transaction should not be open for so long. A reservation that runs out meanwhile is lost, and
@@ -30,6 +32,10 @@ import (
 type rival struct {
 	*shop.Shop // for what all of them do alike
 	mode       Mode
+	load       Load
+	db         *pgxpool.Pool
+	leases     *lease.Issuer
+	bank       shop.Bank
 }
 
 // errChanged: what was read is not true any more. Nothing was written.
@@ -45,13 +51,13 @@ func (s *rival) alone(ctx context.Context, id uuid.UUID, skus []string, fn func(
 			resources = append(resources, lease.Resource("sku", sku))
 		}
 		var err error
-		if held, err = s.Leases.AcquireAll(ctx, resources); err != nil {
+		if held, err = s.leases.AcquireAll(ctx, resources); err != nil {
 			return err
 		}
 		defer func() { _ = held.Release(ctx) }()
 	}
 	for {
-		err := pgx.BeginFunc(ctx, s.DB, func(tx pgx.Tx) error { return fn(tx, held) })
+		err := pgx.BeginFunc(ctx, s.db, func(tx pgx.Tx) error { return fn(tx, held) })
 		if !errors.Is(err, errChanged) {
 			return err
 		}
@@ -63,13 +69,13 @@ func (s *rival) levels(ctx context.Context, tx pgx.Tx, skus []string) ([]shop.Le
 		return shop.In(tx).Levels(ctx, skus)
 	}
 	rows, _ := tx.Query(ctx, `
-		SELECT sku, start, remaining, cents, version FROM stock WHERE sku = ANY ($1) ORDER BY sku FOR UPDATE`, skus)
+		SELECT sku, start, remaining, cents FROM stock WHERE sku = ANY ($1) ORDER BY sku FOR UPDATE`, skus)
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[shop.Level])
 }
 
 // setLevels looks at the leases before the write, as careful code does; a process that is stopped
 // after it has looked cannot know.
-func (s *rival) setLevels(ctx context.Context, tx pgx.Tx, held lease.Leases, levels []shop.Level) error {
+func (s *rival) setLevels(ctx context.Context, tx pgx.Tx, held lease.Leases, read, levels []shop.Level) error {
 	for _, l := range held {
 		if err := l.Err(); err != nil {
 			return err
@@ -80,9 +86,8 @@ func (s *rival) setLevels(ctx context.Context, tx pgx.Tx, held lease.Leases, lev
 	}
 	unchanged := 0
 	var b pgx.Batch
-	for _, l := range levels {
-		b.Queue(`UPDATE stock SET remaining = $2, version = version + 1 WHERE sku = $1 AND version = $3`,
-			l.SKU, l.Remaining, l.Version).
+	for i, l := range levels {
+		b.Queue(`UPDATE stock SET remaining = $2 WHERE sku = $1 AND remaining = $3`, l.SKU, l.Remaining, read[i].Remaining).
 			Exec(func(tag pgconn.CommandTag) error {
 				unchanged += int(tag.RowsAffected())
 				return nil
@@ -100,7 +105,7 @@ func (s *rival) Reserve(ctx context.Context, buyer string, lines []shop.Line) (c
 	if err := shop.Validate(buyer, lines); err != nil {
 		return shop.Cart{}, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.Wait)
+	ctx, cancel := context.WithTimeout(ctx, s.load.wait())
 	defer cancel()
 	id, skus := uuid.New(), shop.SKUs(lines)
 	err = s.alone(ctx, id, skus, func(tx pgx.Tx, held lease.Leases) error {
@@ -112,10 +117,10 @@ func (s *rival) Reserve(ctx context.Context, buyer string, lines []shop.Line) (c
 		if err != nil {
 			return err
 		}
-		if err := s.setLevels(ctx, tx, held, after); err != nil {
+		if err := s.setLevels(ctx, tx, held, levels, after); err != nil {
 			return err
 		}
-		c, err = shop.In(tx).AddCart(ctx, id, buyer, priced, s.Keep)
+		c, err = shop.In(tx).AddCart(ctx, id, buyer, priced, s.load.TTL)
 		return err
 	})
 	return c, err
@@ -124,14 +129,14 @@ func (s *rival) Reserve(ctx context.Context, buyer string, lines []shop.Line) (c
 // Pay is as in package shop.
 func (s *rival) Pay(ctx context.Context, id uuid.UUID) error {
 	if s.mode == Lock {
-		l, err := s.Leases.TryAcquire(ctx, lease.Resource("cart", id))
+		l, err := s.leases.TryAcquire(ctx, lease.Resource("cart", id))
 		if err != nil {
 			return err
 		}
 		defer func() { _ = l.Release(ctx) }()
 	}
 	var cents int64
-	err := pgx.BeginFunc(ctx, s.DB, func(tx pgx.Tx) (err error) {
+	err := pgx.BeginFunc(ctx, s.db, func(tx pgx.Tx) (err error) {
 		cents, err = shop.In(tx).BeginPayment(ctx, id)
 		return err
 	})
@@ -141,11 +146,11 @@ func (s *rival) Pay(ctx context.Context, id uuid.UUID) error {
 	if err != nil {
 		return err
 	}
-	if err := s.Bank.Charge(ctx, id, cents); err != nil {
+	if err := s.bank.Charge(ctx, id, cents); err != nil {
 		return err
 	}
 	// The condition on the state decides: a cart goes one way only.
-	return pgx.BeginFunc(ctx, s.DB, func(tx pgx.Tx) error {
+	return pgx.BeginFunc(ctx, s.db, func(tx pgx.Tx) error {
 		sold, err := shop.In(tx).Sell(ctx, id)
 		if err == nil && !sold {
 			return shop.ErrExpired
@@ -157,16 +162,16 @@ func (s *rival) Pay(ctx context.Context, id uuid.UUID) error {
 // Sweep is as in package shop, but in all processes at once.
 func (s *rival) Sweep(ctx context.Context) error {
 	refund := func(ctx context.Context, id uuid.UUID) error {
-		if err := s.Bank.Refund(ctx, id); err != nil {
+		if err := s.bank.Refund(ctx, id); err != nil {
 			return err
 		}
-		return pgx.BeginFunc(ctx, s.DB, func(tx pgx.Tx) error { return shop.In(tx).Refunded(ctx, id) })
+		return pgx.BeginFunc(ctx, s.db, func(tx pgx.Tx) error { return shop.In(tx).Refunded(ctx, id) })
 	}
 	return errors.Join(s.Each(ctx, shop.Overdue, s.expire), s.Each(ctx, shop.RefundsDue, refund))
 }
 
 func (s *rival) expire(ctx context.Context, id uuid.UUID) error {
-	ctx, cancel := context.WithTimeout(ctx, s.Wait)
+	ctx, cancel := context.WithTimeout(ctx, s.load.wait())
 	defer cancel()
 	c, err := s.Cart(ctx, id)
 	if err != nil {
@@ -182,6 +187,6 @@ func (s *rival) expire(ctx context.Context, id uuid.UUID) error {
 		if err != nil {
 			return err
 		}
-		return s.setLevels(ctx, tx, held, shop.PutBack(levels, c.Lines))
+		return s.setLevels(ctx, tx, held, levels, shop.PutBack(levels, c.Lines))
 	})
 }

@@ -75,15 +75,17 @@ type seller interface {
 }
 
 // open returns the shop, which all processes share.
-func open(mode Mode, l Load, v *service.View) (seller, error) {
-	s, err := shop.New(shop.Config{
-		DB: v.DB, Leases: v.Leases, Bank: shop.NewPretendBank(v.DB, l.bankDelay), Keep: l.TTL, Wait: l.Pause + 2*l.patience(),
-	})
-	if err != nil || mode == Fenced {
-		return s, err
+func open(mode Mode, l Load, v *service.View) seller {
+	bank := &pretendBank{v.DB, l.bankDelay}
+	s := shop.New(v.Leases, v.DB, bank, l.TTL, l.wait())
+	if mode == Fenced {
+		return s
 	}
-	return &rival{s, mode}, nil
+	return &rival{Shop: s, mode: mode, load: l, db: v.DB, leases: v.Leases, bank: bank}
 }
+
+// wait is how long a request waits for its turn.
+func (l Load) wait() time.Duration { return l.Pause + 2*l.patience() }
 
 // bankDelay is short as a rule, and once in a hundred longer than a lease and a reservation last.
 func (l Load) bankDelay() time.Duration {
@@ -162,9 +164,10 @@ func prepare(ctx context.Context, mode Mode, s service.Servers, l Load) (_ *play
 	}
 	err = p.Migrate(ctx, shop.Migrate)
 	if err == nil {
-		p.shop, err = open(mode, l, p.View)
+		_, err = p.DB.Exec(p, bankSchema)
 	}
 	if err == nil {
+		p.shop = open(mode, l, p.View)
 		err = p.shop.Stock(ctx, l.levels())
 	}
 	if err == nil && mode != Fenced {
@@ -266,11 +269,7 @@ func (p *play) outlast(skus []string) error {
 // levels are those of some SKUs, or all of them.
 func (p *play) levels(skus []string) (levels []shop.Level, err error) {
 	err = fencedb.NewRepository(p.DB, shop.In).Read(p, func(t shop.Tables) error {
-		if skus == nil {
-			levels, err = t.AllLevels(p)
-		} else {
-			levels, err = t.Levels(p, skus)
-		}
+		levels, err = t.Levels(p, skus)
 		return err
 	})
 	return levels, err

@@ -222,7 +222,7 @@ func TestWhoLooksAtItsLeaseInTimeDoesNotWrite(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, leases[1].Release(t.Context()))
 
-	err = (&rival{mode: Lock}).setLevels(t.Context(), nil, leases, []shop.Level{{SKU: "a"}})
+	err = (&rival{mode: Lock}).setLevels(t.Context(), nil, leases, nil, []shop.Level{{SKU: "a"}})
 
 	require.ErrorIs(t, err, lease.ErrReleased)
 	require.NoError(t, leases[0].Release(t.Context()))

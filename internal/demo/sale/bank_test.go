@@ -1,4 +1,4 @@
-package shop_test
+package sale
 
 import (
 	"context"
@@ -6,24 +6,32 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/fencedb/fencedb/examples/inventory/shop"
+	"github.com/fencedb/fencedb/internal/testenv"
 )
 
 func atOnce() time.Duration { return 0 }
 
+func newBooks(t *testing.T) *pgxpool.Pool {
+	t.Helper()
+	db := testenv.Postgres(t)
+	execute(t, db, bankSchema)
+	return db
+}
+
 func TestAChargeIsMadeAndGivenBackOnce(t *testing.T) {
 	t.Parallel()
-	db := newDB(t)
-	b := shop.NewPretendBank(db, atOnce)
+	db := newBooks(t)
+	b := &pretendBank{db, atOnce}
 	key := uuid.New()
 
 	require.NoError(t, b.Charge(t.Context(), key, 995))
 	require.NoError(t, b.Charge(t.Context(), key, 995))
 	require.NoError(t, b.Refund(t.Context(), key))
 	require.NoError(t, b.Refund(t.Context(), key))
-	require.ErrorIs(t, b.Charge(t.Context(), key, 995), shop.ErrVoid)
+	require.ErrorIs(t, b.Charge(t.Context(), key, 995), errVoid)
 
 	var state string
 	var cents int64
@@ -34,22 +42,22 @@ func TestAChargeIsMadeAndGivenBackOnce(t *testing.T) {
 
 func TestARefundStopsAChargeThatComesLater(t *testing.T) {
 	t.Parallel()
-	b := shop.NewPretendBank(newDB(t), atOnce)
+	b := &pretendBank{newBooks(t), atOnce}
 	key := uuid.New()
 
 	require.NoError(t, b.Refund(t.Context(), key))
 
-	require.ErrorIs(t, b.Charge(t.Context(), key, 995), shop.ErrVoid)
+	require.ErrorIs(t, b.Charge(t.Context(), key, 995), errVoid)
 }
 
 func TestTheMoneyMayHaveMovedWhenTheAnswerWasNotAwaited(t *testing.T) {
 	t.Parallel()
-	db := newDB(t)
+	db := newBooks(t)
 	ctx, giveUp := context.WithCancel(t.Context())
-	b := shop.NewPretendBank(db, func() time.Duration {
+	b := &pretendBank{db, func() time.Duration {
 		giveUp()
 		return time.Hour
-	})
+	}}
 
 	require.ErrorIs(t, b.Charge(ctx, uuid.New(), 995), context.Canceled)
 
