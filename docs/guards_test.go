@@ -119,7 +119,6 @@ var guards = []struct {
 		{"S4", "only the owner of a table lets others write to it", "    PERFORM fencedb.require_owner(target);\n    IF NOT has_function_privilege(session_user", "    IF NOT has_function_privilege(session_user", "migrations.TestATakeOverIsRecordedAndEnds"},
 		{"S4", "who overtakes writes no row without a resource", "        IF wanted IS NULL THEN\n", "        IF false THEN\n", "migrations.TestATakeOverIsNoWayRound"},
 		{"S2", "who overtakes enters no token that no lease can follow", "            PERFORM fencedb.check_grant(wanted, fence, lease); -- the stamp is what a session says\n", "", "migrations.TestWhoMayNotEnterLetsNobodyOvertake"},
-		{"S4", "default privileges open nothing", "        EXECUTE format('REVOKE ALL ON SCHEMA fencedb FROM %1$s;", "        PERFORM format('REVOKE ALL ON SCHEMA fencedb FROM %1$s;", "migrations.TestTheDefaultPrivilegesOfWhoeverMigratesDoNotMatter"},
 		{"S4", "a guard that is switched off is not enforced", "ELSIF off IS NOT NULL AND NOT observe THEN", "ELSIF false THEN", "migrations.TestAGuardThatIsSwitchedOffIsNotEnforced"},
 		{"S4", "what is published is observed", "ALTER TABLE fencedb.observations REPLICA IDENTITY FULL;", "", "migrations.TestWhatIsPublishedIsObserved"},
 		{"S4", "what could not be recorded is noticed", "        PERFORM setval('fencedb.unrecorded', floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint);\n", "", "migrations.TestWhatCouldNotBeRecordedIsNoticed"},
@@ -127,6 +126,11 @@ var guards = []struct {
 		{"S4", "a take-over is of one role", "t.role = to_regrole(quote_ident(coalesce(nullif(current_setting('role'), 'none'), session_user))) AND", "", "migrations.TestATakeOverIsRecordedAndEnds"},
 		{"S2", "who overtakes comes after the stamp of the row", "CASE WHEN wanted = former[1] AND stamp > coalesce(stored.reset_from, 0) THEN stamp END", "NULL::bigint", "migrations.TestWhoMayNotEnterLetsNobodyOvertake"},
 		{"S4", "nobody can compute the lease id of a role that overtakes", "coalesce(md5(CASE WHEN signs THEN fencedb.signature('', -1) END)::uuid, gen_random_uuid())", "md5(concat(pg_current_xact_id(), ' ', extract(epoch FROM transaction_timestamp())))::uuid", "migrations.TestTheLeaseOfATakeOverIsNobodysToSay"},
+	}},
+	{"migrations/sql/00007_history.sql", []guard{
+		{"S4", "history casts no column that has got another type", "    IF (SELECT %1$s FROM written AS NEW LIMIT 1) IS NOT TRUE THEN", "    IF NOT EXISTS (SELECT FROM written) THEN", "migrations.TestHistoryRunsNoCastOfTheTablesOwner"},
+		{"S4", "operators alone read the lease ids of history", "ALTER TABLE fencedb.history ENABLE ROW LEVEL SECURITY;\n", "", "migrations.TestOnlyOperatorsReadHistory"},
+		{"S4", "default privileges open nothing", "        EXECUTE format('REVOKE ALL ON SCHEMA fencedb FROM %1$s;", "        PERFORM format('REVOKE ALL ON SCHEMA fencedb FROM %1$s;", "migrations.TestTheDefaultPrivilegesOfWhoeverMigratesDoNotMatter"},
 	}},
 	{"fencedb/entry.go", []guard{
 		{"S7", "the time for preparing is part of the lease", "id, timeLeft{e}, e.patience(ctx))", "id, (func() any { ms, _ := e.remaining(); return ms })(), e.patience(ctx))", "fencedb.TestTheTimeForPreparingIsPartOfTheLease"},

@@ -29,10 +29,10 @@ COMMENT ON TABLE  fencedb.audit IS 'What was done by hand: tables protected or n
 COMMENT ON COLUMN fencedb.audit.at       IS 'By the clock of this server.';
 COMMENT ON COLUMN fencedb.audit.role     IS 'The role that logged in, whatever SET ROLE said later.';
 COMMENT ON COLUMN fencedb.audit.operator IS 'Who it was, as the program that recorded it says: user@host. Of protect, observe and unprotect, as this server knows it.';
-COMMENT ON COLUMN fencedb.audit.event    IS 'protect, observe, unprotect, take_over_as, end_take_over, revoke, reset, declare_foreign, prune, prune_audit, or what operators record besides.';
+COMMENT ON COLUMN fencedb.audit.event    IS 'protect, observe, unprotect, take_over_as, end_take_over, revoke, reset, declare_foreign, keep_history, prune, prune_audit, or what operators record besides.';
 COMMENT ON COLUMN fencedb.audit.resource IS 'NULL where it concerns many.';
 COMMENT ON COLUMN fencedb.audit.reason   IS 'In the operator''s words.';
-COMMENT ON COLUMN fencedb.audit.details  IS 'revoke: token and lease_id of the revocation, former_token, former_lease_id and former_holder of the holder (or null; former_holder is its label, or empty), sealed: whether its fence was entered. reset: former_token and former_lease_id of the fence (or null), token and lease_id that it has instead, row_token of a row that was named (or null). declare_foreign: resource_type. take_over_as and end_take_over: table, its oid, role, and until. prune: fences, the number that were forgotten, and older_than. prune_audit: rows, likewise, and older_than. protect, observe (guarded, and nothing is refused) and unprotect: table, its oid, and the templates of its resources; recorded when a call of fencedb.protect, observe, enforce or unprotect sees that something has changed.';
+COMMENT ON COLUMN fencedb.audit.details  IS 'revoke: token and lease_id of the revocation, former_token, former_lease_id and former_holder of the holder (or null; former_holder is its label, or empty), sealed: whether its fence was entered. reset: former_token and former_lease_id of the fence (or null), token and lease_id that it has instead, row_token of a row that was named (or null). declare_foreign: resource_type. keep_history: period and former_period (null: not kept). take_over_as and end_take_over: table, its oid, role, and until. prune: fences, the number that were forgotten, and older_than. prune_audit: rows, likewise, and older_than. protect, observe (guarded, and nothing is refused) and unprotect: table, its oid, and the templates of its resources; recorded when a call of fencedb.protect, observe, enforce or unprotect sees that something has changed.';
 
 -- The owner could drop the trigger; nobody gets past it by mistake. fencedb.forget_audit runs as
 -- the owner and says what it does.
@@ -64,7 +64,7 @@ AS $$
 DECLARE
     added bigint;
 BEGIN
-    IF event IN ('protect', 'observe', 'unprotect', 'take_over_as', 'end_take_over', 'prune_audit', 'reset', 'declare_foreign') THEN
+    IF event IN ('protect', 'observe', 'unprotect', 'take_over_as', 'end_take_over', 'prune_audit', 'reset', 'declare_foreign', 'keep_history') THEN
         RAISE EXCEPTION 'fencedb.record: % is recorded by the function that does it', event
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Only that function may record it, so that the audit says what happened.';
     END IF;

@@ -281,16 +281,18 @@ SELECT t.tgrelid::regclass AS table_name,
            AND EXISTS (SELECT FROM pg_trigger s WHERE s.tgrelid = t.tgrelid AND s.tgfoid = t.tgfoid AND s.tgname = '~fencedb_truncate' AND s.tgenabled IN ('O', 'A')) AS enabled,
        (facts -> 'stamp')::boolean AS stamp,
        substring(pg_get_functiondef(t.tgfoid) FROM 'DECLARE -- (\w+)') = 'observes' AS observed,
-       CASE WHEN substring(pg_get_functiondef(t.tgfoid) FROM 'DECLARE -- (\w+)') = 'observes' THEN (facts ->> 'observed_since')::timestamptz END AS observed_since
+       CASE WHEN substring(pg_get_functiondef(t.tgfoid) FROM 'DECLARE -- (\w+)') = 'observes' THEN (facts ->> 'observed_since')::timestamptz END AS observed_since,
+       (SELECT (obj_description(n.oid, 'pg_proc')::jsonb ->> 'since')::timestamptz FROM pg_trigger h JOIN pg_proc n ON n.oid = h.tgfoid AND n.pronamespace = 'fencedb'::regnamespace
+        WHERE h.tgrelid = t.tgrelid AND h.tgname = '~fencedb_note_update') AS history_since
 FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid AND p.pronamespace = 'fencedb'::regnamespace, LATERAL (SELECT obj_description(p.oid, 'pg_proc')::jsonb AS facts) noted
 WHERE t.tgname = '~fencedb_row' AND t.tgparentid = 0
 UNION ALL
-SELECT DISTINCT t.tgrelid::regclass, NULL::text[], NULL::text[], t.tgfoid::regprocedure, false, NULL::boolean, NULL::boolean, NULL::timestamptz
+SELECT DISTINCT t.tgrelid::regclass, NULL::text[], NULL::text[], t.tgfoid::regprocedure, false, NULL::boolean, NULL::boolean, NULL::timestamptz, NULL::timestamptz
 FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid AND p.pronamespace = 'fencedb'::regnamespace
 WHERE t.tgname IN ('~fencedb_statement', '~fencedb_truncate')
   AND NOT EXISTS (SELECT FROM pg_trigger r WHERE r.tgrelid = t.tgrelid AND r.tgname = '~fencedb_row' AND r.tgfoid = t.tgfoid);
 
-COMMENT ON VIEW fencedb.protected_tables IS 'The tables that are guarded, with the templates of their resources. resource is NULL where the guard of rows has gone, as DETACH PARTITION takes it away. enabled is false when somebody has switched a trigger of ours off, or left it to replication, or it has gone. observed says that the guard refuses nothing (fencedb.observe), and observed_since when that began. stamp is false where the ledger alone judges.';
+COMMENT ON VIEW fencedb.protected_tables IS 'The tables that are guarded, with the templates of their resources. resource is NULL where the guard of rows has gone, as DETACH PARTITION takes it away. enabled is false when somebody has switched a trigger of ours off, or left it to replication, or it has gone. observed says that the guard refuses nothing (fencedb.observe), and observed_since when that began. history_since says since when statements on it are noted while history is kept, NULL if they are not. stamp is false where the ledger alone judges.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.switched_off(target regclass) RETURNS text[]
@@ -569,7 +571,7 @@ CREATE FUNCTION fencedb.drop_guard(guard regprocedure) RETURNS void
     SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF EXISTS (SELECT FROM pg_proc p WHERE p.oid = guard AND p.pronamespace = 'fencedb'::regnamespace AND p.prorettype = 'trigger'::regtype AND p.proname ^@ 'guard_')
+    IF EXISTS (SELECT FROM pg_proc p WHERE p.oid = guard AND p.pronamespace = 'fencedb'::regnamespace AND p.prorettype = 'trigger'::regtype AND p.proname ~ '^(guard|noted)_')
        AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid = guard) THEN -- it may still guard a child that no longer inherits
         EXECUTE format('DROP FUNCTION %s', guard);
     END IF;
@@ -577,7 +579,7 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.drop_guard(regprocedure) IS 'Inner function. Drops a guard that no trigger runs.';
+COMMENT ON FUNCTION fencedb.drop_guard(regprocedure) IS 'Inner function. Drops a guard, or what keeps the history of a table, that no trigger runs.';
 
 -- A member of a protected table is guarded by that table's guard.
 -- +goose StatementBegin
@@ -690,7 +692,7 @@ $$;
 COMMENT ON FUNCTION fencedb.create_triggers(regclass, regprocedure, regprocedure, name[]) IS 'Inner function. Puts a guard before every member of a table, and switches on those that are switched off.';
 
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.protect(target regclass, resource text[], mode text DEFAULT NULL, stamp boolean DEFAULT NULL) RETURNS void
+CREATE FUNCTION fencedb.protect(target regclass, resource text[], mode text DEFAULT NULL, stamp boolean DEFAULT NULL, history boolean DEFAULT NULL) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET row_security = off
 AS $$
@@ -771,18 +773,19 @@ BEGIN
     guard := fencedb.write_guard(target, resource, stamp, coalesce(present.observed, mode = 'observe', false), added);
     PERFORM fencedb.create_triggers(target, guard, former, coalesce(columns, '{}'));
     PERFORM fencedb.drop_guard(former);
+    PERFORM fencedb.set_history(target, coalesce(history, EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = target AND t.tgname ^@ '~fencedb_note_')));
     PERFORM fencedb.record_protection(target);
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.protect(regclass, text[], text, boolean) IS 'From now on, no INSERT, UPDATE, DELETE, TRUNCATE, COPY or MERGE on target commits without a current token for each row''s own resource. resource is a template over its columns, table:{table_id}, or an array of templates where a row belongs to several resources; the columns are NOT NULL, and of type integer, numeric without scale, boolean, text, varchar, char, uuid, date or an enum. Adds last_fencing_token, the token of the last write to the row, or uses the column that is there; with stamp => false it adds none, and the ledger judges alone. With mode => ''observe'' nothing is refused: see fencedb.observe. Waits for open transactions on target and blocks new ones meanwhile: set lock_timeout and try again. Call it once more after adding a partition (to guard that against TRUNCATE by name) or an inheritance child (to guard it at all), for a partition after detaching it, and after renaming a column of the template.';
+COMMENT ON FUNCTION fencedb.protect(regclass, text[], text, boolean, boolean) IS 'From now on, no INSERT, UPDATE, DELETE, TRUNCATE, COPY or MERGE on target commits without a current token for each row''s own resource. resource is a template over its columns, table:{table_id}, or an array of templates where a row belongs to several resources; the columns are NOT NULL, and of type integer, numeric without scale, boolean, text, varchar, char, uuid, date or an enum. Adds last_fencing_token, the token of the last write to the row, or uses the column that is there; with stamp => false it adds none, and the ledger judges alone. With mode => ''observe'' nothing is refused: see fencedb.observe. With history => true what statements write is kept, while fencedb.keep_history says so; with false no more, and without it as before. Waits for open transactions on target and blocks new ones meanwhile: set lock_timeout and try again. Call it once more after adding a partition (to guard that against TRUNCATE by name, and to keep its history) or an inheritance child (to guard it at all), for a partition after detaching it, and after renaming a column of the template.';
 
-CREATE FUNCTION fencedb.protect(target regclass, resource text, mode text DEFAULT NULL, stamp boolean DEFAULT NULL) RETURNS void
+CREATE FUNCTION fencedb.protect(target regclass, resource text, mode text DEFAULT NULL, stamp boolean DEFAULT NULL, history boolean DEFAULT NULL) RETURNS void
     LANGUAGE sql
-    RETURN fencedb.protect(target, ARRAY[resource], mode, stamp);
+    RETURN fencedb.protect(target, ARRAY[resource], mode, stamp, history);
 
-COMMENT ON FUNCTION fencedb.protect(regclass, text, text, boolean) IS 'protect for rows that belong to one resource.';
+COMMENT ON FUNCTION fencedb.protect(regclass, text, text, boolean, boolean) IS 'protect for rows that belong to one resource.';
 
 -- Takes away whatever is there of ours, also half of it.
 -- +goose StatementBegin
@@ -806,6 +809,7 @@ BEGIN
                WHERE t.tgparentid = 0 AND t.tgname IN ('~fencedb_row', '~fencedb_statement', '~fencedb_truncate') LOOP
         EXECUTE format('DROP TRIGGER %I ON %s', own.tgname, own.member);
     END LOOP;
+    PERFORM fencedb.set_history(target, false);
     PERFORM fencedb.drop_guard(protection.guard);
     IF NOT keep_columns AND 'last_fencing_token' = ANY (protection.columns_added) THEN
         BEGIN
@@ -844,14 +848,14 @@ BEGIN
         RAISE EXCEPTION 'still protected: %', tables
             USING ERRCODE = 'dependent_objects_still_exist', HINT = 'Call fencedb.unprotect for each, then migrate down.';
     END IF;
-    FOR guard IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = 'fencedb'::regnamespace AND p.prorettype = 'trigger'::regtype AND p.proname ^@ 'guard_' LOOP
+    FOR guard IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = 'fencedb'::regnamespace AND p.prorettype = 'trigger'::regtype AND p.proname ~ '^(guard|noted)_' LOOP
         PERFORM fencedb.drop_guard(guard); -- of a table that was dropped
     END LOOP;
 END
 $$;
 -- +goose StatementEnd
-DROP FUNCTION fencedb.unprotect(regclass, boolean), fencedb.protect(regclass, text, text, boolean);
-DROP FUNCTION fencedb.protect(regclass, text[], text, boolean), fencedb.create_triggers(regclass, regprocedure, regprocedure, name[]),
+DROP FUNCTION fencedb.unprotect(regclass, boolean), fencedb.protect(regclass, text, text, boolean, boolean);
+DROP FUNCTION fencedb.protect(regclass, text[], text, boolean, boolean), fencedb.create_triggers(regclass, regprocedure, regprocedure, name[]),
     fencedb.record_protection(regclass), fencedb.check_no_member(regclass), fencedb.drop_guard(regprocedure), fencedb.write_guard(regclass, text[], boolean, boolean, text[]),
     fencedb.require_owner(regclass), fencedb.resources_of(anyelement), fencedb.read_template(regclass, text), fencedb.switched_off(regclass);
 DROP VIEW fencedb.protected_tables;

@@ -70,8 +70,8 @@ BEGIN
     IF row_token IS NOT NULL THEN -- where the ledger was emptied, a refused holder has left no fence
         BEGIN
             PERFORM fencedb.lower_limit('lock_timeout', greatest(1, ceil(deadline - extract(epoch FROM clock_timestamp()) * 1000))::bigint); -- another transaction may be inserting it
-            INSERT INTO fencedb.fences (resource, last_fencing_token, lease_id)
-            VALUES (reset_fence.resource, reset_fence.token, gen_random_uuid()) ON CONFLICT DO NOTHING;
+            INSERT INTO fencedb.fences (resource, last_fencing_token, lease_id, reset_from)
+            VALUES (reset_fence.resource, reset_fence.token, gen_random_uuid(), row_token) ON CONFLICT DO NOTHING;
             created := FOUND;
         EXCEPTION WHEN lock_not_available THEN
             PERFORM fencedb.raise_busy(reset_fence.resource);
@@ -198,10 +198,10 @@ BEGIN
     END IF;
     PERFORM fencedb.allow(operator);
     FOR door IN SELECT p.oid FROM pg_proc p
-                WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('prepared_writers', 'record', 'forget_fences', 'old_audit', 'forget_audit', 'reset_fence') LOOP
+                WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('prepared_writers', 'record', 'forget_fences', 'old_audit', 'forget_audit', 'reset_fence', 'keep_history') LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', door, operator);
     END LOOP;
-    EXECUTE format('GRANT SELECT ON fencedb.fences, fencedb.foreign_issuers, fencedb.audit, fencedb.observations, fencedb.take_overs TO %s', operator);
+    EXECUTE format('GRANT SELECT ON fencedb.fences, fencedb.foreign_issuers, fencedb.audit, fencedb.observations, fencedb.take_overs, fencedb.history, fencedb.history_kept TO %s', operator);
 END
 $$;
 -- +goose StatementEnd
@@ -210,7 +210,7 @@ REVOKE ALL ON FUNCTION fencedb.allow_operator(regrole) FROM PUBLIC;
 
 CREATE POLICY operators ON fencedb.fences FOR SELECT USING (has_function_privilege('fencedb.forget_fences(text[], interval)', 'EXECUTE'));
 CREATE POLICY operators ON fencedb.audit  FOR SELECT USING (has_function_privilege('fencedb.forget_fences(text[], interval)', 'EXECUTE'));
-COMMENT ON FUNCTION fencedb.allow_operator(regrole) IS 'Lets a role see the ledger and what was observed, revoke, set fences back, forget old fences and old records, and record it: all that the command fencedb does, but for migrations. An application needs fencedb.allow instead.';
+COMMENT ON FUNCTION fencedb.allow_operator(regrole) IS 'Lets a role see the ledger, its history and what was observed, revoke, keep history, set fences back, forget old fences and old records, and record it: all that the command fencedb does, but for migrations. An application needs fencedb.allow instead.';
 
 SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.callers_path'), true);
 

@@ -404,21 +404,6 @@ REVOKE ALL ON FUNCTION fencedb.overtake(oid, text, text[], text[], bigint, text)
 
 ALTER DEFAULT PRIVILEGES IN SCHEMA fencedb REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC;
 
--- Nobody has a right here because whoever migrates gives it to them on everything that they make.
--- +goose StatementBegin
-DO $$
-DECLARE
-    grantee regrole;
-BEGIN
-    FOR grantee IN SELECT DISTINCT a.grantee FROM pg_default_acl d, aclexplode(d.defaclacl) a
-                   WHERE d.defaclrole = current_user::regrole AND d.defaclnamespace = 0 AND a.grantee NOT IN (0, d.defaclrole) LOOP
-        EXECUTE format('REVOKE ALL ON SCHEMA fencedb FROM %1$s; REVOKE ALL ON ALL TABLES IN SCHEMA fencedb FROM %1$s;
-            REVOKE ALL ON ALL SEQUENCES IN SCHEMA fencedb FROM %1$s; REVOKE ALL ON ALL FUNCTIONS IN SCHEMA fencedb FROM %1$s', grantee);
-    END LOOP;
-END
-$$;
--- +goose StatementEnd
-
 SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.callers_path'), true);
 
 -- +goose Down

@@ -11,8 +11,8 @@ CREATE TABLE bookings (
 COMMENT ON TABLE bookings IS 'Who sits at which table, and when. Written only with the fencing token of the table.';
 
 -- From here on no client writes a row without a current token for its table: not this program, not
--- psql.
-SELECT fencedb.protect('bookings', resource => 'table:{table_id}');
+-- psql. While fencedb.keep_history says so, fencedb history tells what was written when.
+SELECT fencedb.protect('bookings', resource => 'table:{table_id}', history => true);
 
 -- +goose Down
 SELECT fencedb.unprotect('bookings');

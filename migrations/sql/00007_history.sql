@@ -1,0 +1,291 @@
+-- What happened to a resource: who entered it when, and what was written under which token. Nothing
+-- here is needed to hold a lease or to write behind a fence, and it costs nothing while it is off.
+
+-- +goose Up
+
+SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting('search_path'), true), pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+
+CREATE TABLE fencedb.history_kept (
+    one    boolean     PRIMARY KEY DEFAULT true CHECK (one),
+    period interval    NOT NULL,
+    since  timestamptz NOT NULL
+);
+
+COMMENT ON TABLE  fencedb.history_kept IS 'For how long history is kept, and since when; no row if it is not. Changed by fencedb.keep_history.';
+COMMENT ON COLUMN fencedb.history_kept.period IS 'What is older goes, some time after.';
+COMMENT ON COLUMN fencedb.history_kept.since  IS 'Nothing that is younger is missing, unless it is older than period, or was written above READ COMMITTED by a transaction that had begun before.';
+
+-- Each row describes itself by its defaults: functions of this schema add it, as its owner, in the
+-- session that does what it tells.
+CREATE TABLE fencedb.history (
+    id           bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at           timestamptz NOT NULL DEFAULT clock_timestamp(),
+    xid          xid8        NOT NULL DEFAULT pg_current_xact_id(),
+    resource     text COLLATE "C" NOT NULL,
+    event        text        NOT NULL,
+    token        bigint,
+    lease_id     uuid,
+    former_token bigint,
+    table_name   text,
+    row_count    bigint,
+    role         name        NOT NULL DEFAULT coalesce(nullif(current_setting('role'), 'none'), session_user),
+    application  text        NOT NULL DEFAULT current_setting('application_name'),
+    client       inet        DEFAULT inet_client_addr()
+) WITH (autovacuum_vacuum_scale_factor = 0.05);
+
+CREATE INDEX history_resource ON fencedb.history (resource, at);
+
+-- It has lease ids, as the ledger does.
+ALTER TABLE fencedb.history ENABLE ROW LEVEL SECURITY;
+ALTER TABLE fencedb.history_kept ENABLE ROW LEVEL SECURITY; -- against members of pg_write_all_data
+ALTER TABLE fencedb.history ALTER COLUMN lease_id SET STATISTICS 0;
+CREATE POLICY operators ON fencedb.history      FOR SELECT USING (has_function_privilege('fencedb.forget_fences(text[], interval)', 'EXECUTE'));
+CREATE POLICY operators ON fencedb.history_kept FOR SELECT USING (has_function_privilege('fencedb.forget_fences(text[], interval)', 'EXECUTE'));
+
+COMMENT ON TABLE  fencedb.history IS 'Who entered which resource, and what was written to tables that are protected with history. Only while fencedb.keep_history says so, and for as long. What was rolled back is not in it.';
+COMMENT ON COLUMN fencedb.history.at           IS 'By the clock of this server. Of entries, what fencedb.fences has as advanced_at.';
+COMMENT ON COLUMN fencedb.history.xid          IS 'The transaction. Its rows stay or go together.';
+COMMENT ON COLUMN fencedb.history.event        IS 'enter: a token has entered for the first time; a seal, and a role that takes over, enter too. reset: fencedb.reset_fence has set the fence to token. insert, update, delete: a statement.';
+COMMENT ON COLUMN fencedb.history.token        IS 'Of a statement, the token that it was written under. NULL: it was written without a lease of this resource, to a table that is only observed.';
+COMMENT ON COLUMN fencedb.history.former_token IS 'Of enter and reset, the token that the fence had before. NULL: there was no fence.';
+COMMENT ON COLUMN fencedb.history.table_name   IS 'Of a statement, the table that it named: of a partitioned one, or a partition.';
+COMMENT ON COLUMN fencedb.history.row_count    IS 'Of a statement, its rows of this resource. Where an UPDATE moves rows, it counts for both resources, and the greater of what the resource had of them before and after.';
+COMMENT ON COLUMN fencedb.history.role         IS 'The role of the last SET ROLE, or the one that logged in.';
+COMMENT ON COLUMN fencedb.history.client       IS 'NULL: over a socket of Unix.';
+
+REVOKE ALL ON fencedb.history, fencedb.history_kept FROM PUBLIC;
+
+-- History is bounded by its age alone: each hundredth row takes up to a thousand of the oldest
+-- along that are too old, so they go faster than new ones come. Nobody waits for that. Above READ
+-- COMMITTED a row that has gone since the snapshot would raise 40001.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.prune_history(added bigint) RETURNS void
+    LANGUAGE sql
+    SET search_path = pg_catalog, pg_temp
+AS $$
+    DELETE FROM fencedb.history h
+    WHERE h.id IN (
+        SELECT o.id FROM fencedb.history o
+        WHERE o.id <= (SELECT max(f.id) FROM (SELECT id FROM fencedb.history ORDER BY id LIMIT 1000 + 10 * added) f)
+          AND o.at < clock_timestamp() - (SELECT k.period FROM fencedb.history_kept k)
+        FOR UPDATE SKIP LOCKED)
+      AND current_setting('transaction_isolation') LIKE 'read %'
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.prune_history(bigint) IS 'Inner function. Deletes some of the oldest rows of fencedb.history, if they are too old.';
+
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.note_entry() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    was_reset boolean := NEW.reset_from IS DISTINCT FROM OLD.reset_from OR coalesce(NEW.last_fencing_token < OLD.last_fencing_token, false);
+    added     bigint;
+BEGIN
+    IF was_reset OR NEW.last_fencing_token > 0 AND (NEW.last_fencing_token, NEW.lease_id) IS DISTINCT FROM (OLD.last_fencing_token, OLD.lease_id) THEN -- 0: see overtake
+        INSERT INTO fencedb.history (at, resource, event, token, lease_id, former_token)
+        VALUES (NEW.advanced_at, NEW.resource, CASE WHEN was_reset THEN 'reset' ELSE 'enter' END, NEW.last_fencing_token, NEW.lease_id, nullif(OLD.last_fencing_token, 0))
+        RETURNING id INTO added;
+        IF added % 100 = 0 THEN
+            PERFORM fencedb.prune_history(1);
+        END IF;
+    END IF;
+    RETURN NULL;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.note_entry() IS 'Trigger of fencedb.fences while history is kept.';
+
+-- Rows without a resource, or with one that no fence can have, come past a guard that observes, and
+-- are nobody's history.
+--
+-- Whoever takes over leaves no entry. Where a guard enforces, what has come past it without one has
+-- taken over, and has the fence.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.note_writes(target oid, operation text, resources text[], counts bigint[]) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    entered boolean := fencedb.left_ms() IS NOT NULL;
+    takes   boolean := NOT entered AND fencedb.overtakes(target) AND EXISTS (SELECT FROM fencedb.protected_tables p WHERE p.table_name = fencedb.guarded_root(target) AND NOT p.observed);
+    due     boolean;
+BEGIN
+    WITH noted AS (
+        INSERT INTO fencedb.history (resource, event, token, lease_id, table_name, row_count)
+        SELECT w.resource, lower(operation), f.last_fencing_token, f.lease_id, target::regclass, w.n
+        FROM unnest(resources, counts) w(resource, n)
+        LEFT JOIN fencedb.fences f ON f.resource = w.resource COLLATE "C" AND (takes OR entered AND fencedb.says_entered(f.resource, f.last_fencing_token, f.lease_id))
+        WHERE octet_length(w.resource) BETWEEN 1 AND 512 AND EXISTS (SELECT FROM fencedb.history_kept)
+        ORDER BY w.resource COLLATE "C"
+        RETURNING id
+    )
+    SELECT bool_or(n.id % 100 = 0) INTO due FROM noted n;
+    IF due THEN
+        PERFORM fencedb.prune_history(cardinality(resources));
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.note_writes(oid, text, text[], bigint[]) IS 'Inner function. Adds what a statement has written to fencedb.history, by resource, if that is kept.';
+
+-- The triggers of a table that keeps history run one function, in this schema, as its owner. It
+-- reads the resources of rows as the guard does, so it first makes sure that the columns have the
+-- types that they had, as the guard does.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.write_notes(target regclass) RETURNS regprocedure
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    protection fencedb.protected_tables;
+    notes      text;
+    resources  text;
+    typed      text;
+BEGIN
+    PERFORM fencedb.require_owner(target);
+    SELECT * INTO protection FROM fencedb.protected_tables p WHERE p.table_name = target AND p.resource IS NOT NULL;
+    notes := (SELECT format('fencedb.%I', regexp_replace(p.proname, '^guard_', 'noted_')) FROM pg_proc p WHERE p.oid = protection.guard);
+    SELECT string_agg(format(r.expression, 'NEW'), ', '), string_agg(r.typed, ' AND ') INTO resources, typed
+    FROM unnest(protection.resource) t, fencedb.read_template(target, t) r;
+    EXECUTE format('CREATE OR REPLACE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS %L', notes, format($note$
+#variable_conflict use_column
+DECLARE
+    noted record;
+BEGIN
+    IF (SELECT %1$s FROM written AS NEW LIMIT 1) IS NOT TRUE THEN
+        RETURN NULL; -- no row was written
+    ELSIF TG_OP = 'UPDATE' THEN
+        SELECT array_agg(r.resource) AS resources, array_agg(r.n) AS counts INTO noted FROM (
+            SELECT s.resource, max(s.n) AS n FROM (
+                SELECT u.resource, count(*) AS n FROM former AS NEW, unnest(ARRAY[%2$s]) u(resource) GROUP BY 1 UNION ALL
+                SELECT u.resource, count(*) AS n FROM written AS NEW, unnest(ARRAY[%2$s]) u(resource) GROUP BY 1) s GROUP BY 1) r;
+    ELSE
+        SELECT array_agg(r.resource) AS resources, array_agg(r.n) AS counts INTO noted FROM (
+            SELECT u.resource, count(*) AS n FROM written AS NEW, unnest(ARRAY[%2$s]) u(resource) GROUP BY 1) r;
+    END IF;
+    PERFORM fencedb.note_writes(TG_RELID, TG_OP, noted.resources, noted.counts);
+    RETURN NULL;
+END
+$note$, typed, resources));
+    EXECUTE format('GRANT EXECUTE ON FUNCTION %s() TO %s', notes, (SELECT c.relowner::regrole FROM pg_class c WHERE c.oid = target)); -- to make the triggers
+    EXECUTE format('COMMENT ON FUNCTION %s() IS %L', notes, jsonb_build_object('table', target::text, 'since', coalesce(protection.history_since, clock_timestamp())));
+    RETURN (notes || '()')::regprocedure;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.write_notes(regclass) IS 'Inner function. Writes the function anew that keeps the history of a protected table, and returns it.';
+
+-- Statement triggers do not come to partitions by themselves, as in protect.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.set_history(target regclass, wanted boolean) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    notes   regprocedure;
+    formers regprocedure[] := ARRAY(SELECT DISTINCT t.tgfoid::regprocedure FROM pg_trigger t JOIN fencedb.members(target) m ON m.member = t.tgrelid WHERE t.tgname ^@ '~fencedb_note_');
+    own     record;
+BEGIN
+    IF wanted THEN
+        IF formers = '{}' THEN
+            EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', target); -- whoever writes meanwhile would not be noted
+        END IF;
+        notes := fencedb.write_notes(target);
+        FOR own IN SELECT m.member, k.* FROM fencedb.members(target) m JOIN pg_class c ON c.oid = m.member,
+                (VALUES ('insert', 'NEW TABLE AS written'), ('update', 'OLD TABLE AS former NEW TABLE AS written'), ('delete', 'OLD TABLE AS written')) k(kind, transition)
+                WHERE c.relkind <> 'f' -- which cannot
+                AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_note_' || k.kind AND t.tgfoid = notes AND t.tgenabled IN ('O', 'A')) LOOP
+            EXECUTE format('CREATE OR REPLACE TRIGGER "~fencedb_note_%1$s" AFTER %1$s ON %2$s REFERENCING %3$s FOR EACH STATEMENT EXECUTE FUNCTION %4$s', own.kind, own.member, own.transition, notes);
+        END LOOP;
+    ELSE
+        FOR own IN SELECT t.tgname, m.member FROM fencedb.members(target) m JOIN pg_trigger t ON t.tgrelid = m.member WHERE t.tgname ^@ '~fencedb_note_' LOOP
+            EXECUTE format('DROP TRIGGER %I ON %s', own.tgname, own.member);
+        END LOOP;
+    END IF;
+    PERFORM fencedb.drop_guard(f) FROM unnest(formers) f WHERE f IS DISTINCT FROM notes;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.set_history(regclass, boolean) IS 'Inner function. Puts the triggers that keep history behind every member of a protected table, or takes them away.';
+
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.keep_history(period interval) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    wanted interval := nullif(period, interval '0');
+    former fencedb.history_kept;
+BEGIN
+    IF wanted < interval '0' THEN
+        RAISE EXCEPTION 'fencedb.keep_history: the period must not be negative, got %', wanted
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'For example: SELECT fencedb.keep_history(''30 days''). NULL switches it off.';
+    END IF;
+    LOCK TABLE fencedb.history_kept IN SHARE ROW EXCLUSIVE MODE; -- another session may be at it
+    SELECT * INTO former FROM fencedb.history_kept;
+    IF wanted IS NOT DISTINCT FROM former.period THEN
+        RETURN;
+    ELSIF wanted IS NULL THEN
+        DROP TRIGGER note ON fencedb.fences;
+        DELETE FROM fencedb.history_kept;
+        TRUNCATE fencedb.history;
+    ELSIF former.period IS NULL THEN
+        CREATE TRIGGER note AFTER INSERT OR UPDATE OF last_fencing_token ON fencedb.fences FOR EACH ROW EXECUTE FUNCTION fencedb.note_entry();
+        LOCK TABLE fencedb.history IN SHARE ROW EXCLUSIVE MODE; -- whoever writes to a table with history has locked it, also while there is none
+        INSERT INTO fencedb.history_kept (period, since) VALUES (wanted, clock_timestamp());
+    ELSE
+        UPDATE fencedb.history_kept k SET period = wanted, since = greatest(k.since, clock_timestamp() - former.period);
+    END IF;
+    INSERT INTO fencedb.audit (event, operator, reason, details)
+    VALUES ('keep_history', format('%s@%s', session_user, coalesce(host(inet_client_addr()), 'local')), 'by fencedb.keep_history',
+        jsonb_build_object('period', wanted::text, 'former_period', former.period::text));
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.keep_history(interval) IS 'From now on, who enters which resource is kept in fencedb.history for so long, and what is written to tables that are protected with history => true. A row has some 200 bytes; there is one for each token that enters, and for each statement and resource. NULL or 0 switches it off, and forgets what was kept. Recorded in fencedb.audit. Switching on and off waits for open transactions that have entered, and blocks new ones meanwhile: set lock_timeout and try again.';
+
+REVOKE ALL ON FUNCTION fencedb.keep_history(interval), fencedb.write_notes(regclass), fencedb.note_writes(oid, text, text[], bigint[]), fencedb.note_entry(), fencedb.prune_history(bigint) FROM PUBLIC;
+-- Who protects a table calls these.
+GRANT EXECUTE ON FUNCTION fencedb.set_history(regclass, boolean), fencedb.write_notes(regclass) TO PUBLIC;
+
+-- Nobody has a right here because whoever migrates gives it to them on everything that they make.
+-- +goose StatementBegin
+DO $$
+DECLARE
+    grantee regrole;
+BEGIN
+    FOR grantee IN SELECT DISTINCT a.grantee FROM pg_default_acl d, aclexplode(d.defaclacl) a
+                   WHERE d.defaclrole = current_user::regrole AND d.defaclnamespace = 0 AND a.grantee NOT IN (0, d.defaclrole) LOOP
+        EXECUTE format('REVOKE ALL ON SCHEMA fencedb FROM %1$s; REVOKE ALL ON ALL TABLES IN SCHEMA fencedb FROM %1$s;
+            REVOKE ALL ON ALL SEQUENCES IN SCHEMA fencedb FROM %1$s; REVOKE ALL ON ALL FUNCTIONS IN SCHEMA fencedb FROM %1$s', grantee);
+    END LOOP;
+END
+$$;
+-- +goose StatementEnd
+
+SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.callers_path'), true);
+
+-- +goose Down
+-- +goose StatementBegin
+DO $$
+DECLARE
+    tables text := (SELECT string_agg(DISTINCT t.tgrelid::regclass::text, ', ') FROM pg_trigger t WHERE t.tgname ^@ '~fencedb_note_');
+BEGIN
+    IF tables IS NOT NULL THEN
+        RAISE EXCEPTION 'keep history: %', tables
+            USING ERRCODE = 'dependent_objects_still_exist', HINT = 'Call fencedb.unprotect for each, then migrate down.';
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+DROP TRIGGER IF EXISTS note ON fencedb.fences;
+DROP FUNCTION fencedb.keep_history(interval), fencedb.set_history(regclass, boolean), fencedb.write_notes(regclass), fencedb.note_writes(oid, text, text[], bigint[]), fencedb.note_entry(), fencedb.prune_history(bigint);
+DROP TABLE fencedb.history, fencedb.history_kept;
