@@ -281,6 +281,15 @@ func (s *stores) works() []work {
 		{name: "one statement, of many fences", workers: 1, entrants: []entrant{s.ofMany(rows, 0), s.ofMany(s.many, 1.2)}},
 		s.updateMany(), s.copyMany(), s.manyResources(),
 	}
+	// While it is kept, all that enters pays for it, so it comes behind what enters anew.
+	withHistory := func(name string, pool *pgxpool.Pool) work {
+		return work{name: name, workers: 1,
+			rest: func(ctx context.Context) error {
+				return unfenced(s.pool)(ctx, 0, `SELECT fencedb.keep_history('1 day')`)
+			},
+			entrants: []entrant{s.update("Exec, protected", "guarded", fenced(pool, row), 0), s.update("with history", "noted", fenced(pool, row), 1.15)}}
+	}
+	all = append(all, withHistory("history, on disk", s.durable), withHistory("history", s.pool))
 	for n, pool := range s.slow {
 		all = append(all, work{name: fmt.Sprintf("transaction, network of %v", delays[n]), workers: 1, entrants: append(inTx(pool),
 			s.update("Tx", "plain", fencedTx(pool), 0.7), s.update("Exec", "plain", fenced(pool, row), 0.38))})

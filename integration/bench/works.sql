@@ -4,6 +4,7 @@
 CREATE TABLE plain (id int PRIMARY KEY, note bigint NOT NULL DEFAULT 0, last_fencing_token bigint NOT NULL DEFAULT 0);
 INSERT INTO plain SELECT i FROM generate_series(1, %[1]d) i;
 CREATE TABLE guarded (LIKE plain INCLUDING ALL); INSERT INTO guarded TABLE plain;
+CREATE TABLE noted (LIKE plain INCLUDING ALL); INSERT INTO noted TABLE plain;
 CREATE TABLE versioned (LIKE plain INCLUDING ALL, version bigint NOT NULL DEFAULT 1); INSERT INTO versioned TABLE plain;
 CREATE TABLE idle (LIKE plain INCLUDING ALL); INSERT INTO idle TABLE plain;
 CREATE TABLE observed (LIKE plain INCLUDING ALL); INSERT INTO observed TABLE plain;
@@ -17,7 +18,7 @@ CREATE TABLE large_guarded (LIKE large INCLUDING ALL) WITH (autovacuum_enabled =
 INSERT INTO large_guarded TABLE large;
 CREATE TABLE rooms (LIKE large INCLUDING ALL);
 SELECT fencedb.protect('observed', 'row:{id}', mode => 'observe');
-SELECT fencedb.protect('guarded', 'row:{id}'), fencedb.protect('large_guarded', 'room:{room}'),
+SELECT fencedb.protect('guarded', 'row:{id}'), fencedb.protect('noted', 'row:{id}', history => true), fencedb.protect('large_guarded', 'room:{room}'),
        fencedb.protect('rooms', 'room:{room}');
 INSERT INTO fencedb.fences (resource, last_fencing_token, lease_id)
 	SELECT kind || i, 41, '%[3]s'::uuid FROM generate_series(1, %[1]d) i, unnest('{row:,room:}'::text[]) kind

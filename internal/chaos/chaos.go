@@ -29,6 +29,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/fencedb/fencedb/internal/faulty"
 	"github.com/fencedb/fencedb/internal/worker"
 )
@@ -51,6 +53,9 @@ type Config struct {
 
 	servers []kind // faults of servers that a test may disturb, beside the others
 	lenient bool   // Redis's clock is set back, so that the tokens it issues may fall
+
+	// witness looks at what a run has left in Postgres, of a test that keeps history.
+	witness func(context.Context, *pgxpool.Pool) error
 
 	Log io.Writer `json:"-"` // gets the time line. Defaults to none
 }
@@ -178,6 +183,11 @@ func (c *crew) judge(ctx context.Context) error {
 	}
 	if err := c.pool.QueryRow(ctx, `SHOW server_version`).Scan(&v.Postgres); err != nil {
 		return err
+	}
+	if c.witness != nil {
+		if err := c.witness(ctx, c.pool); err != nil {
+			return err
+		}
 	}
 	v.Violations = append(v.Violations, e.judge()...)
 	v.Took = c.since(now())

@@ -199,8 +199,8 @@ func (s *stage) setUp(ctx context.Context) error {
 	b.Queue(`INSERT INTO registers SELECT r, 0 FROM unnest($1::text[]) r WHERE r LIKE '%-register:%'`, s.resources())
 	b.Queue(`INSERT INTO accounts SELECT r, $2, 0 FROM unnest($1::text[]) r WHERE r LIKE '%-account:%'`, s.resources(), balance)
 	if !ways[s.Control].open {
-		b.Queue(`SELECT fencedb.protect(t::regclass, resource => '{resource}')
-			FROM unnest('{entries,registers,accounts,slots,effects}'::text[]) t`)
+		b.Queue(`SELECT fencedb.protect(t::regclass, resource => '{resource}', history => $1)
+			FROM unnest('{entries,registers,accounts,slots,effects}'::text[]) t`, s.witness != nil)
 	}
 	return s.pool.SendBatch(ctx, b).Close()
 }
