@@ -28,6 +28,7 @@ var incidental = []struct {
 	is   *regexp.Regexp
 	text string
 }{
+	{regexp.MustCompile(`(Mon|Tue|Wed|Thu|Fri|Sat|Sun) \d{4}-\d\d-\d\d \d\d:\d\d:\d\d( [+-]\d\d:\d\d)?|\b\d\d [A-Z][a-z]{2} \d\d:\d\d:\d\d\.\d{3}`), "WHEN"},
 	{regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b[0-9a-f]{8}\b`), "LEASE"},
 	{regexp.MustCompile(`\b\d{16}\b`), "TOKEN"},
 	{regexp.MustCompile(`\d\d:\d\d:\d\d\.\d{3}`), "CLOCK"},
@@ -51,13 +52,13 @@ func essence(text string) string {
 func TestTheGuideShowsWhatIsPrinted(t *testing.T) {
 	t.Parallel()
 	var guide string
-	for _, page := range []string{"command.md", "with.md", "database.md"} {
+	for _, page := range []string{"command.md", "history.md", "with.md", "database.md"} {
 		text, err := os.ReadFile("../../docs/" + page)
 		require.NoError(t, err)
 		guide += string(text) + "\n"
 	}
 	found := sessions.FindAllStringSubmatch(guide, -1)
-	require.Len(t, found, 11)
+	require.Len(t, found, 12)
 	r := newRestaurant(t)
 	r.script = listing(t, guide, "In `fix.sql`:")
 	for _, session := range found {
@@ -159,6 +160,8 @@ func (r *restaurant) prepare(command string) {
 		require.NoError(r, err)
 	case "revoke":
 		require.NoError(r, r.open.Commit(r.Context()))
+	case "history":
+		r.evening()
 	case "reset":
 		mistake := fencedb.NewGrant("table:11", protocol.MaxNumber, uuid.New(), fencedb.NoEnd)
 		_, err := fencedb.Exec(r.Context(), r.pool, mistake, `SELECT`)

@@ -131,7 +131,7 @@ WHERE k.seconds > 60;
 -- Do: restore with privileges, or follow docs/runbook/writes.md, rights are missing
 SELECT string_agg('fencedb.' || p.proname, ', ' ORDER BY p.proname) FROM pg_proc p
 WHERE p.pronamespace = 'fencedb'::regnamespace AND has_function_privilege('public', p.oid, 'EXECUTE')
-  AND p.proname IN ('enter', 'enter_all', 'once_begin', 'once_end', 'once_forget', 'reset_fence', 'forget_fences', 'forget_audit', 'record')
+  AND p.proname IN ('enter', 'enter_all', 'once_begin', 'once_end', 'once_forget', 'reset_fence', 'forget_fences', 'forget_audit', 'record', 'keep_history')
 HAVING count(*) > 0;
 
 -- error schema_closed: PUBLIC has no USAGE on the schema fencedb
@@ -223,6 +223,15 @@ WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname ^@ 'guard_' AND p.p
 -- Do: call fencedb.protect for the protected table once more
 SELECT m.member::text FROM fencedb.protected_tables p, fencedb.members(p.table_name) m JOIN pg_class c ON c.oid = m.member
 WHERE m.is_partition AND c.relkind <> 'f' AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_truncate') ORDER BY 1;
+
+-- warning history_incomplete: table %s, and its protected table keeps history
+-- Why: what statements write that name this table is missing in the history
+-- Do: call fencedb.protect for the protected table once more, which makes and switches on what is missing
+SELECT format('%s lacks the trigger %s, or it is switched off', m.member, string_agg('~fencedb_note_' || k.kind, ' and ' ORDER BY k.kind))
+FROM fencedb.protected_tables p, fencedb.members(p.table_name) m JOIN pg_class c ON c.oid = m.member, (VALUES ('insert'), ('update'), ('delete')) k(kind)
+WHERE c.relkind <> 'f' AND EXISTS (SELECT FROM fencedb.members(p.table_name) o JOIN pg_trigger t ON t.tgrelid = o.member WHERE t.tgname ^@ '~fencedb_note_')
+  AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_note_' || k.kind AND t.tgenabled IN ('O', 'A'))
+GROUP BY m.member ORDER BY 1;
 
 -- warning unprotected_table: table %s has a column last_fencing_token but is not protected
 -- Why: it looks fenced, and any client can write to it without a token

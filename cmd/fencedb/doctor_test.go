@@ -69,7 +69,7 @@ func TestDoctorIsSilentOnASoundSetUp(t *testing.T) {
 		SELECT fencedb.protect('"Odd"', ARRAY['NEW.b:{Key}/{it''s}', 'OLD.{{a}}:{Key}']);
 		CREATE TABLE days (id int, day date NOT NULL); SELECT fencedb.protect('days', 'OLD.c:{day}', stamp => false);
 		ALTER TABLE days RENAME TO dates; ALTER TABLE dates RENAME id TO no;
-		CREATE TABLE config (name text); SELECT fencedb.protect('config', 'config:global');
+		CREATE TABLE config (name text); SELECT fencedb.protect('config', 'config:global', history => true); SELECT fencedb.keep_history('1 day');
 		CREATE TABLE rooms (id int NOT NULL); SELECT fencedb.protect('rooms', 'room:{id}'), fencedb.unprotect('rooms')`)
 	require.Empty(t, w.diagnosed(exitDone))
 	require.Empty(t, w.ok("doctor"))
@@ -85,6 +85,20 @@ func TestDoctorNamesATableThatLostItsProtection(t *testing.T) {
 	require.Equal(t, []string{"warning guard_left"}, w.diagnosed(exitDone), "the table has a new one")
 	w.exec(`SELECT fencedb.drop_guard('fencedb.guard_seats()')`)
 	require.Empty(t, w.diagnosed(exitDone))
+}
+
+func TestDoctorNamesATableWhoseHistoryHasAGap(t *testing.T) {
+	t.Parallel()
+	w := sound(t)
+	const protect = `SELECT fencedb.protect('seats', 'seat:{id}', history => true)`
+	for _, gap := range []string{`DROP TRIGGER "~fencedb_note_update" ON seats`, `ALTER TABLE seats DISABLE TRIGGER "~fencedb_note_insert"`, `ALTER TABLE seats ENABLE REPLICA TRIGGER "~fencedb_note_delete"`} {
+		w.exec(protect)
+		require.Empty(t, w.diagnosed(exitDone))
+		w.exec(gap)
+		require.Equal(t, []string{"warning history_incomplete"}, w.diagnosed(exitDone), gap)
+	}
+	w.exec(protect)
+	require.Empty(t, w.diagnosed(exitDone), "what it says to do ends it")
 }
 
 // Whoever has the privilege needs no other right to the table.

@@ -111,6 +111,7 @@ The URL of Redis has one of these forms:
 What to call when:
 
    fencedb inspect table:12          who has table 12, and since when?
+   fencedb history table:12          what happened to it?
    fencedb leases table:             what is held now?
    fencedb watch table:              what is happening now?
    fencedb doctor                    is the set-up sound?
@@ -136,7 +137,7 @@ Exit codes:
 fencedb with has codes of its own.`
 
 func (a *app) root() *cli.Command {
-	all := []*cli.Command{a.migrate(), a.inspect(), a.leases(), a.watch(), a.revoke(), a.reset(),
+	all := []*cli.Command{a.migrate(), a.inspect(), a.history(), a.leases(), a.watch(), a.revoke(), a.reset(),
 		a.ttl(), a.adopt(), a.prune(), a.doctor()}
 	root := &cli.Command{
 		Name:                            "fencedb",

@@ -1,0 +1,289 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/fencedb/fencedb/internal/protocol"
+	"github.com/fencedb/fencedb/observe/feed"
+)
+
+// What is shown of each side of --at, and without it.
+const aroundAt, mostEvents = 10, 200
+
+func (a *app) history() *cli.Command {
+	var at string
+	var since time.Duration
+	return &cli.Command{
+		Name:      "history",
+		Usage:     "tell what happened to a resource",
+		ArgsUsage: "RESOURCE",
+		Description: `Tells in one time line who entered the resource, what was written, what was
+refused, and what was done by hand, and says how far back that is known.
+Entries and writes are known while fencedb.keep_history is on, writes to
+tables that are protected with history => true; leases and refusals for as
+long as the feed reaches back, if programs publish (see watch). If one server
+does not answer, it tells what the other knows; the exit code is 1 then.
+
+   fencedb history table:7                     what came in the last day
+   fencedb history table:7 --since 2h
+   fencedb history table:7 --at "Fri 20:14"    what was around that time
+
+Times are ` + strings.Replace(moments, ` "2026`, "\n"+`"2026`, 1) + `,
+in your time zone. A seal enters too, so an entry may have written nothing.`,
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "at", Destination: &at, Usage: "tell what was around this `TIME`"},
+			&cli.DurationFlag{Name: "since", Destination: &since, Usage: "tell what came in this `TIME`", Value: day, Validator: positive},
+		},
+		Action: a.read(onBoth|halves, func(cmd *cli.Command) error {
+			if err := protocol.CheckRequired("resource", a.argument, "table:12", protocol.MaxResource); err != nil {
+				return usage("%w", err)
+			}
+			if cmd.IsSet("at") && cmd.IsSet("since") {
+				return usage("--at tells what was around a time and --since what came since: give one of them")
+			}
+			if _, err := moment(at, time.Now().Add(day)); at != "" && err != nil {
+				return usage("--at: %w", err)
+			}
+			return nil
+		}, func(ctx context.Context, s *servers) (report, error) {
+			now := time.Now().Add(s.ahead)
+			w := window{since: now.Add(-since), at: now, before: mostEvents, after: mostEvents} // a clock may be ahead
+			r := &history{Resource: a.argument, namespace: a.names.namespace, labels: map[string]string{},
+				Events: []happening{}, Tables: []noting{}, Missing: []missing{}}
+			if at != "" {
+				then, err := moment(at, now)
+				if err != nil {
+					return nil, usage("--at: %w", err)
+				}
+				w, r.At = window{at: then, before: aroundAt, after: aroundAt}, &then
+			}
+			return s.tell(ctx, r, w)
+		}),
+	}
+}
+
+// tell is what both servers know of the past.
+func (s *servers) tell(ctx context.Context, r *history, w window) (report, error) {
+	if s.redisAway == nil {
+		s.redisAway = s.readRedis(ctx, r, w)
+	}
+	if s.postgresAway == nil {
+		s.postgresAway = s.readPast(ctx, r, w)
+	}
+	r.arrange(w)
+	if s.redisAway != nil {
+		r.Missing = append(r.Missing, missing{"redis", s.redisAway.Error()})
+	}
+	if s.postgresAway != nil {
+		r.Missing = append(r.Missing, missing{"postgres", s.postgresAway.Error()})
+	}
+	r.Notes = r.conclude()
+	if err := s.away(); err != nil {
+		return nil, errors.Join(s.show(r), fmt.Errorf("this is only what the other server knows: %w", err))
+	}
+	return r, nil
+}
+
+// history is what happened to one resource.
+type history struct {
+	Resource  string      `json:"resource"`
+	At        *time.Time  `json:"at"`         // nil: the events since a time were asked for
+	Last      *happening  `json:"last_entry"` // up to At, or now; nil: none is known
+	Next      *happening  `json:"next_entry"` // after At; nil: none
+	Granted   *happening  `json:"last_grant"` // likewise, by the feed
+	Ended     *happening  `json:"its_end"`    // of that lease, up to At; nil: it is not known to have ended
+	Events    []happening `json:"events"`     // in order; those of the feed by the clock of Redis, the others by that of Postgres
+	More      bool        `json:"more"`       // there are earlier ones that were asked for
+	KeptSince *time.Time  `json:"kept_since"` // entries are known since then; nil: history is not kept
+	Period    string      `json:"kept_for"`
+	Tables    []noting    `json:"tables"`     // to which it may belong
+	FeedSince *time.Time  `json:"feed_since"` // leases and refusals are known since then; nil: no program publishes
+	Elsewhere []place     `json:"elsewhere"`  // as inspect has it
+	Missing   []missing   `json:"missing"`    // servers that have not told their half
+	Notes     []note      `json:"notes"`
+
+	labels                  map[string]string // of holders, by the first 8 characters of lease ids
+	feedDenied              bool
+	unsearched              error
+	namespace               string
+	postgresTime, redisTime time.Time
+}
+
+// lacks reports whether a server has not told its half.
+func (r *history) lacks(server string) bool {
+	return slices.ContainsFunc(r.Missing, func(m missing) bool { return m.Server == server })
+}
+
+// whenLayout is the form of a time of the past; the zone is in the first line.
+const whenLayout = "Mon 2006-01-02 15:04:05"
+
+func (r *history) print(p page) {
+	facts := [][2]string{{"RESOURCE", visible(r.Resource)}}
+	if r.At != nil {
+		facts = append(facts, [2]string{"AT", r.At.Format(whenLayout + " -07:00")}, [2]string{"HOLDER", r.holder()}, [2]string{"FENCE", r.fence()})
+	}
+	p.facts(facts...)
+	list(p, []string{"WHEN", "WHAT", "TOKEN", "BY"}, r.Events, func(h happening) []string {
+		return []string{h.At.Local().Format("02 Jan " + clock), h.what(), tokenText(h.Token), h.by()}
+	})
+	if r.More {
+		fmt.Fprintln(p.out, "\nThere are earlier ones; see --at.")
+	}
+	fmt.Fprintln(p.out)
+	for _, n := range r.Notes {
+		p.point("%s", n.Text)
+	}
+}
+
+// holder says who held the lease, by the feed.
+func (r *history) holder() string {
+	g := r.Granted
+	switch {
+	case r.lacks("redis"), g == nil:
+		return "not known"
+	case r.Ended != nil:
+		return fmt.Sprintf("nobody that is known: the lease of %s with token %d had ended at %s", visible(g.Label), g.Token, r.Ended.At.Local().Format(whenLayout))
+	}
+	return fmt.Sprintf("%s with token %d, granted %s", visible(g.Label), g.Token, g.At.Local().Format(whenLayout))
+}
+
+// fence says which token had entered last, so that no lower one could write.
+func (r *history) fence() string {
+	last := r.Last
+	switch {
+	case last == nil && r.Next != nil && r.Next.Former > 0:
+		return fmt.Sprintf("token %d%s\n%s", r.Next.Former, issuedText(r.Next.Former), r.until())
+	case last == nil && r.KeptSince != nil && !r.At.Before(*r.KeptSince):
+		return "no token had entered"
+	case last == nil:
+		return "not known"
+	case last.Kind == kindReset:
+		return fmt.Sprintf("set back to token %d at %s\n%s", last.Token, last.At.Local().Format(whenLayout), r.until())
+	case last.Text == sealText:
+		return fmt.Sprintf("token %d, of a revocation %s\n%s", last.Token, last.At.Local().Format(whenLayout), r.until())
+	}
+	return fmt.Sprintf("token %d%s\nentered %s%s\n%s", last.Token, issuedText(last.Token), last.At.Local().Format(whenLayout), prefixed(" by ", last.by(), ""), r.until())
+}
+
+func (r *history) until() string {
+	if r.Next == nil {
+		return "no other has entered since"
+	}
+	return fmt.Sprintf("until token %d entered %s", r.Next.Token, r.Next.At.Local().Format(whenLayout))
+}
+
+func prefixed(before, text, behind string) string {
+	if text == "" {
+		return ""
+	}
+	return before + text + behind
+}
+
+// issuedText says when a lease was acquired, by its token.
+func issuedText(token int64) string {
+	if at := issuedAt(token); at != nil {
+		return ", issued " + at.Local().Format(whenLayout)
+	}
+	return ""
+}
+
+// by names who it was, as far as that is known: the holder, or the application, and whom the
+// database knows.
+func (h happening) by() string {
+	text := visible(cmp.Or(h.Label, h.Application))
+	if h.Source == ofAudit || h.Role == "" {
+		return text
+	}
+	return strings.TrimSpace(text + " (" + visible(h.Role) + prefixed("@", h.Client, "") + ")")
+}
+
+func (h happening) what() string {
+	text := h.Kind
+	switch {
+	case h.Source == ofAudit:
+		return strings.TrimSpace(prefixed("", h.Kind, " ") + prefixed("", visible(h.Table), " ") + visible(h.Text))
+	case h.Rows > 0:
+		text = fmt.Sprintf("%s %d rows of %s", h.Kind, h.Rows, visible(h.Table))
+		if h.Rows == 1 {
+			text = fmt.Sprintf("%s 1 row of %s", h.Kind, visible(h.Table))
+		}
+		if h.Token == 0 {
+			text += ", without a lease"
+		}
+		return text
+	case h.Kind == string(feed.Refused) && h.Former != h.Token:
+		return fmt.Sprintf("refused: %d is stored", h.Former)
+	case h.Kind == string(feed.Granted):
+		text = "lease granted"
+	case h.Kind == string(feed.Released), h.Kind == string(feed.Lost):
+		text = "lease " + h.Kind
+	}
+	return text + prefixed(": ", visible(h.Text), "") + formerText(h)
+}
+
+func formerText(h happening) string {
+	if h.Former == 0 || h.Source == ofFeed {
+		return ""
+	}
+	return fmt.Sprintf(", after %d", h.Former)
+}
+
+// conclude says how far back all that is known, and what is not.
+func (r *history) conclude() []note {
+	notes := []note{}
+	add := func(code, format string, args ...any) {
+		notes = append(notes, note{code, fmt.Sprintf(format, args...)})
+	}
+	r.reachOfPostgres(add)
+	switch {
+	case r.lacks("redis"):
+		add("redis_away", "Redis has not told its events, so leases, refusals and the names of holders are not known.")
+	case r.feedDenied:
+		add("feed_denied", "Leases and refusals are not known: Redis does not let this user read the feed of events.")
+	case r.FeedSince == nil:
+		add("feed_none", "Leases and refusals are not known: no program publishes events %s; see fencedb watch.", inNamespace(r.namespace))
+	default:
+		add("feed_since", "Leases, refusals and the names of holders are known since %s, by the feed %s and the clock of Redis.", r.FeedSince.Local().Format(whenLayout), inNamespace(r.namespace))
+	}
+	if len(r.Elsewhere) > 0 {
+		add("known_elsewhere", "Redis knows it elsewhere too: %s. For those events give that --namespace.", described(r.Elsewhere))
+	}
+	if r.unsearched != nil {
+		add("not_searched", "Whether it is in another namespace too was not found out: %v.", r.unsearched)
+	}
+	apart := r.redisTime.Sub(r.postgresTime).Abs()
+	if !r.redisTime.IsZero() && !r.postgresTime.IsZero() && apart > time.Second {
+		add("clock_difference", "The clocks of Redis and Postgres are %s apart, so what one tells may have come before or after what the other tells.", span(apart))
+	}
+	return notes
+}
+
+func (r *history) reachOfPostgres(add adding) {
+	switch {
+	case r.lacks("postgres"):
+		add("postgres_away", "Postgres has not told its entries, writes and records, so they are not known.")
+		return
+	case r.KeptSince == nil:
+		add("history_off", "History is not kept, so of entries only the last one is known, by the ledger, and of writes only what the feed has. A row's last_fencing_token tells when the lease of its last write was issued. SELECT fencedb.keep_history('30 days') keeps history from then on.")
+		return
+	}
+	add("history_since", "Entries are known since %s. History is kept for %s.", r.KeptSince.Local().Format(whenLayout), r.Period)
+	for _, t := range r.Tables {
+		if t.Since == nil {
+			add("writes_not_kept", "Writes to %s are not known: it is not protected with history => true.", visible(t.Table))
+		} else {
+			add("writes_since", "Writes to %s are known since %s.", visible(t.Table), t.Since.Local().Format(whenLayout))
+		}
+	}
+	if len(r.Tables) == 0 {
+		add("no_table", "No table is protected to which it could belong, so its writes are not known.")
+	}
+}

@@ -1,0 +1,272 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/examples/booking/booking"
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/lease"
+)
+
+func TestTimesAsPeopleTypeThem(t *testing.T) {
+	t.Parallel()
+	zone := time.FixedZone("there", 2*60*60)
+	now := time.Date(2026, 11, 27, 20, 14, 30, 0, zone) // a Friday
+	for text, want := range map[string]string{
+		"Fri 20:14": "2026-11-27T20:14:00", "fri 20:15": "2026-11-20T20:15:00", "Friday 20:14:30": "2026-11-27T20:14:30", "FRI 20:14:31": "2026-11-20T20:14:31",
+		"Thu 00:00": "2026-11-26T00:00:00", "saturday 23:59": "2026-11-21T23:59:00",
+		"yesterday 20:14": "2026-11-26T20:14:00", "today 0:05": "2026-11-27T00:05:00", "20:14": "2026-11-27T20:14:00", "20:15": "2026-11-26T20:15:00", " 20:14:05.5 ": "2026-11-27T20:14:05.5",
+		"2026-11-20 20:14": "2026-11-20T20:14:00", "2026-11-20T20:14:05": "2026-11-20T20:14:05", "2026-11-20T18:14:05Z": "2026-11-20T20:14:05",
+	} {
+		at, err := moment(text, now)
+		require.NoError(t, err, text)
+		require.Equal(t, want+"+02:00", at.Format(time.RFC3339Nano), text)
+	}
+	for _, text := range []string{"", "Fri", "25:00", "Fri 20", "some day 20:14", "2026-13-01 20:14", "Fri 20:14 UTC"} {
+		_, err := moment(text, now)
+		require.ErrorContains(t, err, "is no time", text)
+	}
+	for _, text := range []string{"today 20:15", "2026-11-28 20:14", "2026-11-27T18:14:31Z"} {
+		_, err := moment(text, now)
+		require.ErrorContains(t, err, "still to come", text)
+	}
+}
+
+// told is what the command tells of a resource.
+func (w *world) told(args ...string) *history {
+	w.Helper()
+	var found history
+	w.json("history", &found, append([]string{"history"}, args...)...)
+	return &found
+}
+
+// said are the events of a history in words.
+func said(r *history) (all []string) {
+	for _, h := range r.Events {
+		all = append(all, h.what())
+	}
+	return all
+}
+
+const noteSeats = `SELECT fencedb.keep_history('30 days'), fencedb.protect('seats', 'seat:{id}', history => true)`
+
+// An evening: worker-7 loses seat 1, another takes over and writes, the first is refused, somebody
+// revokes, and somebody sets the fence back.
+func TestHistoryTellsTheWholeStory(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(noteSeats)
+	issuer, write, flush := w.publishing()
+	first, err := issuer.TryAcquire(t.Context(), "seat:1")
+	require.NoError(t, err)
+	require.NoError(t, write(first))
+	require.NoError(t, w.redis.Del(t.Context(), "lease:v1:{shop/seat:1}:owner").Err())
+	second, err := issuer.TryAcquire(t.Context(), "seat:1")
+	require.NoError(t, err)
+	require.NoError(t, write(second))
+	require.ErrorIs(t, write(first), fencedb.ErrStale)
+	flush()
+	sealed := w.revoked("seat:1")
+	w.ok("reset", "seat:1", "--to", fmt.Sprint(second.Token()), "--reason", "a mistake", "--yes")
+
+	r := w.told("seat:1")
+
+	ofPostgres, ofRedis := []string{}, []string{}
+	for _, h := range r.Events {
+		if h.Source == ofFeed {
+			ofRedis = append(ofRedis, h.Kind)
+		} else {
+			ofPostgres = append(ofPostgres, h.what())
+		}
+	}
+	require.Equal(t, []string{"keep_history for 30 days"}, slices.DeleteFunc(slices.Clone(ofPostgres), func(s string) bool { return !strings.HasPrefix(s, "keep") }))
+	ofPostgres = slices.DeleteFunc(ofPostgres, func(s string) bool { return strings.HasPrefix(s, "keep") || strings.HasPrefix(s, "protect") })
+	slices.Sort(ofPostgres[3:]) // the record of a revocation and its seal
+	require.Equal(t, []string{"enter", "insert 1 row of public.seats", fmt.Sprint("enter, after ", first.Token())}, ofPostgres[:3])
+	require.Contains(t, ofPostgres, fmt.Sprint("enter: the seal of a revocation, after ", second.Token()))
+	require.Len(t, slices.DeleteFunc(slices.Clone(ofPostgres), func(s string) bool { return !strings.HasPrefix(s, "reset") }), 1, "once")
+	require.Equal(t, []string{"granted", "granted", "refused", "revoked"}, ofRedis, "what is committed, the history tells better")
+	for _, h := range r.Events {
+		if h.Rows > 0 || h.Kind == kindEnter && h.Token == second.Token() {
+			require.Equal(t, "worker-7", h.Label, "by the feed")
+			require.Contains(t, h.by(), "worker-7 (")
+		}
+	}
+	require.Equal(t, "feed_since history_since writes_since", strings.Join(slices.Sorted(slices.Values(codes(r.Notes))), " "))
+	require.Equal(t, kindReset, r.Last.Kind)
+	require.Greater(t, sealed.Token, second.Token())
+
+	at := w.one(`SELECT to_char((SELECT at FROM fencedb.history WHERE event = 'insert' ORDER BY id LIMIT 1) AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')`)
+	r = w.told("seat:1", "--at", at)
+	require.Equal(t, first.Token(), r.Last.Token)
+	require.Equal(t, second.Token(), r.Next.Token)
+	require.Equal(t, first.Token(), r.Granted.Token)
+	text := w.ok("history", "seat:1", "--at", at)
+	require.Contains(t, text, fmt.Sprintf("until token %d entered", second.Token()))
+	require.Contains(t, text, fmt.Sprintf("HOLDER    worker-7 with token %d", first.Token()))
+}
+
+// Each half, and what is not there, is said.
+func TestHistorySaysWhatIsNotKnown(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	l := w.acquire("seat:1")
+	require.NoError(t, w.book(l))
+	r := w.told("seat:1")
+	require.Equal(t, []string{"enter: by the ledger"}, slices.DeleteFunc(said(r), func(s string) bool { return strings.HasPrefix(s, "protect") }))
+	require.Equal(t, label, r.Last.Label, "who holds now, Redis knows")
+	require.Equal(t, []string{"history_off", "feed_none"}, codes(r.Notes))
+	require.Contains(t, w.ok("history", "seat:1", "--at", "2020-01-01 00:00"), "FENCE     not known")
+
+	w.exec(`SELECT fencedb.keep_history('30 days')`)
+	require.Equal(t, []string{"history_since", "writes_not_kept", "feed_none"}, codes(w.told("seat:1").Notes))
+	require.Equal(t, []string{"history_since", "no_table", "feed_none"}, codes(w.told("order:1").Notes))
+	w.exec(noteSeats)
+	require.Equal(t, []string{"history_since", "writes_since", "feed_none"}, codes(w.told("seat:1").Notes))
+	other := newIssuer(t, w.redis, lease.Config{Namespace: "shop-2"})
+	_, err := other.TryAcquire(t.Context(), "seat:1")
+	require.NoError(t, err)
+	r = w.told("seat:1")
+	require.Contains(t, codes(r.Notes), "known_elsewhere")
+	require.Len(t, r.Elsewhere, 1)
+	require.Contains(t, flowing(w.ok("history", "seat:1")), `in namespace "shop-2"`)
+
+	for flag, server := range map[string]string{"--redis": "redis", "--postgres": "postgres"} {
+		got := w.run("--json", flag, map[string]string{"redis": noRedis, "postgres": noPostgres}[server], "history", "seat:1")
+		require.Equal(t, exitFailed, got.code)
+		require.Contains(t, got.errOut, "this is only what the other server knows: "+server)
+		var half history
+		w.decode("history", &half, got.out)
+		require.Equal(t, server, half.Missing[0].Server)
+		require.Contains(t, codes(half.Notes), server+"_away")
+		require.Equal(t, server == "redis", half.Last != nil)
+		text := w.run(flag, map[string]string{"redis": noRedis, "postgres": noPostgres}[server], "history", "seat:1", "--at", "20:14").out
+		require.Contains(t, text, "not known")
+		require.NotContains(t, text, "no token had entered")
+	}
+	require.NoError(t, w.redis.Do(t.Context(), "ACL", "SETUSER", "shy", "on", ">x", "~lease:*", "+@all").Err())
+	shy := strings.Replace(redisURL(w.redis), "redis://", "redis://shy:x@", 1)
+	require.Contains(t, codes(w.as("--redis", shy).told("seat:1").Notes), "feed_denied")
+}
+
+// It shows what is around a time, not all that ever was, and says that there is more.
+func TestHistoryIsOneScreen(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(noteSeats + `; INSERT INTO fencedb.history (at, resource, event, token, lease_id, former_token) SELECT date_trunc('hour', now()) - i * interval '1 day', 'seat:1', 'enter', 1000 - i, gen_random_uuid(), 999 - i FROM generate_series(29, 1, -1) i`)
+	at := w.one(`SELECT to_char((date_trunc('hour', now()) - interval '15 days 1 minute') AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')`)
+
+	r := w.told("seat:1", "--at", at)
+
+	require.Equal(t, []int64{984, 985}, []int64{r.Last.Token, r.Next.Token})
+	require.True(t, r.More)
+	require.Len(t, r.Events, 20)
+	require.Equal(t, []int64{975, 994}, []int64{r.Events[0].Token, r.Events[19].Token})
+	require.Less(t, strings.Count(w.ok("history", "seat:1", "--at", at), "\n"), 40)
+	require.Len(t, slices.DeleteFunc(w.told("seat:1", "--since", "73h").Events, func(h happening) bool { return h.Token == 0 }), 3)
+	require.Empty(t, slices.DeleteFunc(w.told("seat:1", "--since", "1h").Events, func(h happening) bool { return h.Token == 0 }))
+	require.False(t, w.told("seat:1", "--since", "73h").More)
+}
+
+// The clocks of the two servers are compared, since the time line mixes them.
+func TestHistoryNamesClocksThatAreApart(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	r := &history{postgresTime: now, redisTime: now.Add(-3 * time.Second), FeedSince: &now}
+	require.Contains(t, codes(r.conclude()), "clock_difference")
+	r.redisTime = r.postgresTime.Add(time.Second / 2)
+	require.NotContains(t, codes(r.conclude()), "clock_difference")
+}
+
+// evening is what the guide tells of: web-1 stops in the middle of a reservation of table 7, past
+// the end of its lease; web-2 books the table, and web-1 comes too late. It moves all that to the
+// last Friday at 20:14.
+func (r *restaurant) evening() {
+	r.Helper()
+	db := stdlib.OpenDBFromPool(r.pool)
+	defer db.Close()
+	r.exec(`SELECT fencedb.unprotect('bookings'); DROP TABLE bookings; SELECT fencedb.keep_history('30 days')`) // of another page
+	require.NoError(r, booking.Migrate(r.Context(), db))
+	friday, err := moment("Fri 20:14", time.Now())
+	require.NoError(r, err)
+	slot := friday.UTC().Truncate(time.Hour).Add(day)
+	var web1, web2 *booking.Service
+	desk := func(name string, check booking.CardCheck) *booking.Service {
+		config := r.pool.Config()
+		config.ConnConfig.RuntimeParams["application_name"] = name
+		pool, err := pgxpool.NewWithConfig(r.Context(), config)
+		require.NoError(r, err)
+		r.Cleanup(pool.Close)
+		service, err := booking.New(r.redis, booking.Config{
+			Lease: lease.Config{TTL: time.Minute, RenewEvery: lease.Never, Namespace: r.namespace, Holder: name},
+			Store: booking.NewPostgres(pool), CheckCard: check,
+		})
+		require.NoError(r, err)
+		return service
+	}
+	web2 = desk("web-2", func(context.Context, string) error { return nil })
+	web1 = desk("web-1", func(ctx context.Context, _ string) error {
+		require.NoError(r, r.redis.Del(ctx, "lease:v1:{shop/table:7}:owner").Err())
+		_, err := web2.Reserve(ctx, "", booking.Booking{Table: 7, Slot: slot, Guest: "Ben", Party: 2})
+		return err
+	})
+	_, err = web1.Reserve(r.Context(), "", booking.Booking{Table: 7, Slot: slot, Guest: "Ann", Party: 4})
+	require.ErrorIs(r, err, fencedb.ErrStale)
+	r.move(friday)
+}
+
+func (r *restaurant) move(friday time.Time) {
+	r.Helper()
+	began := friday.Add(-9 * day)
+	_, err := r.pool.Exec(r.Context(), fmt.Sprintf(`
+		UPDATE fencedb.history h SET role = 'shop', client = '10.0.0.3', at = '%[1]s'::timestamptz + t.after
+		FROM (SELECT id, ('{-2.1 s,20.5 s,20.6 s}'::interval[])[row_number() OVER (ORDER BY id)] AS after FROM fencedb.history) t WHERE t.id = h.id;
+		UPDATE fencedb.fences f SET advanced_at = h.at FROM fencedb.history h WHERE h.event = 'enter' AND h.resource = f.resource AND h.token = f.last_fencing_token;
+		UPDATE fencedb.history_kept SET since = '%[2]s';
+		ALTER TABLE fencedb.audit DISABLE TRIGGER keep;
+		DELETE FROM fencedb.audit WHERE id < (SELECT id FROM fencedb.audit WHERE event = 'keep_history');
+		UPDATE fencedb.audit SET operator = 'ann@desk', at = '%[2]s'::timestamptz + interval '1 min' * id;
+		ALTER TABLE fencedb.audit ENABLE TRIGGER keep;
+		DO $$ BEGIN EXECUTE format('COMMENT ON FUNCTION fencedb.noted_bookings() IS %%L', '{"since": "%[2]s"}'); END $$`,
+		friday.Format(time.RFC3339), began.Format(time.RFC3339)), pgx.QueryExecModeSimpleProtocol)
+	require.NoError(r, err)
+	rows, _ := r.pool.Query(r.Context(), `SELECT token, lease_id::text FROM fencedb.history WHERE event = 'enter' ORDER BY id`)
+	type grant struct {
+		Token int64
+		Lease string
+	}
+	grants, err := pgx.CollectRows(rows, pgx.RowToStructByPos[grant])
+	require.NoError(r, err)
+	stream := "fencedb:v1:" + r.namespace + ":events"
+	later, err := r.redis.XRange(r.Context(), stream, "-", "+").Result()
+	require.NoError(r, err)
+	require.NoError(r, r.redis.Del(r.Context(), stream).Err())
+	add := func(id, event string) {
+		require.NoError(r, r.redis.XAdd(r.Context(), &redis.XAddArgs{Stream: stream, ID: id, Values: []string{"event", event}}).Err())
+	}
+	for _, e := range []struct {
+		after time.Duration
+		kind  string
+		of    int
+		more  string
+	}{
+		{-2 * time.Second, "granted", 0, `"ttl_ms":9800`}, {7800 * time.Millisecond, "lost", 0, `"took_ms":9800,"cause":"expired"`}, {20510 * time.Millisecond, "granted", 1, `"ttl_ms":9800`},
+		{20700 * time.Millisecond, "released", 1, `"took_ms":190`}, {31 * time.Second, "refused", 0, fmt.Sprintf(`"stored":%d`, grants[1].Token)},
+	} {
+		add(fmt.Sprint(friday.Add(e.after).UnixMilli()), fmt.Sprintf(`{"kind":%q,"resource":"table:7","worker":"web-%d","token":%d,"lease_id":%q,%s}`, e.kind, e.of+1, grants[e.of].Token, grants[e.of].Lease[:8], e.more))
+	}
+	for _, e := range later {
+		add(e.ID, e.Values["event"].(string))
+	}
+}

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// moments are the forms of a time that people type, but for the word before it.
+const moments = `"Fri 20:14", "yesterday 20:14", "20:14", "2026-11-20 20:14" or RFC 3339`
+
+// moment reads a time of the past, in the zone of now. What leaves out the date is the last such
+// time before now.
+func moment(text string, now time.Time) (time.Time, error) {
+	text = strings.TrimSpace(text)
+	for _, layout := range []string{time.RFC3339Nano, "2006-01-02 15:04", "2006-01-02 15:04:05", "2006-01-02T15:04", "2006-01-02T15:04:05"} {
+		if at, err := time.ParseInLocation(layout, text, now.Location()); err == nil {
+			return notToCome(text, at, now)
+		}
+	}
+	word, clock, found := strings.Cut(text, " ")
+	if !found {
+		word, clock = "", text
+	}
+	for _, layout := range []string{"15:04", "15:04:05"} {
+		if of, err := time.Parse(layout, strings.TrimSpace(clock)); err == nil {
+			return lately(text, strings.ToLower(word), of, now)
+		}
+	}
+	return time.Time{}, noTime(text)
+}
+
+func noTime(text string) error {
+	return fmt.Errorf("%q is no time; give one such as %s", text, moments)
+}
+
+// lately is the last time of day of before now, on a day that is called word.
+func lately(text, word string, of, now time.Time) (time.Time, error) {
+	at := func(daysAgo int) time.Time {
+		date := now.AddDate(0, 0, -daysAgo)
+		return time.Date(date.Year(), date.Month(), date.Day(),
+			of.Hour(), of.Minute(), of.Second(), of.Nanosecond(), now.Location())
+	}
+	switch word {
+	case "today":
+		return notToCome(text, at(0), now)
+	case "yesterday":
+		return at(1), nil
+	}
+	for daysAgo := range 8 {
+		then := at(daysAgo)
+		named := strings.ToLower(then.Weekday().String())
+		if (word == "" || word == named || word == named[:3]) && !then.After(now) {
+			return then, nil
+		}
+	}
+	return time.Time{}, noTime(text)
+}
+
+func notToCome(text string, at, now time.Time) (time.Time, error) {
+	if at.After(now) {
+		return time.Time{}, fmt.Errorf("%q is still to come: it is %s now", text, now.Format(time.RFC3339))
+	}
+	return at.In(now.Location()), nil
+}

@@ -1,0 +1,243 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/fencedb/fencedb/observe/feed"
+)
+
+// happening is something that happened to one resource.
+type happening struct {
+	At     time.Time `json:"at"`
+	Source string    `json:"source"`       // history, ledger or audit, by the clock of Postgres; or feed, by that of Redis
+	Kind   string    `json:"kind"`         // as the source has it
+	Token  int64     `json:"token"`        // 0: none
+	Former int64     `json:"former_token"` // of an entry, what the fence had before; of a refusal, what it had
+	Lease  string    `json:"lease_id"`     // of an event of the feed, its first 8 characters
+
+	Label       string `json:"label"` // of the holder, or who did it by hand; "": not known
+	Role        string `json:"role"`
+	Application string `json:"application"`
+	Client      string `json:"client"`
+
+	Table string `json:"table"`
+	Rows  int64  `json:"rows"` // that a statement has written
+	Text  string `json:"text"` // the rest, for people
+}
+
+// The sources.
+const (
+	ofHistory = "history"
+	ofLedger  = "ledger"
+	ofAudit   = "audit"
+	ofFeed    = "feed"
+)
+
+// Kinds of happenings that this command looks at.
+const (
+	kindEnter = "enter"
+	kindReset = "reset"
+
+	sealText = "the seal of a revocation"
+)
+
+// window is which part of the past is shown: from since, the last so many up to at, and the first
+// so many after it.
+type window struct {
+	since, at     time.Time
+	before, after int
+}
+
+// cut keeps what is shown of events in their order, and says whether there are earlier ones.
+func (w window) cut(events []happening) (shown []happening, more bool) {
+	n := slices.IndexFunc(events, func(h happening) bool { return h.At.After(w.at) })
+	if n < 0 {
+		n = len(events)
+	}
+	from := max(0, n-w.before)
+	return events[from:min(len(events), n+w.after)], from > 0
+}
+
+// past is what the history has of a resource, and what the ledger has where the history lacks it.
+// done is what the audit has, also of tables to which the resource may belong.
+const (
+	sealed = `(SELECT '` + sealText + `' FROM fencedb.audit a WHERE a.resource = $1 AND a.event = 'revoke' AND a.details ->> 'lease_id' = lease_id::text LIMIT 1)`
+	past   = `past AS NOT MATERIALIZED (
+		SELECT id, at, event AS kind, coalesce(token, 0) AS token, coalesce(former_token, 0) AS former, coalesce(lease_id::text, '') AS lease, '' AS label, role::text AS role,
+			application, coalesce(host(client), '') AS client, coalesce(table_name, '') AS table_name, coalesce(row_count, 0) AS row_count, coalesce(` + sealed + `, '') AS note, 'history' AS source
+		FROM fencedb.history WHERE resource = $1
+		UNION ALL
+		SELECT 0, f.advanced_at, 'enter', f.last_fencing_token, 0, f.lease_id::text, '', '', '', '', '', 0, coalesce(` + sealed + `, 'by the ledger'), 'ledger'
+		FROM fencedb.fences f
+		WHERE f.resource = $1 AND f.last_fencing_token > 0 AND NOT EXISTS (
+			SELECT FROM fencedb.history h WHERE h.resource = $1 AND h.at = f.advanced_at AND h.token = f.last_fencing_token AND h.lease_id = f.lease_id))`
+	done = `done AS NOT MATERIALIZED (
+		SELECT id, at, event AS kind, coalesce((details ->> 'token')::bigint, 0) AS token, coalesce((details ->> 'former_token')::bigint, 0) AS former, coalesce(details ->> 'lease_id', '') AS lease,
+			operator AS label, role::text AS role, '' AS application, '' AS client, coalesce(details ->> 'table', '') AS table_name, 0::bigint AS row_count,
+			CASE WHEN event = 'keep_history' THEN coalesce('for ' || (details ->> 'period'), 'not any more') WHEN event IN ('protect', 'observe', 'unprotect') THEN '' ELSE concat(reason, '; held by ' || nullif(details ->> 'former_holder', '')) END AS note, 'audit' AS source
+		FROM fencedb.audit
+		WHERE resource = $1 OR event = 'keep_history'
+			OR event IN ('protect', 'observe', 'unprotect') AND EXISTS (SELECT FROM jsonb_array_elements_text(details -> 'resource') t WHERE starts_with($1, split_part(t, '{', 1))))`
+	told = `at, kind, token, former, lease, label, role, application, client, table_name, row_count, note, source`
+
+	// around takes the last before a time and the first after it. %[1]s is past or done, %[2]s its
+	// name, %[3]s a condition.
+	around = `WITH %[1]s SELECT ` + told + ` FROM (
+		(SELECT * FROM %[2]s WHERE at >= $2 AND at <= $3 AND %[3]s ORDER BY at DESC, id DESC LIMIT $4) UNION ALL
+		(SELECT * FROM %[2]s WHERE at > $3 AND %[3]s ORDER BY at, id LIMIT $5)) found ORDER BY at, id`
+)
+
+func (s *servers) readAround(ctx context.Context, source, name, condition, resource string,
+	w window) ([]happening, error) {
+	query := fmt.Sprintf(around, source, name, condition)
+	rows, _ := s.pool.Query(ctx, query, resource, w.since, w.at, w.before, w.after)
+	found, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (h happening, err error) {
+		err = row.Scan(&h.At, &h.Kind, &h.Token, &h.Former, &h.Lease, &h.Label, &h.Role,
+			&h.Application, &h.Client, &h.Table, &h.Rows, &h.Text, &h.Source)
+		h.At = h.At.UTC()
+		return h, err
+	})
+	return found, explained(err)
+}
+
+// readPast reads what Postgres knows.
+func (s *servers) readPast(ctx context.Context, r *history, w window) error {
+	if err := s.readReach(ctx, r); err != nil {
+		return err
+	}
+	w.before++ // to know whether there are more
+	noted, err := s.readAround(ctx, past, "past", "true", r.Resource, w)
+	if err != nil {
+		return err
+	}
+	byHand, err := s.readAround(ctx, done, "done", "true", r.Resource, w)
+	if err != nil {
+		return err
+	}
+	entries, err := s.readAround(ctx, past, "past", "kind IN ('enter', 'reset')", r.Resource, window{at: w.at, before: 1, after: 1})
+	for _, e := range entries {
+		if e.At.After(w.at) {
+			r.Next = &e
+		} else {
+			r.Last = &e
+		}
+	}
+	r.Events = slices.Concat(r.Events, noted, byHand)
+	return err
+}
+
+// noting is a table to which a resource may belong, and since when statements on it are noted.
+type noting struct {
+	Table string     `json:"table"`
+	Since *time.Time `json:"since"` // nil: they are not
+}
+
+// readReach finds out how far back Postgres knows.
+func (s *servers) readReach(ctx context.Context, r *history) error {
+	err := s.pool.QueryRow(ctx, `SELECT clock_timestamp(), max(greatest(since, clock_timestamp() - period)), coalesce(max(period)::text, '') FROM fencedb.history_kept`).
+		Scan(&r.postgresTime, &r.KeptSince, &r.Period)
+	if err != nil {
+		return explained(err)
+	}
+	rows, _ := s.pool.Query(ctx, `SELECT p.table_name::text, CASE WHEN p.history_since IS NOT NULL AND $2::timestamptz IS NOT NULL THEN greatest(p.history_since, $2) END FROM fencedb.protected_tables p
+		WHERE EXISTS (SELECT FROM unnest(p.resource) t WHERE starts_with($1, split_part(t, '{', 1))) ORDER BY 1`, r.Resource, r.KeptSince)
+	r.Tables, err = pgx.AppendRows(r.Tables, rows, pgx.RowToStructByPos[noting])
+	return explained(err)
+}
+
+// readEvents reads what programs have published.
+func (s *servers) readEvents(ctx context.Context, r *history, w window) error {
+	digits := feed.Hashed(r.Resource)
+	err := feed.Replay(ctx, s.client, "0", func(e feed.Event) error {
+		if r.FeedSince == nil {
+			r.FeedSince = optional(e.At.UTC(), true)
+		}
+		if e.Resource != r.Resource && e.Resource != digits {
+			return nil
+		}
+		switch e.Kind {
+		case feed.Granted, feed.Committed, feed.Released, feed.Lost, feed.Revoked, feed.Refused, feed.Failed:
+			r.labels[e.LeaseID] = e.Worker
+			if !e.At.Before(w.since) {
+				r.Events = append(r.Events, happening{At: e.At.UTC(), Source: ofFeed, Kind: string(e.Kind), Token: e.Token,
+					Former: e.Stored, Lease: e.LeaseID, Label: e.Worker, Text: happened(e)})
+			}
+		}
+		return nil
+	}, feed.Namespace(s.names.namespace))
+	if redis.IsPermissionError(err) {
+		r.feedDenied = true
+		return nil
+	}
+	return err
+}
+
+// readRedis reads also what the holder of now is called, and where else Redis knows the resource.
+func (s *servers) readRedis(ctx context.Context, r *history, w window) error {
+	if err := s.readEvents(ctx, r, w); err != nil {
+		return fmt.Errorf("redis: the feed: %w", err)
+	}
+	known, err := s.issuer.Inspect(ctx, r.Resource)
+	if err != nil {
+		return err
+	}
+	if known.Holder != uuid.Nil {
+		held := feed.Short(known.Holder)
+		r.labels[held] = cmp.Or(known.Label, r.labels[held])
+	}
+	if at, err := s.client.Time(ctx).Result(); err == nil {
+		r.redisTime = at
+	}
+	var places map[string][]place
+	if places, r.unsearched = s.search(ctx, r.Resource); r.unsearched == nil {
+		r.Elsewhere = append([]place{}, places[r.Resource]...)
+	}
+	return nil
+}
+
+// arrange puts in order what the servers have told, says everything once, and names holders.
+func (r *history) arrange(w window) {
+	resets, written := map[string]bool{}, map[int64]bool{}
+	for _, h := range r.Events {
+		resets[h.Lease] = resets[h.Lease] || h.Source == ofAudit && h.Kind == kindReset
+		written[h.Token] = written[h.Token] || h.Rows > 0
+	}
+	r.Events = slices.DeleteFunc(r.Events, func(h happening) bool {
+		twice := (h.Source == ofHistory || h.Source == ofLedger) && h.Rows == 0 && resets[h.Lease]
+		return twice || h.Kind == string(feed.Committed) && written[h.Token]
+	})
+	slices.SortStableFunc(r.Events, func(a, b happening) int { return a.At.Compare(b.At) })
+	r.name(r.Last)
+	r.name(r.Next)
+	for i := range r.Events {
+		h := &r.Events[i]
+		r.name(h)
+		if h.Source != ofFeed || h.At.After(w.at) {
+			continue
+		}
+		switch feed.Kind(h.Kind) {
+		case feed.Granted:
+			r.Granted, r.Ended = optional(*h, true), nil
+		case feed.Released, feed.Lost, feed.Revoked:
+			if r.Granted != nil && (h.Token == r.Granted.Token || feed.Kind(h.Kind) == feed.Revoked) {
+				r.Ended = optional(*h, true)
+			}
+		}
+	}
+	r.Events, r.More = w.cut(r.Events)
+}
+
+// name says whose lease it was, as far as Redis knows.
+func (r *history) name(h *happening) {
+	if h != nil && h.Label == "" && len(h.Lease) >= 8 {
+		h.Label = r.labels[h.Lease[:8]]
+	}
+}
