@@ -47,7 +47,8 @@ func Resource(kind string, id any) string { return kind + ":" + fmt.Sprint(id) }
 // above 0 are where waiters are woken. This package names no connections, because the client is the
 // caller's. Characters that Redis does not allow in a name become "_".
 func ClientName(program string) string {
-	return strings.Map(printable, fmt.Sprintf("%s@%s:%d", program, hostname(), os.Getpid()))
+	host, _, _ := strings.Cut(hostname(), ".")
+	return strings.Map(printable, fmt.Sprintf("%s@%s:%d", program, host, os.Getpid()))
 }
 
 func hostname() string {

@@ -18,7 +18,7 @@ func (a *app) adopt() *cli.Command {
 	return &cli.Command{
 		Name:      "adopt",
 		Usage:     "show who still writes to a table without a token",
-		ArgsUsage: "TABLE",
+		ArgsUsage: "[TABLE]",
 		Description: `For a table whose guard only observes: fencedb.protect(..., mode =>
 'observe'), or fencedb.observe. Shows what the guard would have refused: by
 which role and application, how, why, when, how often, and of which resource.
@@ -26,13 +26,57 @@ It changes nothing.
 
 Writes that were rolled back are not shown, nor those of transactions that
 are still open. When nothing would have been refused for longer than the
-rarest job takes to come round, call fencedb.enforce for the table.
+rarest job takes to come round, call fencedb.enforce for the table. Without a
+table it lists all that are protected.
 
-   fencedb adopt bookings`,
+   fencedb adopt bookings
+   fencedb adopt --json | jq '.tables[] | select(.writers != [])'`,
 		Action: a.read(onPostgres, nil, func(ctx context.Context, s *servers) (report, error) {
+			if a.argument == "" {
+				return readAdoptions(ctx, s.pool)
+			}
 			return readAdoption(ctx, s.pool, a.argument)
 		}),
 	}
+}
+
+// adoptions are those of all protected tables.
+type adoptions struct {
+	Tables []*adoption `json:"tables"`
+}
+
+func readAdoptions(ctx context.Context, pool *pgxpool.Pool) (*adoptions, error) {
+	rows, _ := pool.Query(ctx, `SELECT p.table_name::text FROM fencedb.protected_tables p WHERE p.resource <> '{}' ORDER BY 1`)
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return nil, explained(err)
+	}
+	all := &adoptions{Tables: []*adoption{}}
+	for _, name := range names {
+		one, err := readAdoption(ctx, pool, name)
+		if err != nil {
+			return nil, err
+		}
+		all.Tables = append(all.Tables, one)
+	}
+	return all, nil
+}
+
+func (r *adoptions) print(p page) {
+	if len(r.Tables) == 0 {
+		p.say("No table is protected; its owner can begin with SELECT fencedb.protect(..., mode => 'observe').")
+		return
+	}
+	table(p, []string{"TABLE", "RESOURCE", "GUARD", "WOULD HAVE REFUSED", "LAST"}, r.Tables, func(one *adoption) []string {
+		times, last := int64(0), ""
+		for _, w := range one.Writers {
+			times += w.Times
+		}
+		if len(one.Writers) > 0 {
+			last = ago(p.ahead.sincePostgres(one.Writers[0].LastAt))
+		}
+		return []string{visible(one.Table), visible(strings.Join(one.Resource, " and ")), one.state(p), fmt.Sprint(times), last}
+	})
 }
 
 // adoption is what is known of the writers of one table.
@@ -152,16 +196,27 @@ var reasons = map[string]string{
 	"FN006": "lease over",
 }
 
-func (r *adoption) print(p page) {
-	state := "enforced"
-	if r.ObservedSince != nil {
-		state = "observed for " + p.since(*r.ObservedSince)
+// state says what the guard does, and since when.
+func (r *adoption) state(p page) string {
+	switch {
+	case len(r.SwitchedOff) > 0:
+		return "switched off"
+	case r.ObservedSince == nil:
+		return "enforced"
 	}
-	p.facts([2]string{"TABLE", visible(r.Table)}, [2]string{"RESOURCE", visible(strings.Join(r.Resource, " and "))}, [2]string{"GUARD", state})
+	return "observed for " + lasted(p, *r.ObservedSince)
+}
+
+// lasted is the time since then, 0 where the clock was set back.
+func lasted(p page, then time.Time) string { return span(max(0, p.ahead.sincePostgres(then))) }
+
+func (r *adoption) print(p page) {
+	p.facts([2]string{"TABLE", visible(r.Table)}, [2]string{"RESOURCE", visible(strings.Join(r.Resource, " and "))}, [2]string{"GUARD", r.state(p)})
 	header := []string{"ROLE", "APPLICATION", "STATEMENT", "REFUSED FOR", "FIRST", "LAST", "TIMES", "RESOURCE"}
 	list(p, header, r.Writers, func(w writer) []string {
 		return []string{visible(w.Role), visible(w.Application), w.Statement, cmp.Or(reasons[w.Reason], "error "+w.Reason),
-			p.since(w.FirstAt) + " ago", p.since(w.LastAt) + " ago", fmt.Sprint(w.Times), visible(value(w.Resource))}
+			ago(p.ahead.sincePostgres(w.FirstAt)), ago(p.ahead.sincePostgres(w.LastAt)),
+			fmt.Sprint(w.Times), visible(value(w.Resource))}
 	})
 	fmt.Fprintln(p.out)
 	switch {
@@ -171,9 +226,9 @@ func (r *adoption) print(p page) {
 	case r.ObservedSince == nil:
 		p.point("It refuses such writes now. What is shown was observed before; what is refused is not recorded.")
 	case r.UnrecordedAt != nil:
-		p.point("The list is incomplete: %s ago a write could not be recorded, to this table or to another. The log of the Postgres server says why. Repair that, and observe for as long again.", p.since(*r.UnrecordedAt))
+		p.point("The list is incomplete: %s a write could not be recorded, to this table or to another. The log of the Postgres server says why. Repair that, and observe for as long again.", ago(p.ahead.sincePostgres(*r.UnrecordedAt)))
 	case len(r.Writers) > 0:
-		p.point("Nothing would have been refused for %s. Before that, the writes above would have been.", p.since(*r.QuietSince))
+		p.point("Nothing would have been refused for %s. Before that, the writes above would have been.", lasted(p, *r.QuietSince))
 	default:
 		p.point("The list is empty: nothing would have been refused since observing began, or since fencedb.forget_observations emptied it.")
 	}

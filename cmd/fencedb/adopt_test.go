@@ -1,6 +1,8 @@
 package main
 
 import (
+	"os"
+	"regexp"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -134,4 +136,41 @@ func TestAdoptSaysWhatIsWrongWithATable(t *testing.T) {
 		require.NotContains(t, got.errOut, "migrate up", "the schema is there")
 		require.NotContains(t, got.errOut, "SQLSTATE")
 	}
+}
+
+func TestAdoptWithoutATableListsAll(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`CREATE TABLE rooms (id int NOT NULL); CREATE TABLE "Order Items" (id int NOT NULL);
+		SELECT fencedb.protect('rooms', 'room:{id}', mode => 'observe'), fencedb.protect('"Order Items"', 'item:{id}');
+		ALTER TABLE "Order Items" DISABLE TRIGGER ALL;
+		SET application_name = 'cron'; INSERT INTO rooms VALUES (1); INSERT INTO rooms VALUES (2)`)
+
+	var found adoptions
+	w.json("adoptions", &found, "adopt")
+	require.Len(t, found.Tables, 3)
+	for _, one := range found.Tables {
+		require.Equal(t, w.adopted(one.Table), one)
+	}
+	says := w.ok("adopt")
+	require.Regexp(t, `"Order Items" +item:\{id\} +switched off +0\n`, says)
+	require.Regexp(t, `rooms +room:\{id\} +observed for \S+ +[1-9]\d* +\S+ ago\n`, says)
+	require.Regexp(t, `seats +seat:\{id\} +enforced +0\n`, says)
+
+	w.exec(`SELECT fencedb.unprotect(t) FROM unnest('{rooms,seats,"\"Order Items\""}'::text[]::regclass[]) t`)
+	require.Contains(t, w.ok("adopt"), "No table is protected")
+}
+
+// What the guide has monitoring ask.
+func TestTheGuideAsksForWhatWasObserved(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	guide, err := os.ReadFile("../../docs/adopting.md")
+	require.NoError(t, err)
+	question := regexp.MustCompile(`-Atc "(SELECT .*)"\n`).FindSubmatch(guide)
+	require.NotNil(t, question)
+	w.exec(`SELECT fencedb.observe('seats')`)
+	require.Equal(t, "0", w.one(string(question[1])))
+	w.exec(`INSERT INTO seats VALUES (2, 'Bob')`)
+	require.Equal(t, "1", w.one(string(question[1])))
 }

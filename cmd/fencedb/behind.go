@@ -213,7 +213,7 @@ var hashedName = regexp.MustCompile(`(^|:)[0-9a-f]{12}$`)
 // Redis remembers of revocations: where the ledger is below one, it has lost it.
 func (s *servers) proven(ctx context.Context) (map[string]int64, error) {
 	found := map[string]int64{}
-	now := time.Now().Add(s.ahead)
+	now := time.Now().Add(s.ahead.redis)
 	err := feed.Replay(ctx, s.client, "0", func(e feed.Event) error {
 		if proves(e) && now.Sub(e.At) < provenWithin && !hashedName.MatchString(e.Resource) {
 			found[e.Resource] = max(found[e.Resource], e.Token)

@@ -33,7 +33,8 @@ var incidental = []struct {
 	{regexp.MustCompile(`\b\d{16}\b`), "TOKEN"},
 	{regexp.MustCompile(`\d\d:\d\d:\d\d\.\d{3}`), "CLOCK"},
 	{regexp.MustCompile(`\b\d+(d(\d+h)?|h(\d+m)?|m(\d+s)?|(\.\d)?m?s)\b`), "TIME"},
-	{regexp.MustCompile(`(127\.0\.0\.1|cache):\d+`), "REDIS"},
+	{regexp.MustCompile(`(127\.0\.0\.1|10\.0\.0\.7|cache):\d+`), "ADDRESS"},
+	{regexp.MustCompile(`\w+( +ADDRESS +Client ClientRead)`), "USER$1"},
 	{regexp.MustCompile(`\b\d+( +worker-8 +idle)`), "PID$1"},
 	{regexp.MustCompile(`\b\d+ in fencedb.audit`), "ID in fencedb.audit"},
 	{regexp.MustCompile(`xid +\| +epoch\s+-+\+-+\s+\d+ \| +\d+`), "TRANSACTION"},
@@ -103,6 +104,7 @@ func newRestaurant(t *testing.T) *restaurant {
 		fmt.Sprintf(`{"kind":"lost","resource":"table:12","worker":"worker-7","token":%d,"took_ms":9800,"cause":"expired"}`, stale),
 		fmt.Sprintf(`{"kind":"granted","resource":"table:12","worker":"worker-8","token":%d,"ttl_ms":9800,"took_ms":4200}`, stored),
 		fmt.Sprintf(`{"kind":"refused","resource":"table:12","worker":"worker-7","token":%d,"stored":%d}`, stale, stored),
+		fmt.Sprintf(`{"kind":"extended","resource":"table:12","worker":"worker-8","token":%d,"ttl_ms":9800}`, stored),
 	)
 	require.NoError(t, w.own.Client().Del(t.Context(), "lease:v1:{"+w.namespace+"/table:11}:owner").Err())
 	return r

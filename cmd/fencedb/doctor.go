@@ -103,6 +103,7 @@ type examination struct {
 
 	redis  []lease.ServerHealth // that answered with their clock
 	leases []lease.Key          // held now, in all namespaces, if there is more than that of the flags
+	later  later                // of the tokens that are ahead of Redis's clock
 }
 
 // add adds the finding of that code in doctor.sql. Each of about is text, an error or a duration.
@@ -127,6 +128,10 @@ func (e *examination) run(ctx context.Context) error {
 		if err == nil {
 			err = ask(ctx)
 		}
+	}
+	if e.later.token > 0 {
+		at, in := e.passes(e.later.token)
+		e.add("tokens_ahead", visible(e.later.resource), at, in)
 	}
 	refused, is := errors.AsType[*pgconn.PgError](err)
 	switch {
@@ -223,13 +228,32 @@ func (e *examination) examineRedis(ctx context.Context) {
 			}
 		}
 		if s.RoundTrip > 0 {
-			e.redis, e.ahead = append(e.redis, s), s.Clock
+			e.redis, e.ahead.redis = append(e.redis, s), s.Clock
 		}
 	}
 	if problem == nil {
 		e.examineLeases(ctx)
 		e.examineNamespaces(ctx)
 	}
+}
+
+// later is the token that is the furthest ahead of Redis's clock.
+type later struct {
+	resource string
+	token    int64
+}
+
+// note notes a token that was not issued now, as far as Redis's clock is known here.
+func (l *later) note(resource string, token int64, clocks clocks) {
+	if token > l.token && clocks.sinceRedis(time.UnixMicro(token)) < -rounding {
+		*l = later{resource, token}
+	}
+}
+
+// passes says when Redis's clock passes a token.
+func (e *examination) passes(token int64) (at, in string) {
+	then := time.UnixMicro(token).UTC()
+	return then.Format(time.DateTime + " UTC"), span(-e.ahead.sinceRedis(then))
 }
 
 // hidden adds, once, that something in Redis was not looked at.
@@ -258,6 +282,9 @@ func (e *examination) examineLeases(ctx context.Context) {
 	}
 	limit, now := len(e.findings)+most, time.UnixMicro(floor(e.redis))
 	for _, h := range found.Leases {
+		if h.Token < protocol.MaxNumber {
+			e.later.note(h.Resource, h.Token, e.ahead)
+		}
 		left, who := time.Duration(h.ExpiresInMS)*time.Millisecond, cmp.Or(visible(h.Label), "lease "+h.LeaseID.String()[:8])
 		switch {
 		case len(e.findings) == limit:
@@ -356,7 +383,7 @@ func (e *examination) issuesTokens(ctx context.Context, namespace, resource stri
 		if p.look(ctx, e.servers, resource) != nil {
 			continue
 		}
-		if at := issuedAt(value(p.LastToken)); at != nil && time.UnixMicro(floor(e.redis)).Sub(*at) < time.Hour {
+		if last := value(p.LastToken); last > 0 && e.ahead.sinceRedis(time.UnixMicro(last)) < time.Hour {
 			return true
 		}
 	}
@@ -416,7 +443,7 @@ func (e *examination) askCounters(ctx context.Context) error {
 	}
 	const most = 100 // that are named; one is enough to act
 	rows, _ := e.pool.Query(ctx, `SELECT f.resource, f.last_fencing_token FROM fencedb.fences f
-		WHERE f.last_fencing_token > $1 AND NOT `+foreign+` AND NOT `+tooHigh+` ORDER BY f.resource LIMIT $2`,
+		WHERE f.last_fencing_token > $1 AND NOT `+foreign+` AND NOT `+tooHigh+` ORDER BY f.last_fencing_token DESC, f.resource LIMIT $2`,
 		floor(e.redis), most)
 	type ahead struct {
 		Resource string
@@ -431,8 +458,12 @@ func (e *examination) askCounters(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if known.LastToken < f.Token && floor(e.redis) <= f.Token { // and the clock has not passed it meanwhile
-			e.add("redis_behind", fmt.Sprint(f.Token), visible(f.Resource), cmp.Or(tokenText(known.LastToken), "none"))
+		switch at, in := e.passes(f.Token); {
+		case floor(e.redis) > f.Token: // the clock has passed it meanwhile
+		case known.LastToken < f.Token:
+			e.add("redis_behind", fmt.Sprint(f.Token), visible(f.Resource), cmp.Or(tokenText(known.LastToken), "none"), at, in)
+		default:
+			e.later.note(f.Resource, f.Token, e.ahead)
 		}
 	}
 	return nil

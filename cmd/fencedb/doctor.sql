@@ -1,6 +1,6 @@
 -- What fencedb doctor can find. Where a query follows, it is for Postgres, and each row of the answer is a finding. Its
 -- one column says about what, and stands for %s. @long is the number of seconds in --long, @too_high a condition in
--- inspect.go. The others, which come first, are found by doctor.go.
+-- fence.go. The others, which come first, are found by doctor.go.
 
 -- error postgres_unreachable: Postgres cannot be reached: %s
 -- Why: nothing fenced can be written, and the ledger and the tables were not examined
@@ -86,9 +86,13 @@
 -- Why: tokens carry Redis's time; if a clock that is ahead is put right and Redis then forgets a token, the next ones are refused until its clock has caught up
 -- Do: run NTP on both machines; let the clock be slewed, not stepped
 
--- error redis_behind: the ledger has token %s for %s, Redis knows %s
--- Why: Redis has lost data and its clock is behind, so new holders are refused
+-- error redis_behind: the ledger has token %s for %s, Redis knows %s, and its clock passes that at %s, in %s
+-- Why: Redis has lost data and its clock is behind, so new holders are refused until then
 -- Do: run fencedb revoke for the resource, which takes Redis above the ledger; package guard does it by itself
+
+-- warning tokens_ahead: tokens are ahead of the clock of Redis, that of %s the furthest, until %s, for another %s
+-- Why: its clock was set back, or was ahead once: until then tokens rise by one and tell no time, so leases and inspect do not know how long such leases are held; if Redis forgets them, new holders are refused
+-- Do: leave the clock as it is, and do not lose Redis's data until then: docs/runbook/redis.md, a clock has stepped
 
 -- error seals_missing: token %s of %s has committed or was revoked, and the ledger has %s
 -- Why: Postgres has lost it, in a fail-over or when it was restored, or the revocation was not sealed: a former holder can write

@@ -89,8 +89,7 @@ func (p *place) look(ctx context.Context, s *servers, resource string) error {
 	}
 	known, err := issuer.Inspect(ctx, resource)
 	if err == nil {
-		there := newInspection(known)
-		p.LastToken, p.Holder = there.LastToken, there.Holder
+		p.LastToken, p.Holder = optional(known.LastToken, known.LastToken > 0), s.ahead.holder(known)
 	}
 	return err
 }

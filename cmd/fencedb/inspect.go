@@ -9,14 +9,10 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/redis/go-redis/v9"
 	"github.com/urfave/cli/v3"
 
 	"github.com/fencedb/fencedb/internal/protocol"
 	"github.com/fencedb/fencedb/lease"
-	"github.com/fencedb/fencedb/observe/feed"
 )
 
 func (a *app) inspect() *cli.Command {
@@ -33,10 +29,9 @@ semaphore, fencedb leases shows who has its permits.
 
    fencedb inspect table:12`,
 		Action: a.read(onBoth|halves, nil, func(ctx context.Context, s *servers) (report, error) {
-			var refusals []refused
-			var proven int64
+			var told story
 			if s.redisAway == nil { // first, so that the ledger has what it tells
-				if refusals, proven, s.redisAway = s.readFeed(ctx, a.argument); s.redisAway != nil {
+				if told, s.redisAway = s.readFeed(ctx, a.argument); s.redisAway != nil {
 					s.redisAway = fmt.Errorf("redis: the feed: %w", s.redisAway)
 				}
 			}
@@ -44,7 +39,10 @@ semaphore, fencedb leases shows who has its permits.
 			if err != nil {
 				return nil, err
 			}
-			found.Refusals, found.proven = refusals, max(found.proven, proven)
+			found.Refusals, found.proven = told.refusals, max(found.proven, told.proven)
+			if h := found.Holder; h != nil && told.renewal.token == h.Token {
+				found.Renewal = &told.renewal
+			}
 			found.Notes = found.conclude()
 			if err := s.away(); err != nil {
 				return nil, errors.Join(s.show(found), fmt.Errorf("this is only what the other server knows: %w", err))
@@ -58,6 +56,7 @@ semaphore, fencedb leases shows who has its permits.
 type inspection struct {
 	Resource        string        `json:"resource"`
 	Holder          *holder       `json:"holder"`
+	Renewal         *renewal      `json:"renewal"` // nil: no program publishes it
 	Waiters         int           `json:"waiters"`
 	LastToken       *int64        `json:"last_token"`        // in Redis
 	RememberedForMS *int64        `json:"remembered_for_ms"` // by Redis, for how much longer
@@ -65,6 +64,7 @@ type inspection struct {
 	revokedTo       int64         // by that revocation
 	proven          int64         // the highest token that is known to have entered, or to be a revocation's
 	floor           int64         // of new tokens, if the last one is below the fence
+	heldFor         time.Duration // by the holder; 0: its token does not tell
 	Fence           *fence        `json:"fence"` // in Postgres
 	Transactions    []transaction `json:"transactions"`
 	Refusals        []refused     `json:"refusals"`  // newest first; nil: no program publishes events
@@ -95,7 +95,7 @@ func (r *inspection) lacks(server string) string {
 type holder struct {
 	LeaseID     uuid.UUID  `json:"lease_id"`
 	Token       int64      `json:"token"`
-	IssuedAt    *time.Time `json:"issued_at"`
+	IssuedAt    *time.Time `json:"issued_at"` // nil: the token does not tell
 	ExpiresInMS int64      `json:"expires_in_ms"`
 	Label       string     `json:"label"` // who holds, for people: lease.Config.Holder; "": not known
 }
@@ -112,11 +112,13 @@ func (s *servers) look(ctx context.Context, resource string) (*inspection, error
 	if s.redisAway == nil {
 		var known lease.Inspection
 		if known, s.redisAway = s.issuer.Inspect(ctx, resource); s.redisAway == nil {
-			found.add(known)
+			s.add(found, known)
 		}
 	}
 	if s.postgresAway == nil {
-		s.postgresAway = s.lookInLedger(ctx, found)
+		if found.Fence, s.postgresAway = readFence(ctx, s.pool, resource); s.postgresAway == nil {
+			found.Transactions, s.postgresAway = readTransactions(ctx, s.pool, resource)
+		}
 	}
 	if s.redisAway == nil {
 		if value(found.LastToken) < value(found.Fence).Token {
@@ -138,16 +140,6 @@ func (s *servers) look(ctx context.Context, resource string) (*inspection, error
 	return found, nil
 }
 
-func (s *servers) lookInLedger(ctx context.Context, found *inspection) (err error) {
-	if found.Fence, err = readFence(ctx, s.pool, found.Resource); err != nil {
-		return err
-	}
-	rows, _ := s.pool.Query(ctx, `SELECT pid, application, state, open_ms
-		FROM fencedb.blockers(ARRAY[$1::text]) ORDER BY open_ms DESC NULLS LAST`, found.Resource)
-	found.Transactions, err = pgx.AppendRows(found.Transactions, rows, pgx.RowToStructByPos[transaction])
-	return explained(err)
-}
-
 // floor is what a new token is at least: the clock of Redis, of several servers the slowest one's.
 // It is 0 if none has told it.
 func floor(servers []lease.ServerHealth) (least int64) {
@@ -159,23 +151,25 @@ func floor(servers []lease.ServerHealth) (least int64) {
 	return least
 }
 
-func newInspection(known lease.Inspection) *inspection {
-	found := &inspection{Resource: known.Resource}
-	found.add(known)
-	return found
-}
-
 // add adds what Redis knows.
-func (r *inspection) add(known lease.Inspection) {
+func (s *servers) add(r *inspection, known lease.Inspection) {
 	remembered := known.RememberedFor.Milliseconds()
 	r.Waiters = known.Waiters
 	r.LastToken = optional(known.LastToken, known.LastToken > 0)
 	r.RememberedForMS = optional(remembered, remembered >= 0)
 	r.Revoked = optional(known.Revoked, known.Revoked != uuid.Nil)
 	r.revokedTo, r.proven = known.RevokedTo, known.RevokedTo
-	if known.Token > 0 {
-		r.Holder = &holder{known.Holder, known.Token, issuedAt(known.Token), known.ExpiresIn.Milliseconds(), known.Label}
+	if r.Holder = s.ahead.holder(known); r.Holder != nil && r.Holder.IssuedAt != nil {
+		r.heldFor = max(0, s.ahead.sinceRedis(*r.Holder.IssuedAt))
 	}
+}
+
+// holder is nil if nobody holds.
+func (c clocks) holder(known lease.Inspection) *holder {
+	if known.Token == 0 {
+		return nil
+	}
+	return &holder{known.Holder, known.Token, c.issuedAt(known.Token), known.ExpiresIn.Milliseconds(), known.Label}
 }
 
 // optional is nil unless there is a value.
@@ -202,8 +196,9 @@ func (r *inspection) print(p page) {
 		[2]string{"REDIS", r.known("redis", r.counter())},
 		[2]string{"LEDGER", r.known("postgres", r.Fence.text(p))},
 	)
-	list(p, []string{"PID", "APPLICATION", "STATE", "OPEN FOR"}, r.Transactions, func(t transaction) []string {
-		return []string{fmt.Sprint(t.PID), visible(t.Application), visible(t.State), t.openFor()}
+	list(p, []string{"PID", "APPLICATION", "STATE", "OPEN FOR", "USER", "CLIENT", "WAITS FOR"}, r.Transactions, func(t transaction) []string {
+		return []string{fmt.Sprint(t.PID), visible(t.Application), visible(t.State), t.openFor(),
+			visible(t.User), t.Client, t.WaitsFor}
 	})
 	list(p, []string{"ALSO IN NAMESPACE", "KIND", "HASHED", "LAST TOKEN", "HOLDER"}, r.Elsewhere, func(e place) []string {
 		who := "nobody"
@@ -215,7 +210,7 @@ func (r *inspection) print(p page) {
 		return []string{cmp.Or(visible(e.Namespace), "(none)"), e.Kind, fmt.Sprint(e.Hashed), tokenText(value(e.LastToken)), who}
 	})
 	list(p, []string{"REFUSED", "WORKER", "CARRIED", "STORED"}, r.Refusals, func(w refused) []string {
-		return []string{p.since(w.At) + " ago", visible(w.Worker), fmt.Sprint(w.Token), fmt.Sprint(w.Stored)}
+		return []string{ago(p.ahead.sinceRedis(w.At)), visible(w.Worker), fmt.Sprint(w.Token), fmt.Sprint(w.Stored)}
 	})
 	if len(r.Notes) > 0 {
 		fmt.Fprintln(p.out)
@@ -248,9 +243,21 @@ func (r *inspection) holds(p page) string {
 		text = visible(h.Label) + "\n" + text
 	}
 	if h.IssuedAt != nil {
-		text += ", for " + p.since(*h.IssuedAt)
+		text += ", for " + h.age(p)
 	}
-	return fmt.Sprintf("%s, ends in %s unless renewed\nlease %s", text, millis(h.ExpiresInMS), h.LeaseID)
+	text += fmt.Sprintf(", ends in %s unless renewed", millis(h.ExpiresInMS))
+	if r.Renewal != nil {
+		text += "\n" + r.Renewal.text(p)
+	}
+	return text + "\nlease " + h.LeaseID.String()
+}
+
+// age is empty if it is unknown.
+func (h holder) age(p page) string {
+	if h.IssuedAt == nil {
+		return ""
+	}
+	return span(max(0, p.ahead.sinceRedis(*h.IssuedAt)))
 }
 
 func (r *inspection) counter() string {
@@ -262,13 +269,6 @@ func (r *inspection) counter() string {
 		text += ", remembered for " + millis(*r.RememberedForMS)
 	}
 	return text
-}
-
-func (f *fence) text(p page) string {
-	if f == nil {
-		return "no token has entered"
-	}
-	return fmt.Sprintf("token %d, entered %s ago\nlease %s", f.Token, p.since(f.EnteredAt), f.LeaseID)
 }
 
 // note is a conclusion from the inspection. Its code is for programs and does not change.
@@ -307,6 +307,10 @@ func (r *inspection) whoCanWrite(add adding) bool {
 	if r.Fence == nil {
 		former = "any token"
 	}
+	since := ""
+	if r.heldFor > 0 {
+		since = ", in the " + span(r.heldFor) + " that the holder has held"
+	}
 	switch {
 	case r.lacks("redis") != "" && !value(r.Fence).tooHigh:
 		add("redis_away", "Redis has not told who holds it. Whoever has a lease with %s can write to protected tables; fencedb revoke --seal-only shuts all of them out.", former)
@@ -327,13 +331,13 @@ func (r *inspection) whoCanWrite(add adding) bool {
 	case r.Holder == nil:
 		add("old_holder_may_write", "Nobody holds it%s. A former holder with %s could still write to protected tables; fencedb revoke rules that out.", here, former)
 	case r.Fence == nil:
-		add("not_entered", "No transaction has entered with a token yet: an earlier holder could still write to protected tables, until this one writes or is sealed.")
+		add("not_entered", "No transaction has entered with a token yet%s: an earlier holder could still write to protected tables, until this one writes or is sealed.", since)
 	case r.Holder.Token < r.Fence.Token:
 		add("stale_holder", "The holder is stale: token %d has entered since, so every write of the holder to protected tables is refused.", r.Fence.Token)
 	case r.Holder.Token == r.Fence.Token && r.Holder.LeaseID != r.Fence.LeaseID:
 		add("stale_holder", "The holder is stale: another lease entered with the same token, so every write of the holder to protected tables is refused.")
 	case r.Holder.Token > r.Fence.Token:
-		add("not_entered", "The holder has not entered yet: an earlier one with %s could still write to protected tables, until the holder writes or is sealed.", former)
+		add("not_entered", "The holder has not entered yet%s: an earlier one with %s could still write to protected tables, until the holder writes or is sealed.", since, former)
 	default:
 		add("current", "The holder is current: %s.", nobodyElse)
 	}
@@ -378,6 +382,9 @@ func (r *inspection) whatRedisKnows(add adding) {
 	if fence := value(r.Fence); r.proven > fence.Token && !fence.foreign && !fence.setBack {
 		add("seal_missing", "Token %d of it has committed or was revoked, and the ledger does not have that: Postgres has lost it, in a fail-over or when it was restored, or the revocation was not sealed. fencedb revoke --behind shuts former holders out.", r.proven)
 	}
+	if len(r.Transactions) > 0 && r.Fence != nil && r.Holder == nil && len(others) == 0 {
+		add("kept_without_lease", "Nobody holds a lease, and the fence is kept by %s: whoever acquires waits for that. If it is ended, nothing of it is written.", r.Transactions[0].name())
+	}
 	if r.Fence == nil && len(r.Transactions) > 0 {
 		add("transactions_uncertain", "There is no fence to look at, so the transactions are all that are changing the ledger, for this resource or another.")
 	}
@@ -386,94 +393,5 @@ func (r *inspection) whatRedisKnows(add adding) {
 	}
 }
 
-// fence is a row of the ledger in Postgres.
-type fence struct {
-	Token     int64     `json:"token"`
-	LeaseID   uuid.UUID `json:"lease_id"`
-	EnteredAt time.Time `json:"entered_at"`
-
-	revoked bool // by a revocation, so no earlier holder is left
-	reset   bool // by a reset, which lets holders above it in again
-	tooHigh bool // no lease can pass it
-	foreign bool // of another issuer
-	setBack bool // once, so that tokens above it do not prove anything
-}
-
-// SQL conditions on a fence f. No token of a foreign issuer is too high, because Redis does not
-// issue it.
-const (
-	foreign = `EXISTS (SELECT FROM fencedb.foreign_issuers i WHERE i.resource_type = split_part(f.resource, ':', 1))`
-	tooHigh = `(f.last_fencing_token >= 9007199254740991 AND NOT ` + foreign + `)`
-)
-
-// readFence returns nil if no token has entered yet.
-func readFence(ctx context.Context, pool *pgxpool.Pool, resource string) (*fence, error) {
-	var f fence
-	err := pool.QueryRow(ctx, `
-		SELECT f.last_fencing_token, f.lease_id::text, f.advanced_at, coalesce(a.event = 'revoke', false), coalesce(a.event = 'reset', false), `+tooHigh+`, `+foreign+`, f.reset_from IS NOT NULL
-		FROM fencedb.fences f LEFT JOIN fencedb.audit a
-		  ON a.resource = f.resource AND a.event IN ('revoke', 'reset') AND a.details ->> 'lease_id' = f.lease_id::text
-		WHERE f.resource = $1`, resource).
-		Scan(&f.Token, &f.LeaseID, &f.EnteredAt, &f.revoked, &f.reset, &f.tooHigh, &f.foreign, &f.setBack)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, explained(err)
-	}
-	f.EnteredAt = f.EnteredAt.UTC()
-	return &f, nil
-}
-
-// transaction is an open transaction that holds a fence.
-type transaction struct {
-	PID         int    `json:"pid"`
-	Application string `json:"application"`
-	State       string `json:"state"`
-	OpenMS      *int64 `json:"open_ms"` // nil: not visible; then State says to whom, and what to grant
-}
-
-func (t transaction) openFor() string {
-	if t.OpenMS == nil {
-		return "not visible"
-	}
-	return millis(*t.OpenMS)
-}
-
 // isKnown reports whether Redis knows the resource as one of leases.
 func (r *inspection) isKnown() bool { return r.Holder != nil || r.LastToken != nil || r.Revoked != nil }
-
-// refused is a write with a stale token.
-type refused struct {
-	At     time.Time `json:"at"`
-	Worker string    `json:"worker"`
-	Token  int64     `json:"token"`
-	Stored int64     `json:"stored"`
-}
-
-const mostRefusals = 5
-
-// readFeed returns the refusals, nil if no program publishes or if permission to read was denied,
-// and the highest token of the last day that is known to have entered or to be a revocation's.
-func (s *servers) readFeed(ctx context.Context, resource string) (found []refused, proven int64, err error) {
-	digits, now := feed.Hashed(resource), time.Now().Add(s.ahead)
-	err = feed.Replay(ctx, s.client, "0", func(e feed.Event) error {
-		if found == nil {
-			found = []refused{}
-		}
-		switch {
-		case e.Resource != resource && e.Resource != digits:
-		case e.Kind == feed.Refused:
-			found = append(found, refused{e.At.UTC(), e.Worker, e.Token, e.Stored})
-			found = found[max(0, len(found)-mostRefusals):]
-		case proves(e) && now.Sub(e.At) < provenWithin:
-			proven = max(proven, e.Token)
-		}
-		return nil
-	}, feed.Namespace(s.names.namespace))
-	if redis.IsPermissionError(err) {
-		return nil, 0, nil
-	}
-	slices.Reverse(found)
-	return found, proven, err
-}

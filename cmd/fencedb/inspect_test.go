@@ -144,6 +144,64 @@ func TestInspectNamesTheTransactionsThatHoldTheFence(t *testing.T) {
 	require.Contains(t, shown, "* The holder is current")
 }
 
+// Who to call, and what the session waits for itself.
+func TestInspectSaysWhoseTransactionHoldsTheFence(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	l := w.acquire("seat:1")
+	require.NoError(t, w.book(l))
+	require.NoError(t, l.Release(t.Context()))
+	connect := func(name string) *pgx.Conn {
+		conn, err := pgx.Connect(t.Context(), w.pool.Config().ConnString()+"&application_name="+name)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = conn.Close(context.Background()) })
+		return conn
+	}
+	locks, waits := connect("locks"), connect("waits")
+	_, err := locks.Exec(t.Context(), `BEGIN; LOCK TABLE seats`)
+	require.NoError(t, err)
+	_, err = waits.Exec(t.Context(), fmt.Sprintf(`BEGIN; SELECT fencedb.enter('seat:1', %d, '%s')`, l.Token(), l.LeaseID()))
+	require.NoError(t, err)
+	look := func() transaction { w.Helper(); return w.inspected("seat:1").Transactions[0] }
+	require.Equal(t, "Client ClientRead", look().WaitsFor)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() { _, _ = waits.Exec(ctx, `SELECT FROM seats`) }()
+
+	wanted := fmt.Sprintf("Lock relation, held by pid %d", locks.PgConn().PID())
+	require.Eventually(t, func() bool { return look().WaitsFor == wanted }, 30*time.Second, 10*time.Millisecond)
+	require.Equal(t, w.one(`SELECT current_user`), look().User)
+	require.Equal(t, w.one(fmt.Sprintf(`SELECT coalesce(host(client_addr) || ':' || client_port, 'socket') FROM pg_stat_activity WHERE pid = %d`, waits.PgConn().PID())), look().Client)
+	says := w.ok("inspect", "seat:1")
+	require.Regexp(t, `PID +APPLICATION +STATE +OPEN FOR +USER +CLIENT +WAITS FOR\n\d+ +waits +active .*`+wanted, says)
+	require.Contains(t, says, "* Nobody holds a lease, and the fence is kept by pid "+fmt.Sprint(waits.PgConn().PID())+" (waits)")
+	w.acquire("seat:1")
+	require.NotContains(t, codes(w.inspected("seat:1").Notes), "kept_without_lease", "it may be the holder's own")
+}
+
+func TestInspectSaysWhenTheHolderRenewedLast(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	require.Nil(t, w.inspected("seat:1").Renewal)
+	l := w.acquire("seat:1")
+	require.Nil(t, w.inspected("seat:1").Renewal, "nobody tells")
+	told := func(kind string, token int64) {
+		w.publish(fmt.Sprintf(`{"kind":%q,"resource":"seat:1","worker":"w","token":%d,"ttl_ms":9800}`, kind, token))
+	}
+	told("granted", l.Token())
+	require.True(t, w.inspected("seat:1").Renewal.First)
+	require.Regexp(t, `\n +not renewed since it was granted \S+ ago, for 9.8s\n`, w.ok("inspect", "seat:1"))
+	told("extended", l.Token())
+	told("extended", l.Token()-1) // of one that comes late
+	require.Equal(t, []any{false, int64(9800)}, []any{w.inspected("seat:1").Renewal.First, w.inspected("seat:1").Renewal.TTLMS})
+	require.Regexp(t, `\n +renewed \S+ ago, for 9.8s\n`, w.ok("inspect", "seat:1"))
+	require.Regexp(t, `No transaction has entered with a token yet, in the [0-9.]+m?s that the\s+holder\s+has\s+held:`, w.ok("inspect", "seat:1"))
+
+	require.NoError(t, l.Release(t.Context()))
+	w.acquire("seat:1")
+	require.Nil(t, w.inspected("seat:1").Renewal, "it was that of another lease")
+}
+
 // fencedb.blockers looks as the owner of the schema.
 func TestInspectSaysWhatTheOwnerOfTheSchemaDoesNotSee(t *testing.T) {
 	t.Parallel()
@@ -160,7 +218,7 @@ func TestInspectSaysWhatTheOwnerOfTheSchemaDoesNotSee(t *testing.T) {
 	found := w.inspected("seat:1").Transactions
 	require.Len(t, found, 1)
 	require.Nil(t, found[0].OpenMS)
-	require.Regexp(t, `not visible: grant pg_read_all_stats to owner_\w+ +not visible\n`, w.ok("inspect", "seat:1"))
+	require.Regexp(t, `not visible: grant pg_read_all_stats to owner_\w+ +not visible +`, w.ok("inspect", "seat:1"))
 	require.Regexp(t, `in the way: pid \d+ \(.*, not visible: grant pg_read_all_stats to owner_\w+, open for not visible\)`,
 		w.run("--timeout", "5s", "reset", "seat:1", "--to", "41", "--reason", "x", "--yes", "--force").errOut)
 	w.exec(`ALTER FUNCTION fencedb.blockers OWNER TO CURRENT_USER`)

@@ -29,9 +29,10 @@ func (a *app) leases() *cli.Command {
 		ArgsUsage: "[PREFIX]",
 		Description: `Lists the leases, the permits of semaphores and the claims of package once
 whose resource begins with PREFIX. It reads Redis with SCAN, which blocks
-nobody. A resource that is acquired or released meanwhile may be missing. If
-Redis does not answer, it lists what has entered last, by the ledger in
-Postgres; the exit code is 1 then.
+nobody. A resource that is acquired or released meanwhile may be missing.
+After Redis's clock was set back it is not known for how long some are held;
+--older-than lists them all the same. If Redis does not answer, it lists what
+has entered last, by the ledger in Postgres; the exit code is 1 then.
 
    fencedb leases                              all
    fencedb leases table: --json                those of type table, as JSON
@@ -60,6 +61,21 @@ type leaseList struct {
 	Entered  []latest `json:"entered"`  // by the ledger; nil unless Redis is away
 	More     bool     `json:"more"`     // more than --limit exist
 	Problems []string `json:"problems"` // keys that violate the protocol
+
+	asked     selection
+	namespace string
+}
+
+// nothing says what is not held.
+func (l *leaseList) nothing() string {
+	text := "Nothing is held " + inNamespace(l.namespace)
+	if l.asked.prefix != "" {
+		text += fmt.Sprintf(" whose name begins with %q", l.asked.prefix)
+	}
+	if l.asked.olderThan > 0 {
+		text += " for longer than " + span(l.asked.olderThan)
+	}
+	return text + "."
 }
 
 // latest is a fence that was entered, by whoever held then.
@@ -82,7 +98,8 @@ func (l *leaseList) print(p page) {
 	if l.Entered != nil {
 		p.say("Who holds what is not known, because Redis does not answer. These have entered last, by the ledger in Postgres:")
 		list(p, []string{"RESOURCE", "TOKEN", "ENTERED", "LEASE"}, l.Entered, func(e latest) []string {
-			return []string{visible(e.Resource), fmt.Sprint(e.Token), p.since(e.EnteredAt) + " ago", e.LeaseID.String()[:8]}
+			entered := ago(p.ahead.sincePostgres(e.EnteredAt))
+			return []string{visible(e.Resource), fmt.Sprint(e.Token), entered, e.LeaseID.String()[:8]}
 		})
 		return
 	}
@@ -90,10 +107,15 @@ func (l *leaseList) print(p page) {
 	if !slices.ContainsFunc(l.Leases, func(h held) bool { return h.Kind != protocol.LeaseKind }) {
 		header = header[:len(header)-1]
 	}
-	table(p, header, l.Leases, func(h held) []string {
-		return []string{visible(h.Resource), fmt.Sprint(h.Token), h.age(p),
-			millis(h.ExpiresInMS), fmt.Sprint(h.Waiters), h.LeaseID.String()[:8], visible(h.Label), h.Kind}[:len(header)]
-	})
+	switch {
+	case len(l.Leases) == 0 && len(l.Problems) == 0:
+		p.say("%s", l.nothing())
+	case len(l.Leases) > 0:
+		table(p, header, l.Leases, func(h held) []string {
+			return []string{visible(h.Resource), fmt.Sprint(h.Token), cmp.Or(h.age(p), "not known"),
+				millis(h.ExpiresInMS), fmt.Sprint(h.Waiters), h.LeaseID.String()[:8], visible(h.Label), h.Kind}[:len(header)]
+		})
+	}
 	if l.More {
 		fmt.Fprintln(p.out, "\nand more; see --limit")
 	}
@@ -124,16 +146,8 @@ func (s *servers) showEntered(ctx context.Context, wanted selection) error {
 	for i := range found.Entered {
 		found.Entered[i].EnteredAt = found.Entered[i].EnteredAt.UTC()
 	}
-	s.ahead = ledger.ahead
+	s.ahead.postgres = ledger.ahead.postgres
 	return s.show(found)
-}
-
-// age is empty if it is unknown.
-func (h held) age(p page) string {
-	if h.IssuedAt == nil {
-		return ""
-	}
-	return p.since(*h.IssuedAt)
 }
 
 // selection holds the arguments of leases.
@@ -154,7 +168,7 @@ func (s *servers) findLeases(ctx context.Context, wanted selection) (*leaseList,
 	slices.SortFunc(keys, func(a, b lease.Key) int {
 		return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.Kind, b.Kind))
 	})
-	list := &leaseList{Leases: []held{}}
+	list := &leaseList{Leases: []held{}, asked: wanted, namespace: shown.namespace}
 	if !wanted.oldest && wanted.olderThan == 0 { // otherwise all have to be looked at
 		list.More = len(keys) > wanted.limit
 		keys = keys[:min(wanted.limit, len(keys))]
@@ -165,18 +179,22 @@ func (s *servers) findLeases(ctx context.Context, wanted selection) (*leaseList,
 		return nil, usage("%w", err)
 	}
 
-	now := time.Now().Add(s.ahead)
-	age := func(h held) time.Duration { return now.Sub(*cmp.Or(h.IssuedAt, &now)) } // new where the token does not tell
+	now := time.Now().Add(s.ahead.redis)
+	// Where the token does not tell how old it is, it comes last, and may be older.
+	age := func(h held) time.Duration { return now.Sub(*cmp.Or(h.IssuedAt, &now)) }
+	younger := func(h held) bool {
+		return wanted.olderThan > 0 && h.IssuedAt != nil && age(h) <= wanted.olderThan
+	}
 	all, problems := make([][]held, len(keys)), make([]string, len(keys))
 	asking, ctx := errgroup.WithContext(ctx)
 	asking.SetLimit(16)
 	for n, key := range keys {
 		asking.Go(func() error {
-			found, err := holders(ctx, key, i, places)
+			found, err := s.holders(ctx, key, i, places)
 			if errors.Is(err, lease.ErrCorrupt) {
 				problems[n], err = err.Error(), nil
 			}
-			all[n] = slices.DeleteFunc(found, func(h held) bool { return wanted.olderThan > 0 && age(h) <= wanted.olderThan })
+			all[n] = slices.DeleteFunc(found, younger)
 			return err
 		})
 	}
@@ -194,11 +212,12 @@ func (s *servers) findLeases(ctx context.Context, wanted selection) (*leaseList,
 }
 
 // holders are those of a key, the longest first; none if the resource was released since.
-func holders(ctx context.Context, key lease.Key, i *lease.Issuer, places *lease.Semaphore) (all []held, err error) {
+func (s *servers) holders(ctx context.Context, key lease.Key, i *lease.Issuer,
+	places *lease.Semaphore) (all []held, err error) {
 	if key.Kind == protocol.SemaphoreKind {
 		known, err := places.Inspect(ctx, key.Resource)
 		for _, h := range known.Permits {
-			permit := holder{h.LeaseID, h.Token, issuedAt(h.Token), h.ExpiresIn.Milliseconds(), h.Label}
+			permit := holder{h.LeaseID, h.Token, s.ahead.issuedAt(h.Token), h.ExpiresIn.Milliseconds(), h.Label}
 			all = append(all, held{key.Resource, key.Kind, permit, known.Waiters})
 		}
 		slices.SortStableFunc(all, func(a, b held) int { return cmp.Compare(a.Token, b.Token) })
@@ -211,7 +230,7 @@ func holders(ctx context.Context, key lease.Key, i *lease.Issuer, places *lease.
 	if strings.HasPrefix(key.Resource, "once:") {
 		key.Kind = protocol.OnceKind
 	}
-	return []held{{key.Resource, key.Kind, *newInspection(known).Holder, known.Waiters}}, nil
+	return []held{{key.Resource, key.Kind, *s.ahead.holder(known), known.Waiters}}, nil
 }
 
 // scanKeys returns the keys of leases and semaphores that are there and wanted, each once, in no

@@ -52,6 +52,18 @@ func TestLeasesListsWhatIsHeldAndNothingElse(t *testing.T) {
 	require.Empty(t, names)
 }
 
+func TestLeasesSaysThatNothingIsHeldAndWhere(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.acquire("table:12")
+	require.Equal(t, "Nothing is held in namespace \"shop\" whose name begins with \"seat:\".\n", w.ok("leases", "seat:"))
+	require.Equal(t, "Nothing is held in namespace \"shop\" for longer than 10m.\n", w.ok("leases", "--older-than", "10m"))
+	require.Equal(t, "Nothing is held without a namespace.\n", w.ok("--namespace", "", "leases"))
+
+	require.NoError(t, w.redis.Set(t.Context(), "lease:v1:{shop/table:12}:owner", "by hand", 0).Err())
+	require.NotContains(t, w.ok("leases"), "Nothing is held", "somebody may, and cannot be read")
+}
+
 func TestLeasesStopsAtTheLimitAndSaysSo(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -149,7 +161,8 @@ func TestLeasesByAge(t *testing.T) {
 	require.Equal(t, []string{"b:day", "a:hour"}, names, "of all, not of the first two")
 	require.True(t, list.More)
 	names, _ = w.listed("--older-than", "30m")
-	require.Equal(t, []string{"a:hour", "b:day"}, names, "by name unless told otherwise")
+	require.Equal(t, []string{"a:hour", "b:day", "d:list"}, names, "by name unless told otherwise, and what may be older")
+	require.Regexp(t, `d:list +7 +not known `, w.ok("leases", "--older-than", "30m"))
 }
 
 // A lease is as old as the servers say, whatever time it is where somebody looks.

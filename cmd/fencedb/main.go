@@ -95,7 +95,7 @@ type app struct {
 	json, yes             bool
 	timeout               time.Duration
 
-	ahead time.Duration // how far the clock of the servers is ahead of this machine's, once they were asked
+	ahead clocks
 }
 
 const description = `Leases live in Redis, fences in Postgres. The two addresses come from
@@ -215,7 +215,7 @@ var arguments = map[string]struct {
 	"DIR":        {1, 1, "one directory, such as migrations"},
 	"RESOURCE":   {1, 1, "one resource, such as table:12"},
 	"[RESOURCE]": {0, 1, "one resource, such as table:12"},
-	"TABLE":      {1, 1, "one table, such as bookings"},
+	"[TABLE]":    {0, 1, "one table, such as bookings"},
 	"TYPE":       {1, 1, "one type of resources, which is what stands before the colon: table for table:12"},
 }
 

@@ -125,7 +125,6 @@ func TestAWrongCallSaysWhatIsWrong(t *testing.T) {
 		"shell":           {[]string{"completion", "tcsh"}, `"tcsh"`},
 		"two types":       {[]string{"ttl", "a", "b"}, `"b"`},
 		"no type":         {[]string{"ttl"}, "table"},
-		"no table":        {[]string{"adopt"}, "bookings"},
 		"two tables":      {[]string{"adopt", "a", "b"}, `"b"`},
 		"a resource":      {[]string{"ttl", "table:12"}, "before the colon"},
 		"pause":           {[]string{"ttl", "table", "--pause", "-1s"}, "--pause"},

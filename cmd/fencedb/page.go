@@ -100,14 +100,32 @@ func millis(ms int64) string { return span(time.Duration(ms) * time.Millisecond)
 type page struct {
 	out io.Writer
 	screen
-	ahead time.Duration // as app has it
+	ahead clocks
 }
 
 func (a *app) page(out io.Writer) page { return page{out, a.screen, a.ahead} }
 
-// since formats the time since then, by the clock of the servers: the machine of a person may be
-// minutes off.
-func (p page) since(then time.Time) string { return span(max(0, time.Since(then.Add(-p.ahead)))) }
+// clocks say how far those of the servers are ahead of this machine's, once they were asked. The
+// machine of a person may be minutes off, and so may the servers be from each other: how long ago
+// something was is by the clock of the server that wrote it.
+type clocks struct{ redis, postgres time.Duration }
+
+// sinceRedis is the time since then, of which Redis's clock was read; sincePostgres is that for
+// Postgres. It is negative where that clock was set back.
+func (c clocks) sinceRedis(then time.Time) time.Duration { return time.Since(then.Add(-c.redis)) }
+
+func (c clocks) sincePostgres(then time.Time) time.Duration { return time.Since(then.Add(-c.postgres)) }
+
+// rounding is what the clock of a server is known to: the way of its answer is not.
+const rounding = time.Second
+
+// ago formats a time since.
+func ago(since time.Duration) string {
+	if since < -rounding {
+		return span(-since) + " ahead of the clock, which was set back"
+	}
+	return span(max(0, since)) + " ago"
+}
 
 const (
 	gap       = "  " // between columns

@@ -29,8 +29,8 @@ write, but these tokens no longer count.
 From then on, every holder with a token above --to can write to protected
 tables, even one that was shut out. So first stop the program that entered
 the token. The best --to is the last token that Redis has issued: it admits
-later holders only. To shut out all holders, revoke the resource afterwards.
-While the resource is held, reset needs --force.
+later holders only; a lower one needs --force, as does a resource that is
+held. To shut out all holders, revoke the resource afterwards.
 
 Reset waits for open transactions on the resource, for as long as --timeout.
 If that is too short, it names them.
@@ -44,7 +44,7 @@ last_fencing_token.
       --row-token 9007199254740991`,
 		Flags: asked.flags(a.yesFlag(),
 			&cli.Int64Flag{Name: "to", Destination: &asked.to, Usage: "the new `TOKEN` of the fence; required"},
-			&cli.BoolFlag{Name: "force", Destination: &asked.force, Usage: "reset even while the resource is held"},
+			&cli.BoolFlag{Name: "force", Destination: &asked.force, Usage: "reset even while it is held, or to below the last token"},
 			&cli.Int64Flag{Name: "row-token", Destination: &asked.rowToken, Usage: "the `TOKEN` in a row that refuses others"},
 		),
 		Action: a.on(onBoth|onPrimary, asked.complete, func(ctx context.Context, s *servers) (report, error) {
@@ -114,6 +114,9 @@ func (s *servers) prepareReset(ctx context.Context, asked resetting) (*inspectio
 	switch {
 	case found.Holder != nil && !asked.force:
 		return nil, fmt.Errorf("%w: %s is held under token %d; wait for its end or revoke it, or reset with --force", errUnchanged, name, found.Holder.Token)
+	case value(found.LastToken) > asked.to && !asked.force:
+		return nil, fmt.Errorf("%w: Redis has issued tokens of %s up to %d, and whoever has one above --to could write again; --to %[3]d lets nobody in again, and with --force it is done all the same",
+			errUnchanged, name, *found.LastToken)
 	case asked.rowToken != 0:
 		return found, nil
 	case found.Fence == nil:

@@ -62,7 +62,7 @@ func TestRevokeShutsOutWhomAResetHasLetIn(t *testing.T) {
 	require.Contains(t, got.errOut, "fencedb reset")
 	require.Equal(t, "0", w.one(`SELECT count(*) FROM fencedb.audit WHERE event <> 'protect'`))
 
-	w.ok("reset", "seat:1", "--to", "41", "--reason", "ticket 4713", "--yes")
+	w.ok("reset", "seat:1", "--to", "41", "--force", "--reason", "ticket 4713", "--yes")
 	require.NoError(t, w.book(stale(45)))
 	w.revoked("seat:1")
 
@@ -89,14 +89,14 @@ func TestAResetAsksAndSaysWhatBecomesTrue(t *testing.T) {
 	before := w.fences()
 
 	w.answer = "no\n"
-	got := w.run("reset", "seat:1", "--to", "41", "--reason", "ticket 4713")
+	got := w.run("reset", "seat:1", "--to", "41", "--force", "--reason", "ticket 4713")
 	require.Equal(t, exitDeclined, got.code)
 	require.Contains(t, got.errOut, "Every holder with a higher one can write again; Redis has issued tokens up to")
 	require.Equal(t, before, w.fences())
 	require.Equal(t, "0", w.one(`SELECT count(*) FROM fencedb.audit WHERE event <> 'protect'`))
 
 	w.answer = "y\n"
-	require.Contains(t, w.run("reset", "seat:1", "--to", "41", "--reason", "ticket 4713").out, "with a token above 41 can write to protected tables")
+	require.Contains(t, w.run("reset", "seat:1", "--to", "41", "--force", "--reason", "ticket 4713").out, "with a token above 41 can write to protected tables")
 	require.NoError(t, w.book(fencedb.NewGrant("seat:1", 42, uuid.New(), fencedb.NoEnd)))
 }
 
@@ -112,6 +112,22 @@ func TestAResetOfWhatIsHeldNeedsForce(t *testing.T) {
 
 	w.ok("reset", "seat:1", "--to", "41", "--reason", "ticket 4713", "--yes", "--force")
 	require.NoError(t, w.book(l))
+}
+
+// Whoever was shut out by a later holder would be let in again.
+func TestAResetToBelowTheLastTokenNeedsForce(t *testing.T) {
+	t.Parallel()
+	w, _ := mistaken(t)
+	last := *w.inspected("seat:1").LastToken
+	before := w.fences()
+
+	got := w.run("reset", "seat:1", "--to", fmt.Sprint(last-1), "--reason", "ticket 4713", "--yes")
+
+	require.Equal(t, exitFailed, got.code)
+	require.Contains(t, got.errOut, fmt.Sprintf("nothing was changed: Redis has issued tokens of seat:1 up to %[1]d, and whoever has one above --to could write again; --to %[1]d lets nobody in again", last))
+	require.Equal(t, before, w.fences())
+	w.ok("reset", "seat:1", "--to", fmt.Sprint(last), "--reason", "ticket 4713", "--yes")
+	require.ErrorIs(t, w.book(fencedb.NewGrant("seat:1", last, uuid.New(), fencedb.NoEnd)), fencedb.ErrStale)
 }
 
 // A forgotten namespace: Redis knows nobody by this name, and the real holder would not count.
@@ -136,13 +152,13 @@ func TestAResetNamesTheTransactionInTheWay(t *testing.T) {
 	_, err = fencedb.Enter(t.Context(), tx, grant)
 	require.NoError(t, err)
 
-	got := w.run("--timeout", "10s", "reset", "seat:1", "--to", "41", "--reason", "ticket 4713", "--yes")
+	got := w.run("--timeout", "10s", "reset", "seat:1", "--to", "41", "--force", "--reason", "ticket 4713", "--yes")
 
 	require.Equal(t, exitFailed, got.code)
 	require.Contains(t, got.errOut, "the fence was not changed: open transactions are in the way: pid ")
 	require.Contains(t, got.errOut, "idle in transaction")
 	require.NoError(t, tx.Rollback(t.Context()))
-	w.ok("reset", "seat:1", "--to", "41", "--reason", "ticket 4713", "--yes")
+	w.ok("reset", "seat:1", "--to", "41", "--force", "--reason", "ticket 4713", "--yes")
 }
 
 // The ledger was lost, or restored from before: the row remembers a token that no lease gets past.
@@ -159,7 +175,7 @@ func TestARowWithANewerTokenThanItsFenceIsNamed(t *testing.T) {
 	require.NoError(t, l.Release(t.Context()))
 	w.exec(`DELETE FROM fencedb.fences`)
 
-	require.Contains(t, w.run("reset", "seat:1", "--to", "41", "--reason", "x", "--yes").errOut, "--row-token")
+	require.Contains(t, w.run("reset", "seat:1", "--to", "41", "--force", "--reason", "x", "--yes").errOut, "--row-token")
 	var done setBack
 	w.json("reset", &done, "reset", "seat:1", "--to", fmt.Sprint(l.Token()), "--reason", "ticket 4713", "--yes", "--row-token", fmt.Sprint(protocol.MaxNumber))
 
@@ -201,7 +217,7 @@ func TestAnOperatorMayReset(t *testing.T) {
 	require.NoError(t, err)
 	w.flags = append(w.flags, "--postgres", login)
 
-	w.ok("reset", "seat:1", "--to", "41", "--reason", "ticket 4713", "--yes")
+	w.ok("reset", "seat:1", "--to", "41", "--force", "--reason", "ticket 4713", "--yes")
 
 	require.Equal(t, parsed.User.Username(), w.one(`SELECT role FROM fencedb.audit WHERE event = 'reset'`))
 }

@@ -198,7 +198,7 @@ func (s *servers) connectRedis(ctx context.Context) error {
 	if err != nil && !redis.IsPermissionError(err) {
 		return fmt.Errorf("redis: %w", err)
 	} else if err == nil {
-		s.ahead = time.Until(at)
+		s.ahead.redis = time.Until(at)
 	}
 	if one, is := s.client.(*redis.Client); is { // those of a Cluster and of Sentinels ask primaries
 		if s.replica = strings.Contains(one.Info(ctx, "replication").Val(), "role:slave"); s.replica {
@@ -215,9 +215,7 @@ func (s *servers) connectPostgres(ctx context.Context) error {
 	if err := s.pool.QueryRow(ctx, `SELECT pg_is_in_recovery(), clock_timestamp()`).Scan(&standby, &at); err != nil {
 		return fmt.Errorf("postgres: %w", err)
 	}
-	if s.client == nil || s.redisAway != nil {
-		s.ahead = time.Until(at)
-	}
+	s.ahead.postgres = time.Until(at)
 	if standby {
 		fmt.Fprintln(s.errOut, "fencedb: this Postgres is a standby: what it says may be old, and nothing can be changed there. "+
 			"Name the primary with --postgres.")
@@ -254,12 +252,11 @@ func (n names) config() lease.Config {
 	return lease.Config{TTL: time.Minute, Namespace: n.namespace, HashResources: n.hashed, FenceRetention: fenceRetention}
 }
 
-// issuedAt returns the time in a token, or nil. A token is the clock of Redis in microseconds, or
-// follows a higher token.
-func issuedAt(token int64) *time.Time {
+// issuedAt returns when a token was issued, or nil. A token is the clock of Redis in microseconds,
+// or follows a higher token: one that was no time, or one from before that clock was set back.
+func (c clocks) issuedAt(token int64) *time.Time {
 	at := time.UnixMicro(token).UTC()
-	// Otherwise it follows a token that was no time.
-	return optional(at, at.Year() >= 2020 && at.Before(time.Now().Add(time.Hour)))
+	return optional(at, at.Year() >= 2020 && c.sinceRedis(at) > -rounding)
 }
 
 // redisForms describes the URLs that newRedis accepts.

@@ -33,12 +33,12 @@
 package feed
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -71,7 +71,8 @@ func Namespace(name string) Option {
 	}
 }
 
-// Worker is the name of this process in events. For [New]. Defaults to host:pid.
+// Worker is the name of this process in events. For [New]. Defaults to program@host:pid, as that of
+// a holder does (lease.Config.Holder).
 func Worker(name string) Option { return func(o *options) { o.worker = name } }
 
 // HashResources publishes [Hashed] instead of the names of resources, for names that are personal
@@ -107,8 +108,7 @@ func newOptions(opts []Option) options {
 		opt(&o)
 	}
 	if o.worker == "" {
-		host, _ := os.Hostname()
-		o.worker = fmt.Sprintf("%s:%d", cmp.Or(host, "unknown"), os.Getpid())
+		o.worker = lease.ClientName(filepath.Base(os.Args[0]))
 	}
 	return o
 }

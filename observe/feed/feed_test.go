@@ -117,14 +117,19 @@ func TestAFeedWithoutAClientPanicsAtOnce(t *testing.T) {
 	require.PanicsWithValue(t, "feed: New needs a client of Redis", func() { feed.New(nil) })
 }
 
-func TestTheWorkerIsHostAndProcessUnlessNamed(t *testing.T) {
+// Whoever sees an event finds the process among the holders.
+func TestTheWorkerIsNamedAsTheHolderIs(t *testing.T) {
 	t.Parallel()
 	s := newStream(t)
 	f := feed.New(s.client, feed.Namespace(s.namespace))
 	commit(f, "table:12")
-	host, err := os.Hostname()
+	issuer, err := lease.New(s.client, lease.Config{TTL: time.Minute, RenewEvery: lease.Never, Namespace: s.namespace})
 	require.NoError(t, err)
-	require.Equal(t, fmt.Sprintf("%s:%d", host, os.Getpid()), s.all(f)[0].Worker)
+	_, err = issuer.TryAcquire(t.Context(), "table:12")
+	require.NoError(t, err)
+	held, err := issuer.Inspect(t.Context(), "table:12")
+	require.NoError(t, err)
+	require.Equal(t, held.Label, s.all(f)[0].Worker)
 }
 
 // The digits are those of printf table:12 | sha256sum.

@@ -1,0 +1,72 @@
+package main
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/fencedb/fencedb/observe/feed"
+)
+
+// story is what programs have published of one resource.
+type story struct {
+	refusals []refused // newest first; nil if no program publishes, or if permission to read was denied
+	proven   int64     // the highest token of the last day that is known to have entered, or to be a revocation's
+	renewal  renewal   // of the last lease
+}
+
+// refused is a write with a stale token.
+type refused struct {
+	At     time.Time `json:"at"`
+	Worker string    `json:"worker"`
+	Token  int64     `json:"token"`
+	Stored int64     `json:"stored"`
+}
+
+// renewal is the last one of a lease, or its grant if it has not been renewed.
+type renewal struct {
+	At    time.Time `json:"at"`
+	TTLMS int64     `json:"ttl_ms"` // that the holder had from then on
+	First bool      `json:"first"`  // it is the grant
+
+	token int64
+}
+
+func (r renewal) text(p page) string {
+	what := "renewed"
+	if r.First {
+		what = "not renewed since it was granted"
+	}
+	return what + " " + ago(p.ahead.sinceRedis(r.At)) + ", for " + millis(r.TTLMS)
+}
+
+const mostRefusals = 5
+
+func (s *servers) readFeed(ctx context.Context, resource string) (told story, err error) {
+	digits, now := feed.Hashed(resource), time.Now().Add(s.ahead.redis)
+	err = feed.Replay(ctx, s.client, "0", func(e feed.Event) error {
+		if told.refusals == nil {
+			told.refusals = []refused{}
+		}
+		if e.Resource != resource && e.Resource != digits {
+			return nil
+		}
+		switch {
+		case e.Kind == feed.Refused:
+			told.refusals = append(told.refusals, refused{e.At.UTC(), e.Worker, e.Token, e.Stored})
+			told.refusals = told.refusals[max(0, len(told.refusals)-mostRefusals):]
+		case (e.Kind == feed.Granted || e.Kind == feed.Extended) && e.Token >= told.renewal.token:
+			told.renewal = renewal{e.At.UTC(), e.TTL.Milliseconds(), e.Kind == feed.Granted, e.Token}
+		case proves(e) && now.Sub(e.At) < provenWithin:
+			told.proven = max(told.proven, e.Token)
+		}
+		return nil
+	}, feed.Namespace(s.names.namespace))
+	if redis.IsPermissionError(err) {
+		return story{}, nil
+	}
+	slices.Reverse(told.refusals)
+	return told, err
+}
