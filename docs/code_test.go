@@ -116,18 +116,18 @@ func TestATracerOfEachKindAndACacheEntry(t *testing.T) {
 	t.Parallel()
 	client, pool := testenv.Redis(t), testenv.Postgres(t)
 
-	metrics := prom.New(prom.Config{})
-	prometheus.MustRegister(metrics) // promhttp.Handler() serves them
-	logs := fencelog.New(slog.Default(), fencelog.Config{})
-	spans := fenceotel.New(fenceotel.Config{})
 	events := feed.New(client)
 	defer events.Close(context.Background()) // sends what is still buffered
+	metrics := prom.New(prom.Config{Dropped: events.Dropped})
+	prometheus.MustRegister(metrics) // promhttp.Handler() serves them
+	logs := fencelog.New(slog.Default(), fencelog.Config{})
+	telemetry := fenceotel.New(fenceotel.Config{})
 
 	issuer, err := lease.New(client, lease.Config{
 		TTL:     10 * time.Second,
-		Tracers: []lease.Tracer{spans, metrics, logs, events},
+		Tracers: []lease.Tracer{telemetry, metrics, logs, events},
 	})
-	db := fencedb.With(pool, fencedb.Trace(spans, metrics, logs, events))
+	db := fencedb.With(pool, fencedb.Trace(telemetry, metrics, logs, events))
 
 	require.NoError(t, err)
 	defer prometheus.Unregister(metrics) // for -count=2

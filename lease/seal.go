@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/fencedb/fencedb/internal/protocol"
 )
 
 // seal has Config.Seal seal all leases, before their holder learns that it holds. No lease is
@@ -45,7 +47,7 @@ func (a *acquisition) seal(ctx context.Context, leases Leases) (_ Leases, again 
 		err = over
 	}
 	if err != nil {
-		return nil, again, fmt.Errorf("lease: seal %q: %w", leases[0].resource, err)
+		return nil, again, protocol.Also(fmt.Errorf("lease: seal %q: %w", leases[0].resource, err), errSeal)
 	}
 	for _, l := range leases {
 		l.renewAgain()
@@ -53,6 +55,9 @@ func (a *acquisition) seal(ctx context.Context, leases Leases) (_ Leases, again 
 	sealed = true
 	return leases, false, nil
 }
+
+// errSeal is every error of sealing, for tracers.
+var errSeal = errors.New("lease: not sealed")
 
 // errNotSealed is the end of the time for sealing.
 var errNotSealed = errors.New("the data store has not answered within the TTL of the lease")

@@ -137,8 +137,10 @@ var (
 	acquireOutcomes = outcomes{"granted", "error", []errorWord{
 		{ErrHeld, "held"},
 		{context.Canceled, "cancelled"},
+		{errSeal, "not_sealed"},
 		{ErrUnreachable, "unreachable"},
 		{protocol.ErrUnasked, "cancelled"},
+		{ErrRefused, "refused"},
 	}}
 	outcomesOf = map[Op]outcomes{
 		OpAcquire: acquireOutcomes,

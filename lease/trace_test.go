@@ -303,7 +303,8 @@ func TestOutcomes(t *testing.T) {
 	}
 	require.Equal(t, "granted", outcome(lease.OpAcquire, nil))
 	require.Equal(t, "held", outcome(lease.OpAcquire, &lease.HeldError{Cause: context.DeadlineExceeded}))
-	require.Equal(t, "error", outcome(lease.OpAcquire, &lease.RefusedError{Code: "READONLY"}))
+	require.Equal(t, "refused", outcome(lease.OpAcquire, &lease.RefusedError{Code: "READONLY"}))
+	require.Equal(t, "error", outcome(lease.OpAcquire, lease.ErrCorrupt))
 	require.Equal(t, "cancelled", outcome(lease.OpAcquire, fmt.Errorf("%w: %w", lease.ErrUnreachable, context.Canceled)))
 	require.Equal(t, "unreachable", outcome(lease.OpAcquire, fmt.Errorf("%w: %w", lease.ErrUnreachable, context.DeadlineExceeded)))
 	require.Equal(t, "held", outcome(lease.OpWait, &lease.HeldError{Cause: context.Canceled}))

@@ -1,11 +1,11 @@
-// Package otel makes OpenTelemetry spans for leases and fenced writes. It is usually imported under
-// another name:
+// Package otel makes OpenTelemetry spans and metrics for leases and fenced writes. It is usually
+// imported under another name:
 //
 //	import fenceotel "github.com/fencedb/fencedb/observe/otel"
 //
-//	spans := fenceotel.New(fenceotel.Config{})
-//	issuer, err := lease.New(client, lease.Config{TTL: 10 * time.Second, Tracers: []lease.Tracer{spans}})
-//	db := fencedb.With(pool, fencedb.Trace(spans))
+//	telemetry := fenceotel.New(fenceotel.Config{})
+//	issuer, err := lease.New(client, lease.Config{TTL: 10 * time.Second, Tracers: []lease.Tracer{telemetry}})
+//	db := fencedb.With(pool, fencedb.Trace(telemetry))
 //
 // # Spans
 //
@@ -25,7 +25,14 @@
 // refused under it (fence.refused, with the tokens). A refusal is also an event of the span of the
 // write.
 //
-// # Attributes and status
+// # Metrics
+//
+// Names and units are by the semantic conventions: dotted, seconds, {lease}. They are those of
+// observe/prom where a histogram does not count already; docs/observing.md lists them. Their
+// attributes are fencedb.resource_type, of a bounded number, and fencedb.outcome or
+// fencedb.failure.
+//
+// # Attributes and status of spans
 //
 // Always fencedb.resource, fencedb.lease_id (8 characters), fencedb.token and fencedb.outcome;
 // fencedb.resources, fencedb.kind, fencedb.namespace and fencedb.stored if they apply. The
@@ -43,28 +50,42 @@ import (
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/observe/feed"
+	"github.com/fencedb/fencedb/observe/internal/tally"
 )
 
-// Config says how a [Tracer] makes spans. The zero value is usable.
+// Config says how a [Tracer] makes spans and metrics. The zero value is usable.
 type Config struct {
 	// Provider makes the spans. Defaults to the global one.
 	Provider trace.TracerProvider
+
+	// MeterProvider makes the metrics. Defaults to the global one.
+	MeterProvider metric.MeterProvider
+
+	// Types are the resource types that metrics tell apart; all others are "other". Defaults to the
+	// first MaxTypes.
+	Types []string
+
+	// MaxTypes bounds the resource types in metrics, unless Types is set. Defaults to 50.
+	MaxTypes int
 
 	// Plain shows resources by name, and the text of errors, which name resources. Defaults to
 	// false.
 	Plain bool
 }
 
-// Tracer makes spans. It is a tracer of leases and of writes, and safe for concurrent use.
+// Tracer makes spans and metrics. It is a tracer of leases and of writes, and safe for concurrent
+// use.
 type Tracer struct {
-	spans trace.Tracer
-	plain bool
-	holds sync.Map // of term to trace.Span: the leases that are held, whose spans are recorded
+	spans   trace.Tracer
+	metrics *metrics
+	plain   bool
+	holds   sync.Map // of term to trace.Span: the leases that are held, whose spans are recorded
 }
 
 var (
@@ -78,12 +99,25 @@ type term struct {
 	resource string
 }
 
-// New returns a tracer. The instrumentation scope of its spans is the path of this package.
+const scope = "github.com/fencedb/fencedb/observe/otel"
+
+// New returns a tracer. The instrumentation scope of its spans and metrics is the path of this
+// package.
 func New(cfg Config) *Tracer {
 	if cfg.Provider == nil {
 		cfg.Provider = otel.GetTracerProvider()
 	}
-	return &Tracer{spans: cfg.Provider.Tracer("github.com/fencedb/fencedb/observe/otel"), plain: cfg.Plain}
+	if cfg.MeterProvider == nil {
+		cfg.MeterProvider = otel.GetMeterProvider()
+	}
+	if cfg.MaxTypes <= 0 {
+		cfg.MaxTypes = tally.DefaultTypes
+	}
+	return &Tracer{
+		spans:   cfg.Provider.Tracer(scope),
+		metrics: newMetrics(cfg.MeterProvider.Meter(scope), tally.Types{Listed: cfg.Types, Max: cfg.MaxTypes}),
+		plain:   cfg.Plain,
+	}
 }
 
 const (
@@ -122,6 +156,7 @@ func (t *Tracer) TraceLeaseStart(ctx context.Context, s lease.TraceStart) contex
 	if s.Op == lease.OpExtend { // frequent; only failures matter
 		return ctx
 	}
+	ctx = t.metrics.tally.LeaseStart(ctx, s)
 	ctx, span := t.spans.Start(ctx, "lease "+string(s.Op), trace.WithAttributes(t.ofLease(s)...))
 	if s.Op == lease.OpHold && span.IsRecording() { // other spans tell nothing, and cannot be compared
 		t.holds.Store(term{s.LeaseID, s.Resource}, span)
@@ -145,6 +180,7 @@ func (t *Tracer) ofLease(s lease.TraceStart) []attribute.KeyValue {
 
 // TraceLeaseEnd implements [lease.Tracer].
 func (t *Tracer) TraceLeaseEnd(ctx context.Context, e lease.TraceEnd) {
+	t.metrics.leaseEnd(ctx, e)
 	span, result := trace.SpanFromContext(ctx), e.Outcome()
 	failed := e.Err != nil && result != "held" && result != "cancelled"
 	switch e.Op {
@@ -186,6 +222,7 @@ func (t *Tracer) TraceWriteStart(ctx context.Context, s fencedb.TraceStart) cont
 
 // TraceWriteEnd implements [fencedb.Tracer].
 func (t *Tracer) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
+	t.metrics.writeEnd(ctx, e)
 	span, result := trace.SpanFromContext(ctx), e.Outcome()
 	if result == "stale" && e.Op != fencedb.OpCommit {
 		g, stored := e.Subject()

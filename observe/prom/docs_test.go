@@ -86,6 +86,7 @@ func TestNames(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, []string{
 		"fencedb_commit_duration_seconds",
+		"fencedb_events_dropped_total",
 		"fencedb_write_duration_seconds",
 		"fencedb_writes_failing_seconds",
 		"fencedb_writes_total",
@@ -101,6 +102,7 @@ func TestNames(t *testing.T) {
 		"redis_lease_not_owned_total",
 		"redis_lease_oldest_held_seconds",
 		"redis_lease_oldest_wait_seconds",
+		"redis_lease_overtaken_total",
 		"redis_lease_raised_total",
 		"redis_lease_release_total",
 		"redis_lease_revoked_total",

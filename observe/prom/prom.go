@@ -39,7 +39,6 @@ package prom
 import (
 	"cmp"
 	"context"
-	"math"
 	"slices"
 	"sync"
 	"time"
@@ -49,6 +48,7 @@ import (
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/observe/internal/tally"
 )
 
 // Config says how to label [Metrics]. The zero value is usable.
@@ -67,6 +67,9 @@ type Config struct {
 	// its percentiles, from which a TTL follows. Defaults to thirteen buckets from a millisecond to an
 	// hour.
 	HoldBuckets []float64
+
+	// Dropped returns the number of events that were lost, such as feed.Feed.Dropped. Defaults to 0.
+	Dropped func() int64
 
 	// Exemplar returns the exemplar of a measurement, such as the id of the trace, or nil. It gets
 	// the context of the operation. With OpenTelemetry:
@@ -88,9 +91,8 @@ type Config struct {
 // for concurrent use.
 type Metrics struct {
 	cfg        Config
-	leases     *table[*leaseSeries] // by resource_type
-	writes     *table[*writeSeries] // by resource_type
-	namespaces *table[string]
+	tally      *tally.Tally[*leaseSeries, *writeSeries]
+	namespaces *tally.Table[string]
 	all        *prometheus.Registry
 
 	mu       sync.Mutex
@@ -103,30 +105,23 @@ var (
 	_ fencedb.Tracer       = (*Metrics)(nil)
 )
 
-// In seconds. A grant takes a round trip to Redis, a write takes a few to Postgres; waiting and
-// holding take as long as the work.
-var (
-	requestBuckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30}
-	workBuckets    = []float64{.001, .01, .05, .1, .5, 1, 5, 10, 30, 60, 300, 900, 3600}
-)
-
 // New returns metrics for a registry, for issuers and for pools.
 func New(cfg Config) *Metrics {
 	if cfg.MaxTypes <= 0 {
-		cfg.MaxTypes = 50
+		cfg.MaxTypes = tally.DefaultTypes
 	}
 	cfg.Downstream = cmp.Or(cfg.Downstream, "postgres")
 	if len(cfg.HoldBuckets) == 0 {
-		cfg.HoldBuckets = workBuckets
+		cfg.HoldBuckets = tally.WorkBuckets
+	}
+	if cfg.Dropped == nil {
+		cfg.Dropped = func() int64 { return 0 }
 	}
 	m := &Metrics{cfg: cfg, all: prometheus.NewRegistry()}
-	limit := cfg.MaxTypes
-	if len(cfg.Types) > 0 {
-		limit = math.MaxInt // the list is the limit
-	}
-	m.leases = newTable(limit, m.leaseVectors())
-	m.writes = newTable(limit, m.writeVectors())
-	m.namespaces = newTable(cfg.MaxTypes, func(namespace string) string { return namespace })
+	m.tally = tally.New(tally.Types{Listed: cfg.Types, Max: cfg.MaxTypes}, m.leaseVectors(), m.writeVectors())
+	m.namespaces = tally.NewTable(cfg.MaxTypes, func(namespace string) string { return namespace })
+	promauto.With(m.all).NewCounterFunc(prometheus.CounterOpts{Name: "fencedb_events_dropped_total",
+		Help: "Events of observe/feed that were not published."}, func() float64 { return float64(cfg.Dropped()) })
 	return m
 }
 
@@ -168,31 +163,17 @@ func (m *Metrics) histogram(name, help string, buckets []float64, labels ...stri
 // losses are the causes of redis_lease_lost_total: a release is no loss.
 var losses = slices.DeleteFunc(lease.OpHold.Outcomes(), func(word string) bool { return word == "released" })
 
-// What can fail for one resource again and again.
-const (
-	failHeld        = "held"        // acquisitions, because another holds it
-	failUnreachable = "unreachable" // acquisitions, because Redis does not answer
-	failError       = "error"       // acquisitions, otherwise
-	failRenewal     = "not_renewed" // renewals
-	failLost        = "lost"        // leases: each ends before it is released
-	failNotOwned    = "not_owned"   // releases: each finds the lease gone, taken or revoked
-	failRaised      = "raised"      // tokens: the last one has to be raised again and again
-)
-
-var leaseFailures = []string{failHeld, failUnreachable, failError, failRenewal, failLost, failNotOwned, failRaised}
-
 // leaseSeries are the series of one resource type. The maps have every outcome and are never
 // changed.
 type leaseSeries struct {
 	ended                             map[lease.Op]map[string]prometheus.Counter // by outcome
 	took                              map[lease.Op]prometheus.Observer
 	staleReleases, contended, revoked prometheus.Counter
+	overtaken                         prometheus.Counter
 	notOwned                          func(namespace string) prometheus.Counter
-	held, waiting                     *ages
-	failing                           map[string]*failures
 }
 
-func (m *Metrics) leaseVectors() func(string) *leaseSeries {
+func (m *Metrics) leaseVectors() func(*tally.Row[*leaseSeries]) *leaseSeries {
 	acquired := m.counter("redis_lease_acquire_total", "Calls that acquire, by how they ended.", resourceType, "outcome")
 	released := m.counter("redis_lease_release_total", "Releases, by how they ended.", resourceType, "outcome")
 	extended := m.counter("redis_lease_extend_total", "Renewals, by how they ended.", resourceType, "outcome")
@@ -201,6 +182,7 @@ func (m *Metrics) leaseVectors() func(string) *leaseSeries {
 	stale := m.counter("redis_lease_stale_release_total", "Releases that found the lease gone, taken or revoked.", resourceType)
 	contended := m.counter("redis_lease_contention_total", "Calls that acquire and found the resource taken.", resourceType)
 	revoked := m.counter("redis_lease_revoked_total", "Revocations and take-overs by this process.", resourceType)
+	overtaken := m.counter("redis_lease_overtaken_total", "Writes refused as stale because another lease was issued while this process held its own.", resourceType)
 	notOwned := m.counter("redis_lease_not_owned_total", "Renewals and releases of leases that were over, gone, taken or revoked.", "namespace", resourceType)
 	held := m.gauge("redis_lease_held", "Leases held now.", resourceType)
 	oldestHeld := m.gauge("redis_lease_oldest_held_seconds", "Age of the oldest lease that is held now, 0 if there is none.", resourceType)
@@ -209,12 +191,18 @@ func (m *Metrics) leaseVectors() func(string) *leaseSeries {
 	longest := m.gauge("redis_lease_failing_seconds",
 		"For how long one resource has had this failure and no success, of that with the longest.", "failure", resourceType)
 	acquireTook := m.histogram("redis_lease_acquire_duration_seconds",
-		"Time that calls took to acquire or to fail, with waiting and sealing.", requestBuckets, resourceType)
+		"Time that calls took to acquire or to fail, with waiting and sealing.", tally.RequestBuckets, resourceType)
 	waitTook := m.histogram("redis_lease_wait_duration_seconds",
-		"Time from when a resource was found taken to its grant or to giving up.", workBuckets, resourceType)
+		"Time from when a resource was found taken to its grant or to giving up.", tally.WorkBuckets, resourceType)
 	holdTook := m.histogram("redis_lease_hold_duration_seconds", "Time from the grant of a lease to its end, however it ended.", m.cfg.HoldBuckets, resourceType)
-	return func(name string) *leaseSeries {
-		s := &leaseSeries{
+	return func(row *tally.Row[*leaseSeries]) *leaseSeries {
+		name := row.Type
+		m.compute(held.WithLabelValues(name), row.Held.Count)
+		m.compute(oldestHeld.WithLabelValues(name), row.Held.Oldest)
+		m.compute(waiters.WithLabelValues(name), row.Waiting.Count)
+		m.compute(oldestWait.WithLabelValues(name), row.Waiting.Oldest)
+		m.watch(longest, name, row.Failing)
+		return &leaseSeries{
 			ended: map[lease.Op]map[string]prometheus.Counter{
 				lease.OpAcquire: each(acquired, name, lease.OpAcquire.Outcomes()),
 				lease.OpRelease: each(released, name, lease.OpRelease.Outcomes()),
@@ -230,17 +218,9 @@ func (m *Metrics) leaseVectors() func(string) *leaseSeries {
 			staleReleases: stale.WithLabelValues(name),
 			contended:     contended.WithLabelValues(name),
 			revoked:       revoked.WithLabelValues(name),
+			overtaken:     overtaken.WithLabelValues(name),
 			notOwned:      func(namespace string) prometheus.Counter { return notOwned.WithLabelValues(namespace, name) },
-			held:          newAges(),
-			waiting:       newAges(),
-			failing:       m.watched(longest, name, leaseFailures),
 		}
-		s.failing[failRaised].needed = 3 // one comes before each raise, and one behind it
-		m.compute(held.WithLabelValues(name), s.held.count)
-		m.compute(oldestHeld.WithLabelValues(name), s.held.oldest)
-		m.compute(waiters.WithLabelValues(name), s.waiting.count)
-		m.compute(oldestWait.WithLabelValues(name), s.waiting.oldest)
-		return s
 	}
 }
 
@@ -250,45 +230,36 @@ type writeSeries struct {
 	rejected   prometheus.Counter
 	writeTook  func(outcome string) prometheus.Observer // created when needed, because each has fifteen buckets
 	commitTook prometheus.Observer
-	failing    map[string]*failures // by outcome
 }
-
-// failStaleHeld is a write that was refused as stale although this process holds its lease.
-const failStaleHeld = "stale_held"
 
 // entered is the outcome of a transaction of the caller's own that has entered.
 const entered = "entered"
 
-// refusals are the outcomes of writes that did not commit.
-var refusals = append(slices.DeleteFunc(fencedb.Outcomes(), func(word string) bool { return word == "committed" }), failStaleHeld)
-
-func (m *Metrics) writeVectors() func(string) *writeSeries {
+func (m *Metrics) writeVectors() func(*tally.Row[*writeSeries]) *writeSeries {
 	written := m.counter("fencedb_writes_total", "Fenced writes, by how they ended.", resourceType, "outcome")
 	rejected := m.counter("redis_lease_fencing_rejected_total",
 		"Fenced writes and openings that were refused because their token was stale.", resourceType, "downstream")
-	writeTook := m.histogram("fencedb_write_duration_seconds", "Time of fenced writes until their outcome was known.", requestBuckets, resourceType, "outcome")
+	writeTook := m.histogram("fencedb_write_duration_seconds", "Time of fenced writes until their outcome was known.", tally.RequestBuckets, resourceType, "outcome")
 	commitTook := m.histogram("fencedb_commit_duration_seconds",
-		"Time of COMMIT in fenced transactions until its outcome was known.", requestBuckets, resourceType)
+		"Time of COMMIT in fenced transactions until its outcome was known.", tally.RequestBuckets, resourceType)
 	longest := m.gauge("fencedb_writes_failing_seconds",
 		"For how long the writes to one resource have ended so and none has committed, of that with the longest.", "outcome", resourceType)
-	return func(name string) *writeSeries {
+	return func(row *tally.Row[*writeSeries]) *writeSeries {
+		name := row.Type
+		m.watch(longest, name, row.Failing)
 		return &writeSeries{
 			written:    each(written, name, append(fencedb.Outcomes(), entered)),
 			rejected:   rejected.WithLabelValues(name, m.cfg.Downstream),
 			writeTook:  func(outcome string) prometheus.Observer { return writeTook.WithLabelValues(name, outcome) },
 			commitTook: commitTook.WithLabelValues(name),
-			failing:    m.watched(longest, name, refusals),
 		}
 	}
 }
 
-func (m *Metrics) watched(longest *prometheus.GaugeVec, name string, words []string) map[string]*failures {
-	all := make(map[string]*failures, len(words))
-	for _, word := range words {
-		all[word] = &failures{all: make(map[place]failing)}
-		m.compute(longest.WithLabelValues(word, name), all[word].longest)
+func (m *Metrics) watch(longest *prometheus.GaugeVec, name string, failing map[string]*tally.Failures) {
+	for word, f := range failing {
+		m.compute(longest.WithLabelValues(word, name), f.Longest)
 	}
-	return all
 }
 
 func each(vector *prometheus.CounterVec, name string, words []string) map[string]prometheus.Counter {

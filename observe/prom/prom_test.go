@@ -88,7 +88,7 @@ func gather(t *testing.T, m *prom.Metrics) []*dto.MetricFamily {
 func TestWhatBecomesOfLeases(t *testing.T) {
 	t.Parallel()
 	m := prom.New(prom.Config{})
-	for _, err := range []error{nil, nil, &lease.HeldError{}, &lease.HeldError{Cause: context.DeadlineExceeded}, lease.ErrUnreachable, errors.New("sealing"), context.Canceled} {
+	for _, err := range []error{nil, nil, &lease.HeldError{}, &lease.HeldError{Cause: context.DeadlineExceeded}, lease.ErrUnreachable, &lease.RefusedError{Code: "OOM"}, errors.New("sealing"), context.Canceled} {
 		leaseTold(m, lease.OpAcquire, "table:12", err)
 	}
 	leaseTold(m, lease.OpWait, "table:12", nil)
@@ -96,8 +96,8 @@ func TestWhatBecomesOfLeases(t *testing.T) {
 		leaseTold(m, lease.OpHold, "table:12", err)
 	}
 	requireSeries(t, m, "redis_lease_acquire_total", map[string]float64{
-		"granted table": 2, "held table": 2, "cancelled table": 1, "unreachable table": 1, "error table": 1})
-	requireSeries(t, m, "redis_lease_acquire_duration_seconds", map[string]float64{"table": 7})
+		"granted table": 2, "held table": 2, "cancelled table": 1, "unreachable table": 1, "refused table": 1, "error table": 1})
+	requireSeries(t, m, "redis_lease_acquire_duration_seconds", map[string]float64{"table": 8})
 	requireSeries(t, m, "redis_lease_contention_total", map[string]float64{"table": 2}) // the one that waited is told once
 	requireSeries(t, m, "redis_lease_wait_duration_seconds", map[string]float64{"table": 1})
 	requireSeries(t, m, "redis_lease_hold_duration_seconds", map[string]float64{"table": 6})
@@ -334,6 +334,8 @@ func Example() {
 	// redis_lease_acquire_total{outcome="error",resource_type="table"} 0
 	// redis_lease_acquire_total{outcome="granted",resource_type="table"} 1
 	// redis_lease_acquire_total{outcome="held",resource_type="table"} 1
+	// redis_lease_acquire_total{outcome="not_sealed",resource_type="table"} 0
+	// redis_lease_acquire_total{outcome="refused",resource_type="table"} 0
 	// redis_lease_acquire_total{outcome="unreachable",resource_type="table"} 0
 	// redis_lease_held{resource_type="table"} 1
 }

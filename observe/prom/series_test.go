@@ -78,7 +78,7 @@ func TestEveryOutcomeIsThereFromTheFirst(t *testing.T) {
 	t.Parallel()
 	m := prom.New(prom.Config{})
 	leaseTold(m, lease.OpAcquire, "table:12", nil)
-	require.Len(t, family(t, m, "redis_lease_acquire_total").GetMetric(), 5)
+	require.Len(t, family(t, m, "redis_lease_acquire_total").GetMetric(), 7)
 	require.Len(t, family(t, m, "redis_lease_release_total").GetMetric(), 6)
 	require.Len(t, family(t, m, "redis_lease_extend_total").GetMetric(), 7)
 	require.Len(t, family(t, m, "redis_lease_lost_total").GetMetric(), 4)
@@ -150,7 +150,12 @@ func TestOneResourceThatFailsIsSeenAmongMany(t *testing.T) {
 				leaseTold(m, lease.OpAcquire, r, &lease.HeldError{Resource: r})
 				hold(m, r, lease.ErrReleased)
 			}, "redis_lease_failing_seconds", "unreachable table"},
-		"not sealed, though granted": {
+		"refused": {
+			func(m *prom.Metrics, r string) {
+				leaseTold(m, lease.OpAcquire, r, &lease.RefusedError{Code: "OOM"})
+			},
+			func(m *prom.Metrics, r string) { leaseTold(m, lease.OpAcquire, r, nil) }, "redis_lease_failing_seconds", "refused table"},
+		"failed, though granted": {
 			func(m *prom.Metrics, r string) {
 				hold(m, r, lease.ErrReleased)
 				leaseTold(m, lease.OpAcquire, r, fencedb.ErrBusy)
@@ -208,10 +213,14 @@ func TestOneResourceThatFailsIsSeenAmongMany(t *testing.T) {
 					}
 					test.fail(m, "table:12")
 				}
-				requireSeries(t, m, test.metric, map[string]float64{test.label: 600})
+				lasts := map[string]float64{test.label: 600}
+				if test.label == "held table" {
+					lasts["held_by_one table"] = 600
+				}
+				requireSeries(t, m, test.metric, lasts)
 
 				time.Sleep(4 * time.Minute)
-				requireSeries(t, m, test.metric, map[string]float64{test.label: 600})
+				requireSeries(t, m, test.metric, lasts)
 				test.succeed(m, "table:12")
 				requireSeries(t, m, test.metric, map[string]float64{})
 			})
@@ -241,6 +250,60 @@ func TestALiveHolderThatIsRefusedIsNoLateWriter(t *testing.T) {
 		wrote(m, fencedb.OpWrite, nil, "table:12")
 		requireSeries(t, m, "fencedb_writes_failing_seconds", map[string]float64{})
 	})
+}
+
+// Whether one process keeps it, or others get it in turn.
+func TestWhoIsRefusedByOneHolderIsToldApart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := prom.New(prom.Config{})
+		refused := func(holders ...string) {
+			for _, holder := range holders {
+				time.Sleep(time.Minute)
+				leaseTold(m, lease.OpAcquire, "table:12", &lease.HeldError{Resource: "table:12", Holder: holder})
+			}
+		}
+		refused("a", "a", "", "a") // "": it is not known who
+		requireSeries(t, m, "redis_lease_failing_seconds", map[string]float64{"held table": 180, "held_by_one table": 180})
+		refused("b", "", "a", "b")
+		requireSeries(t, m, "redis_lease_failing_seconds", map[string]float64{"held table": 420})
+		refused("b")
+		requireSeries(t, m, "redis_lease_failing_seconds", map[string]float64{"held table": 480, "held_by_one table": 60})
+		leaseTold(m, lease.OpHold, "table:12", lease.ErrReleased)
+		requireSeries(t, m, "redis_lease_failing_seconds", map[string]float64{})
+	})
+}
+
+// Only a token that was issued while the lease was held: one of the future is from before Redis
+// went back, and the next one after the own is a role's that takes over.
+func TestAHolderThatIsOvertakenIsCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := prom.New(prom.Config{})
+		token := time.Now().UnixMicro()
+		hold := lease.TraceStart{Op: lease.OpHold, Kind: "lease", Resource: "table:12", LeaseID: id, Token: token}
+		refused := func(after time.Duration) {
+			s := fencedb.TraceStart{Op: fencedb.OpWrite, Grants: []fencedb.Grant{fencedb.NewGrant("table:12", token, id, fencedb.NoEnd)}}
+			stale := &fencedb.StaleError{Resource: "table:12", Token: token, Stored: token + after.Microseconds()}
+			m.TraceWriteEnd(m.TraceWriteStart(t.Context(), s), fencedb.TraceEnd{TraceStart: s, Err: stale})
+		}
+		ctx := m.TraceLeaseStart(t.Context(), hold)
+		time.Sleep(time.Minute)
+		refused(30 * time.Second)
+		refused(time.Hour)
+		refused(3 * time.Microsecond)
+		refused(0)
+		requireSeries(t, m, "redis_lease_overtaken_total", map[string]float64{"table": 1})
+		m.TraceLeaseEnd(ctx, lease.TraceEnd{TraceStart: hold, Err: lease.ErrExpired})
+		refused(30 * time.Second)
+		requireSeries(t, m, "redis_lease_overtaken_total", map[string]float64{"table": 1})
+		requireSeries(t, m, "redis_lease_fencing_rejected_total", map[string]float64{"postgres table": 5})
+	})
+}
+
+func TestDroppedEventsAreCounted(t *testing.T) {
+	t.Parallel()
+	m := prom.New(prom.Config{Dropped: func() int64 { return 7 }})
+	requireSeries(t, m, "fencedb_events_dropped_total", map[string]float64{"": 7})
+	requireSeries(t, prom.New(prom.Config{}), "fencedb_events_dropped_total", map[string]float64{})
 }
 
 func TestLeasesThatAreLostAfterALongHoldAreLostEachTime(t *testing.T) {
@@ -283,7 +346,7 @@ func TestACallerThatWaitedLongIsAwaitedLonger(t *testing.T) {
 			time.Sleep(15 * time.Minute)
 			m.TraceLeaseEnd(ctx, lease.TraceEnd{TraceStart: s, Took: 15 * time.Minute, Err: &lease.HeldError{Resource: "table:12"}})
 		}
-		requireSeries(t, m, "redis_lease_failing_seconds", map[string]float64{"held table": 1800})
+		requireSeries(t, m, "redis_lease_failing_seconds", map[string]float64{"held table": 1800, "held_by_one table": 1800})
 	})
 }
 
@@ -307,9 +370,9 @@ func TestOfSeveralTheOneThatIsHeldFails(t *testing.T) {
 			tell(m, lease.TraceStart{Op: lease.OpAcquire, Kind: "lease", Resource: "seat:1", Resources: 2}, &lease.HeldError{Resource: "table:12"})
 			time.Sleep(time.Minute)
 		}
-		requireSeries(t, m, "redis_lease_failing_seconds", map[string]float64{"held table": 60})
+		requireSeries(t, m, "redis_lease_failing_seconds", map[string]float64{"held table": 60, "held_by_one table": 60})
 		leaseTold(m, lease.OpHold, "table:12", lease.ErrReleased)
-		requireSeries(t, m, "redis_lease_failing_seconds", map[string]float64{"held table": 60}) // in another namespace
+		requireSeries(t, m, "redis_lease_failing_seconds", map[string]float64{"held table": 60, "held_by_one table": 60}) // in another namespace
 		tell(m, lease.TraceStart{Op: lease.OpHold, Kind: "lease", Resource: "table:12"}, lease.ErrReleased)
 		requireSeries(t, m, "redis_lease_failing_seconds", map[string]float64{})
 	})

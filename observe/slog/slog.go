@@ -172,7 +172,9 @@ var leaseLines = map[lease.Op]map[string]line{
 		"granted":     debug("lease granted"),
 		"held":        debug("lease held by another"),
 		"cancelled":   debug("lease not acquired"),
+		"not_sealed":  warn("lease not acquired"),
 		"unreachable": warn("lease not acquired"),
+		"refused":     warn("lease not acquired"),
 		"error":       warn("lease not acquired"),
 	},
 	lease.OpHold: {

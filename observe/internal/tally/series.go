@@ -1,8 +1,8 @@
-package prom
+package tally
 
 import (
+	"cmp"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -10,59 +10,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// other is the label for all values above the limit.
-const other = "other"
-
-// table has a row for each value of a label, up to a limit. It creates rows when they are needed
-// and keeps them.
-type table[R any] struct {
-	limit int
-	make  func(value string) R
-
-	mu   sync.RWMutex
-	rows map[string]R // guarded by mu; at most limit, and other
-}
-
-func newTable[R any](limit int, make func(value string) R) *table[R] {
-	return &table[R]{limit: limit, make: make, rows: map[string]R{}}
-}
-
-func (t *table[R]) row(value string) R {
-	if r, ok := t.known(value); ok {
-		return r
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if _, ok := t.rows[value]; !ok && len(t.rows) >= t.limit {
-		value = other
-	}
-	if _, ok := t.rows[value]; !ok {
-		t.rows[value] = t.make(value)
-	}
-	return t.rows[value]
-}
-
-func (t *table[R]) known(value string) (R, bool) {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	r, ok := t.rows[value]
-	return r, ok
-}
-
-// typeOf returns the type of a resource.
-func (c Config) typeOf(resource string) string {
-	name, _, typed := strings.Cut(resource, ":")
-	if len(c.Types) > 0 {
-		typed = slices.Contains(c.Types, name)
-	}
-	if !typed || name == "" {
-		return other
-	}
-	return name
-}
-
-// ages are what goes on now: leases that are held, or calls that wait.
-type ages struct {
+// Ages are what goes on now: leases that are held, or calls that wait.
+type Ages struct {
 	mu  sync.Mutex
 	all map[*age]struct{} // guarded by mu
 }
@@ -71,7 +20,7 @@ type ages struct {
 type age struct {
 	since time.Time
 	of    leaseName
-	in    *ages
+	in    *Ages
 }
 
 // leaseName tells leases apart, those too that were acquired together.
@@ -80,9 +29,9 @@ type leaseName struct {
 	token int64
 }
 
-func newAges() *ages { return &ages{all: make(map[*age]struct{})} }
+func newAges() *Ages { return &Ages{all: make(map[*age]struct{})} }
 
-func (g *ages) begin(of leaseName) *age {
+func (g *Ages) begin(of leaseName) *age {
 	a := &age{time.Now(), of, g}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -96,25 +45,27 @@ func (a *age) end() {
 	delete(a.in.all, a)
 }
 
-// has looks through all, for what is rare.
-func (g *ages) has(of leaseName) bool {
+// since looks through all, for what is rare.
+func (g *Ages) since(of leaseName) (since time.Time, there bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for a := range g.all {
 		if a.of == of {
-			return true
+			return a.since, true
 		}
 	}
-	return false
+	return time.Time{}, false
 }
 
-func (g *ages) count(time.Time) float64 {
+// Count is how many there are.
+func (g *Ages) Count(time.Time) float64 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return float64(len(g.all))
 }
 
-func (g *ages) oldest(now time.Time) float64 {
+// Oldest is the age of the oldest, in seconds, 0 if there is none.
+func (g *Ages) Oldest(now time.Time) float64 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	var oldest time.Duration
@@ -124,13 +75,13 @@ func (g *ages) oldest(now time.Time) float64 {
 	return oldest.Seconds()
 }
 
-// failures are the resources of one type for which one thing fails again and again, with no success
+// Failures are the resources of one type for which one thing fails again and again, with no success
 // in between. A rate over all resources of a type hides one of them that is stuck among many that
-// are not; the age of its failures does not.
-type failures struct {
+// are not; the age of its Failures does not.
+type Failures struct {
 	some atomic.Bool // all is not empty: a success costs no lock where nothing fails
 
-	needed int // how many successes in a row end it: more than come between two failures
+	needed int // how many successes in a row end it: more than come between two Failures
 
 	mu    sync.Mutex
 	all   map[place]failing // guarded by mu; at most mostFailing
@@ -144,6 +95,7 @@ type failing struct {
 	since, latest time.Time
 	patience      time.Duration // of the latest caller
 	successes     int           // since the latest
+	by            string        // who was the reason; "": not known
 }
 
 const (
@@ -156,7 +108,10 @@ const (
 func (f failing) over(now time.Time) bool { return now.Sub(f.latest) > max(quiet, 2*f.patience) }
 
 // failed notes a failure that took that long.
-func (f *failures) failed(at place, took time.Duration) {
+func (f *Failures) failed(at place, took time.Duration) { f.failedBy(at, took, "") }
+
+// failedBy begins anew where another was the reason before.
+func (f *Failures) failedBy(at place, took time.Duration, by string) {
 	now := time.Now()
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -164,27 +119,27 @@ func (f *failures) failed(at place, took time.Duration) {
 	switch {
 	case !known && len(f.all) >= mostFailing && (now.Sub(f.swept) < time.Second || f.sweep(now) >= mostFailing):
 		return
-	case !known || r.over(now):
+	case !known || r.over(now) || by != "" && r.by != "" && by != r.by:
 		r.since = now
 	}
-	f.all[at] = failing{since: r.since, latest: now, patience: took}
+	f.all[at] = failing{since: r.since, latest: now, patience: took, by: cmp.Or(by, r.by)}
 	f.some.Store(true)
 }
 
-// follow notes a success, one of the failures, or nothing.
-func (f *failures) follow(at place, outcome, success string, failures ...string) {
+// follow notes a success, one of the Failures, or nothing.
+func (f *Failures) follow(at place, outcome, success string, Failures ...string) {
 	switch {
 	case outcome == success:
 		f.succeeded(at)
-	case slices.Contains(failures, outcome):
+	case slices.Contains(Failures, outcome):
 		f.failed(at, 0)
 	}
 }
 
-func (f *failures) succeeded(at place) { f.success(at, f.needed) }
+func (f *Failures) succeeded(at place) { f.success(at, f.needed) }
 
 // success is succeeded where so many in a row are needed.
-func (f *failures) success(at place, needed int) {
+func (f *Failures) success(at place, needed int) {
 	if !f.some.Load() {
 		return
 	}
@@ -200,7 +155,7 @@ func (f *failures) success(at place, needed int) {
 }
 
 // sweep forgets what is over, and returns how many are left. The caller holds mu.
-func (f *failures) sweep(now time.Time) int {
+func (f *Failures) sweep(now time.Time) int {
 	for at, r := range f.all {
 		if r.over(now) {
 			delete(f.all, at)
@@ -211,9 +166,9 @@ func (f *failures) sweep(now time.Time) int {
 	return len(f.all)
 }
 
-// longest is the time from the first to the latest failure of the resource for which that is
+// Longest is the time from the first to the latest failure of the resource for which that is
 // longest, in seconds. One failure alone is 0.
-func (f *failures) longest(now time.Time) float64 {
+func (f *Failures) Longest(now time.Time) float64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.sweep(now)

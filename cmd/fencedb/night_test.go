@@ -1,0 +1,356 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	promclient "github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/observe/feed"
+	"github.com/fencedb/fencedb/observe/prom"
+)
+
+// In minutes: how long an incident lasts, and how long is waited for the alert to go.
+const lasts = 26
+
+// night is a world of which every step is a minute of metrics.
+type night struct {
+	*world
+	section          string
+	fail, miss, well func()
+	ends             func() // what is true when somebody looks
+	quiet            bool   // nothing of the type goes well beside the incident
+	db               fencedb.DB
+	metrics          *prom.Metrics
+	registry         *promclient.Registry
+	events           *feed.Feed
+
+	minute  int
+	at      []time.Time         // when each minute was
+	samples map[string][]string // by series
+	gauges  map[string]gauge    // the latest, by series
+}
+
+// gauge is a time in seconds, as it was and as the night has it.
+type gauge struct{ real, told float64 }
+
+func newNight(t *testing.T) *night {
+	t.Helper()
+	n := &night{
+		world: sound(t), registry: promclient.NewRegistry(),
+		samples: map[string][]string{}, gauges: map[string]gauge{},
+	}
+	n.events = feed.New(n.redis, feed.Namespace(n.namespace), feed.Worker("worker-7"))
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_ = n.events.Close(ctx)
+	})
+	n.metrics = prom.New(prom.Config{Dropped: n.events.Dropped})
+	n.registry.MustRegister(n.metrics)
+	n.issuer = n.lease(lease.Config{TTL: time.Minute})
+	n.db = fencedb.With(n.pool, fencedb.Trace(n.metrics))
+	n.fail, n.miss, n.well = func() {}, func() {}, func() {}
+	return n
+}
+
+func (n *night) lease(cfg lease.Config) *lease.Issuer {
+	n.Helper()
+	cfg.Namespace, cfg.RenewEvery, cfg.Holder = cmp.Or(cfg.Namespace, n.namespace), lease.Never, label
+	cfg.Tracers = []lease.Tracer{n.metrics, n.events}
+	i, err := lease.New(n.redis, cfg)
+	require.NoError(n, err)
+	return i
+}
+
+// blocked writes while another transaction is in the way, with a deadline that is shorter than the
+// lease, and with a later one if the write may not have begun to wait.
+func (n *night) blocked() {
+	n.Helper()
+	var err error
+	for within := 60 * time.Millisecond; within < 10*time.Second && !errors.Is(err, fencedb.ErrBusy); within *= 2 {
+		ctx, cancel := context.WithTimeout(n.Context(), within)
+		err = fencedb.Tx(ctx, n.db, n.grant("table:12", 42), func(pgx.Tx) error { return nil })
+		cancel()
+	}
+	n.refused(err, fencedb.ErrBusy)
+}
+
+// lose holds a resource until its lease has run out, in Redis too, which is a little later. Redis
+// may be too slow for so short a lease.
+func (n *night) lose(short *lease.Issuer, resource string) *lease.Lease {
+	n.Helper()
+	l, err := short.Acquire(n.Context(), resource)
+	for errors.Is(err, lease.ErrUnreachable) {
+		l, err = short.Acquire(n.Context(), resource)
+	}
+	require.NoError(n, err)
+	<-l.Context().Done()
+	for n.redis.Exists(n.Context(), "lease:v1:{"+n.namespace+"/"+resource+"}:owner").Val() > 0 {
+	}
+	return l
+}
+
+func (n *night) grant(resource string, token int64) fencedb.Grant {
+	return fencedb.NewGrant(resource, token, uuid.NewSHA1(uuid.Nil, []byte(resource)), fencedb.NoEnd)
+}
+
+// ahead is a token that Redis issues after that time.
+func (n *night) ahead(d time.Duration) int64 { return time.Now().Add(d).UnixMicro() }
+
+// enter writes with a token, which thereby is the newest.
+func (n *night) enter(resource string, token int64) {
+	n.Helper()
+	require.NoError(n, n.write(n.grant(resource, token)))
+}
+
+func (n *night) write(g fencedb.Grant) error {
+	_, err := fencedb.Exec(n.Context(), n.db, g, `SELECT`)
+	return err
+}
+
+func (n *night) refused(err, want error) {
+	n.Helper()
+	require.ErrorIs(n, err, want)
+}
+
+// told and wrote tell the metrics what has not happened here.
+func (n *night) told(resource string, op lease.Op, err error) {
+	s := lease.TraceStart{Op: op, Kind: "lease", Namespace: n.namespace, Resource: resource}
+	n.metrics.TraceLeaseEnd(n.metrics.TraceLeaseStart(context.Background(), s), lease.TraceEnd{TraceStart: s, Err: err})
+}
+
+func (n *night) wrote(resource string, err error) {
+	s := fencedb.TraceStart{Op: fencedb.OpWrite, Grants: []fencedb.Grant{n.grant(resource, 7)}}
+	n.metrics.TraceWriteEnd(n.metrics.TraceWriteStart(context.Background(), s), fencedb.TraceEnd{TraceStart: s, Err: err})
+}
+
+// pass lets minutes pass: in each, something happens once, and a hundred times as much goes well.
+func (n *night) pass(minutes int, happens func()) {
+	n.Helper()
+	for range minutes {
+		n.minute++
+		happens()
+		for k := range 100 {
+			for _, kind := range []string{"table", "seat"} {
+				resource := fmt.Sprint(kind, ":", 1000+k)
+				n.told(resource, lease.OpAcquire, nil)
+				n.told(resource, lease.OpHold, lease.ErrReleased)
+				n.told(resource, lease.OpExtend, nil)
+				n.told(resource, lease.OpRelease, nil)
+				if kind == "seat" || !n.quiet {
+					n.wrote(resource, nil)
+				}
+			}
+		}
+		n.sample()
+	}
+}
+
+func (n *night) sample() {
+	n.Helper()
+	now := time.Now()
+	n.at = append(n.at, now)
+	families, err := n.registry.Gather()
+	require.NoError(n, err)
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			value := m.GetCounter().GetValue() + m.GetGauge().GetValue()
+			if m.GetHistogram() != nil || m.GetSummary() != nil {
+				continue
+			}
+			series := f.GetName() + `{job="shop"`
+			for _, l := range m.GetLabel() {
+				series += fmt.Sprintf(", %s=%q", l.GetName(), l.GetValue())
+			}
+			series += "}"
+			if strings.HasSuffix(f.GetName(), "_seconds") && value > 0 {
+				g := n.gauges[series]
+				if g.real != value { // or it ended before this minute
+					g = gauge{value, 60 * (float64(len(n.at)) - n.minuteOf(now.Add(-time.Duration(value*float64(time.Second)))))}
+					n.gauges[series] = g
+				}
+				value = g.told
+			}
+			for len(n.samples[series]) < len(n.at)-1 {
+				n.samples[series] = append(n.samples[series], "_")
+			}
+			n.samples[series] = append(n.samples[series], strconv.FormatFloat(value, 'f', -1, 64))
+		}
+	}
+}
+
+// minuteOf is when a time was, in minutes of the night: the gauges measure real time, and a minute
+// is as long as what happens in it.
+func (n *night) minuteOf(t time.Time) float64 {
+	i, _ := slices.BinarySearchFunc(n.at, t, time.Time.Compare)
+	if i == 0 {
+		return 1
+	}
+	if i == len(n.at) {
+		return float64(i)
+	}
+	return float64(i) + float64(t.Sub(n.at[i-1]))/float64(n.at[i].Sub(n.at[i-1]))
+}
+
+// judge asks the shipped rules what they make of the night.
+func (n *night) judge(alerts []string) {
+	n.Helper()
+	rules, err := filepath.Abs("../../observe/dashboards/rules.yml")
+	require.NoError(n, err)
+	text := "rule_files: [" + rules + "]\nevaluation_interval: 1m\ntests:\n  - interval: 1m\n    input_series:\n"
+	for series, values := range n.samples {
+		text += fmt.Sprintf("      - {series: '%s', values: '%s'}\n", series, strings.Join(values, " "))
+	}
+	text += "    promql_expr_test:\n"
+	asked := func(expr string, minute int, alerts ...string) {
+		text += fmt.Sprintf("      - expr: %s\n        eval_time: %dm\n        exp_samples:\n", expr, minute)
+		for _, name := range alerts {
+			text += fmt.Sprintf("          - {labels: '{alertname=%q}', value: 1}\n", name)
+		}
+	}
+	asked(`max by (alertname) (ALERTS{alertstate="firing", resource_type=~"table|"})`, lasts-1, alerts...)
+	asked(`max by (alertname) (ALERTS{alertstate="firing", resource_type=~"table|"})`, 2*lasts-1)
+	asked(`max by (alertname) (max_over_time(ALERTS{alertstate="firing", resource_type!~"table|"}[2h]))`, 2*lasts-1)
+	file := filepath.Join(n.TempDir(), "night.yml")
+	require.NoError(n, os.WriteFile(file, []byte(text), 0o600))
+	said, err := exec.CommandContext(n.Context(), "promtool", "test", "rules", file).CombinedOutput()
+	require.NoError(n, err, "%s", said)
+}
+
+// lines are the commands of a section of the runbook, in their order.
+func (n *night) lines(section string) (commands []string) {
+	n.Helper()
+	for _, body := range strings.Split(runbook(n.T), "\n## ")[1:] {
+		heading, body, _ := strings.Cut(body, "\n")
+		if strings.ReplaceAll(regexp.MustCompile(`[^a-z -]`).ReplaceAllString(strings.ToLower(heading), ""), " ", "-") != section {
+			continue
+		}
+		_, body, _ = strings.Cut(body, "**Look.**")
+		for _, m := range regexp.MustCompile("(?m)^    ((?:fencedb|redis-cli|psql) .*?)(?: {2,}#.*)?$|```sql\n((?s:.*?))```").FindAllStringSubmatch(body, -1) {
+			commands = append(commands, strings.TrimSpace(m[1]+m[2]))
+		}
+	}
+	require.NotEmpty(n, commands, section)
+	return commands
+}
+
+func (n *night) first() string { return n.lines(n.section)[0] }
+
+func (n *night) command(pattern string) string { return n.commandIn(n.section, pattern) }
+
+func (n *night) commandIn(section, pattern string) string {
+	n.Helper()
+	for _, line := range n.lines(section) {
+		if regexp.MustCompile(`^` + pattern).MatchString(line) {
+			return line
+		}
+	}
+	require.Fail(n, "the runbook has no such line", pattern)
+	return ""
+}
+
+// typed is what a line of the runbook prints. Where it is not for fencedb, the servers are asked as
+// psql and redis-cli would.
+func (n *night) typed(line string) string {
+	n.Helper()
+	words := []string{}
+	for _, word := range regexp.MustCompile(`'[^']*'|"[^"]*"|\S+`).FindAllString(line, -1) {
+		words = append(words, strings.Trim(word, `'"`))
+	}
+	switch words[0] {
+	case "fencedb":
+		n.answer = "y\n"
+		n.screen.width = 120
+		if words[1] == "watch" {
+			watching := n.start(append(words[1:], "--since", "1h")...)
+			return watching.next(watching.out)
+		}
+		got := n.run(words[1:]...)
+		return got.errOut + got.out
+	case "redis-cli":
+		var args []any
+		named := strings.NewReplacer("{table:12}", "{"+n.namespace+"/table:12}", "fencedb:v1:events", "fencedb:v1:"+n.namespace+":events") // as the page says
+		for _, word := range words[3:] {
+			args = append(args, named.Replace(word))
+		}
+		answer, err := n.redis.Do(n.Context(), args...).Result()
+		return fmt.Sprintln(answer, err)
+	case "psql":
+		return n.queried(words[len(words)-1])
+	}
+	return n.queried(line)
+}
+
+func (n *night) queried(sql string) (out string) {
+	n.Helper()
+	pool, err := pgxpool.New(n.Context(), n.pool.Config().ConnString())
+	require.NoError(n, err)
+	defer pool.Close()
+	rows, err := pool.Query(n.Context(), sql)
+	require.NoError(n, err, sql)
+	defer rows.Close()
+	for rows.Next() {
+		values, err := rows.Values()
+		require.NoError(n, err)
+		out += fmt.Sprintln(values...)
+	}
+	require.NoError(n, rows.Err(), sql)
+	return out
+}
+
+// read requires that what inspect says of table 12 is true, as far as its servers answer it.
+func (n *night) read() {
+	n.Helper()
+	var found inspection
+	n.decode("inspect", &found, n.run("--json", "inspect", "table:12").out)
+	key := "lease:v1:{" + n.namespace + "/table:12}:"
+	number := func(text string) (token int64) { token, _ = strconv.ParseInt(text, 10, 64); return token }
+	var holder, last, fence int64
+	if found.lacks("redis") == "" {
+		_, owner, _ := strings.Cut(n.redis.Get(n.Context(), key+"owner").Val(), ":")
+		token, _, _ := strings.Cut(owner, ":")
+		holder, last = number(token), number(n.redis.Get(n.Context(), key+"fence").Val())
+		require.Equal(n, []int64{holder, last}, []int64{value(found.Holder).Token, value(found.LastToken)})
+	}
+	if found.lacks("postgres") == "" {
+		fence = number(n.one(`SELECT coalesce(max(last_fencing_token), 0) FROM fencedb.fences WHERE resource = 'table:12'`))
+		require.Equal(n, fence, value(found.Fence).Token)
+	}
+	now := n.redis.Time(n.Context()).Val().UnixMicro()
+	for _, said := range found.Notes {
+		so, known := map[string]bool{
+			"redis_away":           found.lacks("redis") != "",
+			"current":              holder > 0 && holder == fence,
+			"stale_holder":         holder > 0 && holder < fence,
+			"not_entered":          holder > fence,
+			"old_holder_may_write": holder == 0,
+			"revoked_and_sealed":   holder == 0 && last == fence,
+			"redis_behind":         max(last, now) < fence,
+			"seal_missing":         last > fence,
+			"unknown_to_redis":     last == 0,
+			"kept_without_lease":   holder == 0 && len(found.Transactions) > 0,
+			"held_elsewhere":       len(rivals(found.Elsewhere)) > 0,
+			"known_elsewhere":      len(found.Elsewhere) > 0 && last == 0,
+			"revoked":              n.redis.Exists(n.Context(), key+"ended").Val() == 1,
+		}[said.Code]
+		require.True(n, known && so, "%s: %s", said.Code, said.Text)
+	}
+}
