@@ -268,6 +268,20 @@ func TestSeveralResourcesAreOneAcquisitionAndManyLives(t *testing.T) {
 	require.Len(t, second.of(lease.OpHold), 2, "each tracer is told")
 }
 
+// Whatever the data store says, and also where it does not answer: Redis has granted.
+func TestTracersAreToldThatALeaseWasNotSealed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, refused := range []error{errWork, lease.ErrUnreachable, &lease.RefusedError{Code: "OOM"}} {
+		j := newJournal()
+		seal := func(context.Context, ...lease.Grant) error { return refused }
+		i := w.issuer(t, lease.Config{TTL: time.Minute, Tracers: []lease.Tracer{j}, Seal: seal})
+		_, err := i.TryAcquire(t.Context(), "table:12")
+		require.ErrorIs(t, err, refused)
+		require.Equal(t, "not_sealed", j.only(t, lease.OpAcquire).Outcome())
+	}
+}
+
 var allOps = []lease.Op{
 	lease.OpAcquire, lease.OpWait, lease.OpHold, lease.OpExtend,
 	lease.OpRelease, lease.OpRevoke, lease.OpRaise,
