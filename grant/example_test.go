@@ -37,7 +37,8 @@ func acquired(resource string, token int64) fencedb.Grant {
 	return fencedb.NewGrant(resource, token, uuid.New(), time.Now().Add(10*time.Second))
 }
 
-// Two services: the first holds the lease, the second works under it.
+// Two services: the first holds the lease, the second works under it. Without Postgres no lease is
+// sealed here; a guard.Desk seals it, and its Holder is sent in the same way.
 func Example() {
 	leases, disconnect := connect()
 	defer disconnect()
@@ -49,12 +50,14 @@ func Example() {
 		}
 		fmt.Fprint(w, "seated at ", g.Resource()) // fencedb.Tx(r.Context(), pool, g, ...)
 	})
-	server := httptest.NewServer(grant.Handler(seats, grant.Verified(leases)))
+	mux := http.NewServeMux()
+	mux.Handle("/seats", grant.Handler(seats, grant.Verified(leases)))
+	server := httptest.NewServer(mux)
 	defer server.Close()
 
 	client := &http.Client{Transport: grant.Transport(nil)}
 	err := leases.Do(context.Background(), "table:12", func(ctx context.Context, l *lease.Lease) error {
-		r, err := http.NewRequestWithContext(grant.NewContext(ctx, l), http.MethodPost, server.URL, nil)
+		r, err := http.NewRequestWithContext(grant.NewContext(ctx, l), http.MethodPost, server.URL+"/seats", nil)
 		if err != nil {
 			return err
 		}

@@ -3,16 +3,17 @@
 // anything else with Encode and Trust.Accept.
 //
 //	client := &http.Client{Transport: grant.Transport(nil)}
-//	err := leases.Do(ctx, "table:12", func(ctx context.Context, l *lease.Lease) error {
-//		r, err := http.NewRequestWithContext(grant.NewContext(ctx, l), http.MethodPost, url, body)
+//	err := desk.Do(ctx, "table:12", func(ctx context.Context, h *guard.Holder) error {
+//		r, err := http.NewRequestWithContext(grant.NewContext(ctx, h), http.MethodPost, url, body)
 //		...
 //		answer, err := client.Do(r)
 //		...
 //	})
 //
-// The other service writes under it, and its context ends with the lease or when its caller goes:
+// The other service writes under it, and its context ends with the lease or when its caller goes.
+// Its issuer is on the same Redis, with the same Namespace:
 //
-//	http.Handle("/seats", grant.Handler(seats, grant.Verified(leases)))
+//	http.Handle("/seats", grant.Handler(seats, grant.Verified(issuer)))
 //	...
 //	g, ok := grant.FromContext(r.Context())
 //	err := fencedb.Tx(r.Context(), pool, g, func(tx pgx.Tx) error { ... })

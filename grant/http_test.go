@@ -20,6 +20,7 @@ import (
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/fencedbtest"
 	"github.com/fencedb/fencedb/grant"
+	"github.com/fencedb/fencedb/guard"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 )
@@ -181,17 +182,27 @@ func TestAnotherServiceWritesUnderTheLeaseOfItsCallerAsLongAsThatMayItself(t *te
 	}
 }
 
+// docs/services.md shows it.
 func TestTheTokenOfTheCallerIsInTheRow(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, lease.Config{TTL: time.Minute})
-	l := w.hold()
+	desk, url, ctx := guard.New(w.a.Issuer, w.pool), w.b(grant.Verified(w.a.Issuer)), t.Context()
 
-	status, body := w.call(grant.NewContext(t.Context(), l), w.b(grant.Verified(w.a.Issuer)))
+	client := &http.Client{Transport: grant.Transport(nil)}
+	err := desk.Do(ctx, "table:12", func(ctx context.Context, h *guard.Holder) error {
+		r, err := http.NewRequestWithContext(grant.NewContext(ctx, h), http.MethodPost, url, nil)
+		if err != nil {
+			return err
+		}
+		answer := send(client, r)
+		require.Equal(t, http.StatusOK, answer.status, answer.body)
+		var token int64
+		require.NoError(t, w.pool.QueryRow(ctx, `SELECT last_fencing_token FROM seats`).Scan(&token))
+		require.Equal(t, h.Token(), token)
+		return answer.err
+	})
 
-	require.Equal(t, http.StatusOK, status, body)
-	var token int64
-	require.NoError(t, w.pool.QueryRow(t.Context(), `SELECT last_fencing_token FROM seats`).Scan(&token))
-	require.Equal(t, l.Token(), token)
+	require.NoError(t, err)
 }
 
 func TestALineThatWasMadeUpShutsNobodyOutWhoIsVerified(t *testing.T) {
