@@ -70,7 +70,7 @@ func TestABookingSurvivesAZombie(t *testing.T) {
 		_, err := pool.Exec(t.Context(), sql)
 		require.NoError(t, err)
 	}
-	desk := service{pool, door.New(leases.Issuer, pool)}
+	bookings := newService(leases.Issuer, pool) // as main makes it, with guard.New(issuer, pool)
 
 	var nothing func()
 	postgres.Pause("UPDATE bookings", func() { // Ann's request has decided, and not written yet
@@ -81,7 +81,7 @@ func TestABookingSurvivesAZombie(t *testing.T) {
 		nothing = fencedbtest.WroteNothing(t, pool, "bookings")
 	})
 
-	err = desk.Book(t.Context(), "Ann")
+	err = bookings.Book(t.Context(), "Ann")
 
 	fencedbtest.Refused(t, err)
 	nothing()
@@ -96,6 +96,10 @@ func databaseURL(t *testing.T) string { return testenv.Postgres(t).Config().Conn
 type service struct {
 	db   *pgxpool.Pool
 	desk *door.Desk
+}
+
+func newService(issuer *lease.Issuer, db *pgxpool.Pool) service {
+	return service{db, door.New(issuer, db)}
 }
 
 func (d service) Book(ctx context.Context, guest string) error {

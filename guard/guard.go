@@ -7,7 +7,7 @@
 //		if err != nil || !free {
 //			return err
 //		}
-//		if err := charge(ctx); err != nil {
+//		if err := charge(ctx); err != nil { // with a key: it stays charged if the write is refused
 //			return err
 //		}
 //		return h.Tx(ctx, func(tx pgx.Tx) error {
