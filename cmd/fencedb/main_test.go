@@ -113,6 +113,10 @@ func TestAWrongCallSaysWhatIsWrong(t *testing.T) {
 		"limit":           {[]string{"leases", "--limit", "0"}, "--limit"},
 		"no resource":     {[]string{"inspect"}, "table:12"},
 		"two resources":   {[]string{"inspect", "a", "b"}, `"b"`},
+		"no past":         {[]string{"history"}, "table:12"},
+		"no time":         {[]string{"history", "a", "--at", "soon"}, "Fri 20:14"},
+		"two times":       {[]string{"history", "a", "--at", "20:14", "--since", "1h"}, "one of them"},
+		"no time at all":  {[]string{"history", "a", "--since", "0s"}, "--since"},
 		"no reason":       {[]string{"revoke", "table:12"}, "--reason"},
 		"blank reason":    {[]string{"revoke", "table:12", "--reason", " "}, "--reason"},
 		"revoke nothing":  {[]string{"revoke", "--reason", "it hangs"}, "table:12"},
@@ -157,7 +161,7 @@ func TestANameThatCannotBeIsAUsageError(t *testing.T) {
 	w := newWorld(t)
 	for name, says := range map[string]string{strings.Repeat("x", 600): "more than 512", "table:\xff": `"table:\xff" is not valid UTF-8`} {
 		for _, args := range [][]string{
-			{"inspect", name}, {"revoke", name, "--reason", "it hangs", "--yes"},
+			{"inspect", name}, {"history", name}, {"revoke", name, "--reason", "it hangs", "--yes"},
 			{"reset", name, "--to", "1", "--reason", "typed", "--yes"}, {"with", name, "--", "true"},
 		} {
 			got := w.run(args...)
