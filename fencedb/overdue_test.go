@@ -360,12 +360,16 @@ func TestEnterOnASilentConnectionEndsWithTheLease(t *testing.T) {
 				func() error { return tx.Rollback(w.Context()) }
 		}, silent},
 		"EnterSQL": {func(w *world, pool *pgxpool.Pool) (func(g fencedb.Grant) error, func() error) {
-			tx, err := stdlib.OpenDBFromPool(pool).Begin()
+			db := stdlib.OpenDBFromPool(pool)
+			w.Cleanup(func() { _ = db.Close() })
+			tx, err := db.Begin()
 			require.NoError(w, err)
 			return func(g fencedb.Grant) error { return enterSQL(context.Background(), tx, g) }, tx.Rollback
 		}, silent},
 		"EnterSQL, when it asks for the transaction": {func(w *world, pool *pgxpool.Pool) (func(g fencedb.Grant) error, func() error) {
-			conn, err := stdlib.OpenDBFromPool(pool).Conn(w.Context())
+			db := stdlib.OpenDBFromPool(pool)
+			w.Cleanup(func() { _ = db.Close() })
+			conn, err := db.Conn(w.Context())
 			require.NoError(w, err)
 			_, err = conn.ExecContext(w.Context(), `BEGIN`)
 			require.NoError(w, err)

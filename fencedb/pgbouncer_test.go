@@ -82,7 +82,9 @@ var everyWay = map[string]func(*world, *pgxpool.Pool, fencedb.Grant) error{
 		})
 	},
 	"EnterSQL": func(w *world, pool *pgxpool.Pool, grant fencedb.Grant) error {
-		tx, err := stdlib.OpenDBFromPool(pool).BeginTx(w.Context(), nil)
+		db := stdlib.OpenDBFromPool(pool)
+		defer db.Close()
+		tx, err := db.BeginTx(w.Context(), nil)
 		if err != nil {
 			return err
 		}
