@@ -69,7 +69,7 @@ func TestAnOrdinaryRoleMigratesAndOwnsTheLedger(t *testing.T) {
 	sharer.exec("COMMIT")
 	s.refused("FN001", enter(40, "seat:1"))
 	s.exec(`SELECT fencedb.unprotect('shop.seats')`)
-	require.NoError(t, migrations.Down(t.Context(), db))
+	require.NoError(t, migrations.Reset(t.Context(), db))
 }
 
 // As services do that set up their database when they start.
@@ -128,7 +128,7 @@ func TestTheDefaultPrivilegesOfWhoeverMigratesDoNotMatter(t *testing.T) {
 	for i := range acls {
 		require.NoError(t, migrations.Up(t.Context(), open(t, url+"&role="+role)))
 		acls[i] = admin.one(acl)
-		require.NoError(t, migrations.Down(t.Context(), open(t, url+"&role="+role)))
+		require.NoError(t, migrations.Reset(t.Context(), open(t, url+"&role="+role)))
 		require.Equal(t, strconv.Itoa(4*i), admin.one(`SELECT count(*) FROM pg_default_acl`))
 		admin.exec(`ALTER DEFAULT PRIVILEGES FOR ROLE "` + role + `" REVOKE ALL ON FUNCTIONS FROM PUBLIC; ALTER DEFAULT PRIVILEGES FOR ROLE "` + role + `" GRANT ALL ON FUNCTIONS TO "` + app + `";
 			ALTER DEFAULT PRIVILEGES FOR ROLE "` + role + `" GRANT ALL ON TABLES TO "` + app + `"; ALTER DEFAULT PRIVILEGES FOR ROLE "` + role + `" GRANT ALL ON SEQUENCES TO "` + app + `";

@@ -59,8 +59,8 @@ SELECT fencedb.protect('bookings', resource => 'table:{table_id}');`)}}
 	// Output: err: <nil> refused without a token: true
 }
 
-// Down refuses while a table is protected: without the fences every old token would be good again.
-func ExampleDown() {
+// Reset refuses while a table is protected: without the fences every old token would be good again.
+func ExampleReset() {
 	ctx := context.Background()
 	db, drop := nothing()
 	defer drop()
@@ -74,9 +74,9 @@ func ExampleDown() {
 	}
 
 	exec(`CREATE TABLE bookings (table_id int NOT NULL); SELECT fencedb.protect('bookings', resource => 'table:{table_id}')`)
-	fmt.Println("refused:", migrations.Down(ctx, db) != nil)
+	fmt.Println("refused:", migrations.Reset(ctx, db) != nil)
 	exec(`SELECT fencedb.unprotect('bookings')`)
-	fmt.Println("err:", migrations.Down(ctx, db))
+	fmt.Println("err:", migrations.Reset(ctx, db))
 	// Output:
 	// refused: true
 	// err: <nil>

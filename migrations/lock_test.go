@@ -43,12 +43,12 @@ func TestTimeLimitsOfTheSessionDoNotEndTheWait(t *testing.T) {
 	holder := connect(t, address)
 	observer := holder.beside()
 	calls := map[string]func(context.Context, *sql.DB) error{
-		"Up": migrations.Up, "Down": migrations.Down,
+		"Up": migrations.Up, "Down": migrations.Down, "Reset": migrations.Reset,
 		"Apply": func(ctx context.Context, db *sql.DB) error {
 			return migrations.Apply(ctx, db, ofAnApplication, "versions")
 		},
 	}
-	for _, name := range []string{"Up", "Down", "Apply"} { // which protects a table, so that Down would refuse
+	for _, name := range []string{"Up", "Down", "Reset", "Apply"} { // which protects a table, so that Down would refuse
 		call := calls[name]
 		limited, err := url.Parse(address)
 		require.NoError(t, err)
@@ -128,7 +128,7 @@ func TestAPoolerIsRefusedWhereTheLockWouldNotHold(t *testing.T) {
 			continue
 		}
 		require.NoError(t, err, c)
-		require.NoError(t, migrations.Down(t.Context(), db), c)
+		require.NoError(t, migrations.Reset(t.Context(), db), c)
 		require.NoError(t, db.Close())
 	}
 }

@@ -98,22 +98,42 @@ func Up(ctx context.Context, db *sql.DB) error {
 	return failed("up", err)
 }
 
-// Down removes everything that Up has made, schema and fences included, and does nothing when there
-// is none. Without the fences every old token is accepted again, so Down refuses while a table is
-// still protected, and has changed nothing then; the error names the tables. On another error the
-// migrations not yet undone stay applied.
+// Down undoes the newest migration that the database has, in a transaction of its own, with what it
+// made and what is recorded there; behind the first one the schema goes too. It does nothing where
+// there is none. Down refuses while a table is still protected, as [Reset] does.
 func Down(ctx context.Context, db *sql.DB) error {
+	return undo(ctx, db, "down", func(provider *goose.Provider) error {
+		_, err := provider.Down(ctx)
+		if errors.Is(err, goose.ErrNoNextVersion) {
+			return nil
+		}
+		return err
+	})
+}
+
+// Reset removes everything that Up has made, schema and fences included, and does nothing when
+// there is none. Without the fences every old token is accepted again, so Reset refuses while a
+// table is still protected, and has changed nothing then; the error names the tables. On another
+// error the migrations not yet undone stay applied.
+func Reset(ctx context.Context, db *sql.DB) error {
+	return undo(ctx, db, "reset", func(provider *goose.Provider) error {
+		_, err := provider.DownTo(ctx, 0)
+		return err
+	})
+}
+
+func undo(ctx context.Context, db *sql.DB, function string, some func(*goose.Provider) error) error {
 	provider, err := open(ctx, db)
 	if err == nil {
 		err = refuseIfProtected(ctx, db)
 	}
 	if err == nil {
-		_, err = provider.DownTo(ctx, 0)
+		err = some(provider)
 	}
 	if err == nil {
 		err = inTurn(ctx, db, dropSchema)
 	}
-	return failed("down", err)
+	return failed(function, err)
 }
 
 // failed says where an error comes from, if there is one. It adds the hint of Postgres, which says

@@ -3,6 +3,7 @@ package migrations_test
 import (
 	"context"
 	"database/sql"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -44,8 +45,8 @@ func TestUpAndDownToZeroAndUpAgain(t *testing.T) {
 		_, all := applied(t, db)
 		require.True(t, all)
 
-		require.NoError(t, migrations.Down(t.Context(), db))
-		require.NoError(t, migrations.Down(t.Context(), db), "with nothing to do")
+		require.NoError(t, migrations.Reset(t.Context(), db))
+		require.NoError(t, migrations.Reset(t.Context(), db), "with nothing to do")
 		require.Empty(t, psql.one("to_regnamespace('fencedb')"))
 	}
 }
@@ -94,22 +95,45 @@ func TestAFailedUpLeavesNothingAndCanBeRepeated(t *testing.T) {
 
 func TestDownRefusesWhileATableIsProtected(t *testing.T) {
 	t.Parallel()
+	for name, undo := range map[string]func(context.Context, *sql.DB) error{"Down": migrations.Down, "Reset": migrations.Reset} {
+		url := testenv.PostgresURL(t)
+		db, psql := open(t, url), connect(t, url)
+		require.NoError(t, migrations.Up(t.Context(), db))
+		psql.exec(`CREATE TABLE seats (id int NOT NULL); SELECT fencedb.protect('seats', resource => 'seat:{id}')`)
+
+		require.ErrorContains(t, undo(t.Context(), db), "still protected: seats", name)
+		psql.refused("FN002", `INSERT INTO seats VALUES (1)`)
+		pending, err := migrations.Pending(t.Context(), db)
+		require.NoError(t, err)
+		require.False(t, pending, "a refusal undoes no migration, not the later ones either")
+
+		psql.exec(`SELECT fencedb.unprotect('seats')`)
+		require.NoError(t, undo(t.Context(), db), name)
+	}
+}
+
+func TestDownUndoesTheNewestMigrationUntilNothingIsLeft(t *testing.T) {
+	t.Parallel()
 	url := testenv.PostgresURL(t)
 	db, psql := open(t, url), connect(t, url)
 	require.NoError(t, migrations.Up(t.Context(), db))
-	psql.exec(`CREATE TABLE seats (id int NOT NULL); SELECT fencedb.protect('seats', resource => 'seat:{id}')`)
+	steps, _ := applied(t, db)
+	for left := len(steps) - 1; left >= 0; left-- {
+		require.NoError(t, migrations.Down(t.Context(), db))
 
-	require.ErrorContains(t, migrations.Down(t.Context(), db), "still protected: seats")
-	psql.refused("FN002", `INSERT INTO seats VALUES (1)`)
-	pending, err := migrations.Pending(t.Context(), db)
-	require.NoError(t, err)
-	require.False(t, pending, "a refusal undoes no migration, not the later ones either")
-
-	psql.exec(`SELECT fencedb.unprotect('seats')`)
-	require.NoError(t, migrations.Down(t.Context(), db))
+		now, err := migrations.Status(t.Context(), db)
+		require.NoError(t, err)
+		for n, step := range now {
+			require.Equal(t, n < left, step.Applied, "%s, when %d are left", step.Name, left)
+		}
+		require.Equal(t, fmt.Sprint(left > 0), psql.one(`SELECT to_regnamespace('fencedb') IS NOT NULL`))
+	}
+	require.NoError(t, migrations.Down(t.Context(), db), "with nothing to do")
+	require.Equal(t, "false", psql.one(`SELECT to_regnamespace('fencedb') IS NOT NULL`))
+	require.NoError(t, migrations.Up(t.Context(), db))
 }
 
-// The last statement of Down comes when its lock on migrating is given back.
+// The last statement of Reset comes when its lock on migrating is given back.
 func TestDownLeavesWhatIsMigratedMeanwhile(t *testing.T) {
 	t.Parallel()
 	migrator := newSession(t)
@@ -133,7 +157,7 @@ func TestBadCallsAreRefused(t *testing.T) {
 	t.Parallel()
 	for name, call := range map[string]func(context.Context, *sql.DB) error{
 		"Up":   migrations.Up,
-		"Down": migrations.Down,
+		"Down": migrations.Down, "Reset": migrations.Reset,
 		"Status": func(ctx context.Context, db *sql.DB) error {
 			_, err := migrations.Status(ctx, db)
 			return err

@@ -73,7 +73,7 @@ func TestUpAndScriptsGoOnFromEachOther(t *testing.T) {
 		for _, script := range slices.Backward(scripts[done:]) {
 			psql.exec(script.Down)
 		}
-		require.NoError(t, migrations.Down(t.Context(), db))
+		require.NoError(t, migrations.Reset(t.Context(), db))
 		require.Empty(t, psql.one("to_regnamespace('fencedb')"))
 	}
 }

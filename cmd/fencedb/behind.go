@@ -102,7 +102,7 @@ func (s *servers) sealAll(ctx context.Context, e event, all []unsealed, done *se
 			case err == nil, errors.Is(err, fencedb.ErrStale): // then a newer one has entered, which seals as well
 				done.Sealed = append(done.Sealed, u)
 			default:
-				done.Failed = append(done.Failed, failed{u.Resource, err.Error()})
+				done.Failed = append(done.Failed, failed{u.Resource, inWords(err)})
 			}
 			return nil
 		})
@@ -114,7 +114,8 @@ func (s *servers) sealAll(ctx context.Context, e event, all []unsealed, done *se
 	defer cancel()
 	var err error
 	if done.AuditID, err = e.record(recording, s.pool, map[string]any{"behind": len(all), "sealed": len(done.Sealed)}); err != nil {
-		return fmt.Errorf("%d of %d resources were sealed, and this could not be recorded: %w", len(done.Sealed), len(all), err)
+		s.changed = fmt.Sprintf("%d of %d resources were sealed, which may not be recorded in fencedb.audit", len(done.Sealed), len(all))
+		return err
 	}
 	return nil
 }

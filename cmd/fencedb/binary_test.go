@@ -65,33 +65,41 @@ func oneLine(t *testing.T, path string) {
 }
 
 func completes(t *testing.T, path string) {
-	require.Equal(t, "migrate", complete(t, path, "", "mig"))
-	require.Equal(t, "up", complete(t, path, "", "migrate", "u"))
-	require.Contains(t, complete(t, path, "", "watch", "--s"), "--since")
-
-	// With the package bash-completion its own function is used.
-	const present = `used=0; _get_comp_words_by_ref() { used=1; }; trap '[ "$used" = 1 ]' EXIT; `
-	require.Equal(t, "migrate", complete(t, path, present, "mig"))
-}
-
-// complete asks bash what it would offer for the last of words.
-func complete(t *testing.T, path, setUp string, words ...string) string {
-	t.Helper()
-	bash := exec.CommandContext(t.Context(), "bash", "--norc", "-euc", setUp+`
-		source <(fencedb completion bash)
-		COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
-		__fencedb_bash_autocomplete
-		echo "${COMPREPLY[*]}"`, "bash", "fencedb")
-	bash.Args = append(bash.Args, words...)
-	bash.Env = append(os.Environ(), "PATH="+filepath.Dir(path)+":"+os.Getenv("PATH"))
-	out, err := bash.CombinedOutput()
-	require.NoError(t, err, string(out))
-	return strings.TrimSpace(string(out))
-}
-
-func TestEveryShellGetsACompletionScript(t *testing.T) {
-	t.Parallel()
-	for _, shell := range []string{"bash", "zsh", "fish", "pwsh"} {
-		require.NotEmpty(t, newConsole(t).ok("completion", shell), shell)
+	w := newWorld(t)
+	for _, resource := range []string{"table:12", "table:13", "seat:1"} {
+		w.acquire(resource)
 	}
+	for line, want := range map[string]string{
+		"fencedb mig":                    "migrate",
+		"fencedb migrate u":              "up",
+		"fencedb migrate ":               "up down reset status print export",
+		"fencedb watch --s":              "--since",
+		"fencedb watch --kind lo":        "lost",
+		"fencedb inspect ":               "seat:1 table:12 table:13",
+		"fencedb inspect t":              "table:12 table:13",
+		"fencedb inspect table:":         "12 13", // bash takes what is before the colon for another word
+		"fencedb inspect table:13":       "13",
+		"fencedb with seat:1 -- ":        "",
+		"fencedb with seat:1 -- ls -":    "",
+		"fencedb ttl ":                   "seat table",
+		"fencedb adopt ":                 "seats",
+		"fencedb --namespace x inspect ": "",
+	} {
+		require.Equal(t, want, w.complete(path, line), line)
+	}
+}
+
+// complete asks bash what it would offer at the end of line.
+func (w *world) complete(path, line string) string {
+	w.Helper()
+	bash := exec.CommandContext(w.Context(), "bash", "--norc", "-euc", `
+		source <(fencedb completion bash)
+		COMP_LINE=$1 COMP_POINT=${#1}
+		_fencedb
+		echo "${COMPREPLY[*]-}" | sed 's/ help$//'`, "bash", line)
+	bash.Env = append(os.Environ(), "PATH="+filepath.Dir(path)+":"+os.Getenv("PATH"), "FENCEDB_REDIS_URL="+redisURL(w.redis),
+		"FENCEDB_POSTGRES_URL="+w.pool.Config().ConnString(), "FENCEDB_NAMESPACE="+w.namespace)
+	out, err := bash.CombinedOutput()
+	require.NoError(w, err, string(out))
+	return strings.TrimSpace(string(out))
 }

@@ -85,6 +85,7 @@ func (a *app) outlived(c *chaos.Config, run func(context.Context) error) cli.Act
 		nobody := make(chan os.Signal, 1)
 		signal.Notify(nobody, syscall.SIGPIPE)
 		defer signal.Stop(nobody)
+		a.changed = "what it has made was removed again, but for what it says is left"
 		return run(ctx)
 	}
 }

@@ -109,6 +109,11 @@ type examination struct {
 // add adds the finding of that code in doctor.sql. Each of about is text, an error or a duration.
 func (e *examination) add(code string, about ...any) {
 	f := texts[slices.IndexFunc(texts, func(f []string) bool { return f[2] == code })]
+	for i := range about {
+		if err, is := about[i].(error); is {
+			about[i] = inWords(err)
+		}
+	}
 	what := fmt.Sprintf(f[3], about[:strings.Count(f[3], "%s")]...)
 	e.findings = append(e.findings, finding{f[1], code, what, f[4], f[5]})
 }
@@ -139,7 +144,7 @@ func (e *examination) run(ctx context.Context) error {
 	case errors.Is(ctx.Err(), context.Canceled):
 		return err
 	case away:
-		e.add("postgres_unreachable", err)
+		e.add("postgres_unreachable", e.postgresHost()+": "+reason(err))
 	case is && refused.Code == insufficientPrivilege:
 		e.add("missing_rights", e.pool.Config().ConnConfig.User, refused.Message)
 	default: // such as a lock that somebody holds

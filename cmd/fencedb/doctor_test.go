@@ -399,7 +399,7 @@ func TestDoctorNamesAnOldPostgres(t *testing.T) {
 	t.Parallel()
 	w := sound(t)
 	w.exec(`SELECT fencedb.unprotect('seats')`)
-	w.ok("migrate", "down", "--yes")
+	w.ok("migrate", "reset", "--yes")
 	proxy := faulty.NewPostgresProxy(t, w.pool.Config().ConnString())
 	proxy.OnServer(func(m pgproto3.BackendMessage) faulty.Fate {
 		if status, ok := m.(*pgproto3.ParameterStatus); ok && status.Name == "server_version" {

@@ -110,7 +110,7 @@ func (s *servers) notElsewhere(resource string, known bool, places []place, unse
 		return fmt.Errorf("%w: Redis does not know %s here, and whether it is in another namespace was not found out: %w; with --force it is done all the same",
 			errUnchanged, name, unsearched)
 	case unsearched != nil:
-		fmt.Fprintf(s.errOut, "fencedb: whether %s is held in another namespace too was not found out: %v\n", name, unsearched)
+		fmt.Fprintf(s.errOut, "fencedb: whether %s is held in another namespace too was not found out: %s\n", name, inWords(unsearched))
 	}
 	return nil
 }

@@ -54,7 +54,7 @@ in your time zone. A seal enters too, so an entry may have written nothing.`,
 			}
 			return nil
 		}, func(ctx context.Context, s *servers) (report, error) {
-			now := time.Now().Add(s.ahead)
+			now := time.Now().Add(s.ahead.postgres)
 			w := window{since: now.Add(-since), at: now, before: mostEvents, after: mostEvents} // a clock may be ahead
 			r := &history{Resource: a.argument, namespace: a.names.namespace, labels: map[string]string{},
 				Events: []happening{}, Tables: []noting{}, Missing: []missing{}}
@@ -128,7 +128,7 @@ const whenLayout = "Mon 2006-01-02 15:04:05"
 func (r *history) print(p page) {
 	facts := [][2]string{{"RESOURCE", visible(r.Resource)}}
 	if r.At != nil {
-		facts = append(facts, [2]string{"AT", r.At.Format(whenLayout + " -07:00")}, [2]string{"HOLDER", r.holder()}, [2]string{"FENCE", r.fence()})
+		facts = append(facts, [2]string{"AT", r.At.Format(whenLayout + " -07:00")}, [2]string{"HOLDER", r.holder()}, [2]string{"FENCE", r.fence(p.ahead)})
 	}
 	p.facts(facts...)
 	list(p, []string{"WHEN", "WHAT", "TOKEN", "BY"}, r.Events, func(h happening) []string {
@@ -156,11 +156,11 @@ func (r *history) holder() string {
 }
 
 // fence says which token had entered last, so that no lower one could write.
-func (r *history) fence() string {
+func (r *history) fence(ahead clocks) string {
 	last := r.Last
 	switch {
 	case last == nil && r.Next != nil && r.Next.Former > 0:
-		return fmt.Sprintf("token %d%s\n%s", r.Next.Former, issuedText(r.Next.Former), r.until())
+		return fmt.Sprintf("token %d%s\n%s", r.Next.Former, issuedText(ahead, r.Next.Former), r.until())
 	case last == nil && r.KeptSince != nil && !r.At.Before(*r.KeptSince):
 		return "no token had entered"
 	case last == nil:
@@ -170,7 +170,7 @@ func (r *history) fence() string {
 	case last.Text == sealText:
 		return fmt.Sprintf("token %d, of a revocation %s\n%s", last.Token, last.At.Local().Format(whenLayout), r.until())
 	}
-	return fmt.Sprintf("token %d%s\nentered %s%s\n%s", last.Token, issuedText(last.Token), last.At.Local().Format(whenLayout), prefixed(" by ", last.by(), ""), r.until())
+	return fmt.Sprintf("token %d%s\nentered %s%s\n%s", last.Token, issuedText(ahead, last.Token), last.At.Local().Format(whenLayout), prefixed(" by ", last.by(), ""), r.until())
 }
 
 func (r *history) until() string {
@@ -188,8 +188,8 @@ func prefixed(before, text, behind string) string {
 }
 
 // issuedText says when a lease was acquired, by its token.
-func issuedText(token int64) string {
-	if at := issuedAt(token); at != nil {
+func issuedText(ahead clocks, token int64) string {
+	if at := ahead.issuedAt(token); at != nil {
 		return ", issued " + at.Local().Format(whenLayout)
 	}
 	return ""

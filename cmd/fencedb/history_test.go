@@ -208,12 +208,9 @@ func (r *restaurant) evening() {
 		pool, err := pgxpool.NewWithConfig(r.Context(), config)
 		require.NoError(r, err)
 		r.Cleanup(pool.Close)
-		service, err := booking.New(r.redis, booking.Config{
-			Lease: lease.Config{TTL: time.Minute, RenewEvery: lease.Never, Namespace: r.namespace, Holder: name},
-			Store: booking.NewPostgres(pool), CheckCard: check,
-		})
+		issuer, err := lease.New(r.redis, lease.Config{TTL: time.Minute, RenewEvery: lease.Never, Namespace: r.namespace, Holder: name})
 		require.NoError(r, err)
-		return service
+		return booking.New(issuer, pool, check)
 	}
 	web2 = desk("web-2", func(context.Context, string) error { return nil })
 	web1 = desk("web-1", func(ctx context.Context, _ string) error {

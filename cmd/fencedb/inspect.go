@@ -131,10 +131,10 @@ func (s *servers) look(ctx context.Context, resource string) (*inspection, error
 		}
 	}
 	if s.redisAway != nil {
-		found.Missing = append(found.Missing, missing{"redis", s.redisAway.Error()})
+		found.Missing = append(found.Missing, missing{"redis", inWords(s.redisAway)})
 	}
 	if s.postgresAway != nil {
-		found.Missing = append(found.Missing, missing{"postgres", s.postgresAway.Error()})
+		found.Missing = append(found.Missing, missing{"postgres", inWords(s.postgresAway)})
 	}
 	found.Notes = found.conclude()
 	return found, nil
@@ -377,7 +377,7 @@ func (r *inspection) whatRedisKnows(add adding) {
 		add("unknown_to_redis", "Redis does not know it, in no namespace: it forgets a token that is not renewed for lease.Config.FenceRetention, it has lost its data, or the token came from elsewhere.")
 	}
 	if r.unsearched != nil {
-		add("not_searched", "Whether it is in another namespace too was not found out: %v.", r.unsearched)
+		add("not_searched", "Whether it is in another namespace too was not found out: %s.", inWords(r.unsearched))
 	}
 	if fence := value(r.Fence); r.proven > fence.Token && !fence.foreign && !fence.setBack {
 		add("seal_missing", "Token %d of it has committed or was revoked, and the ledger does not have that: Postgres has lost it, in a fail-over or when it was restored, or the revocation was not sealed. fencedb revoke --behind shuts former holders out.", r.proven)

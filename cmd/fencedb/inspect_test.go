@@ -228,7 +228,7 @@ func TestInspectWithoutTheSchemaSaysWhatToDo(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.exec(`SELECT fencedb.unprotect('seats')`)
-	w.ok("migrate", "down", "--yes")
+	w.ok("migrate", "reset", "--yes")
 
 	got := w.run("inspect", "seat:1")
 

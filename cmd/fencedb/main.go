@@ -11,7 +11,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"syscall"
@@ -21,13 +20,15 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/redis/go-redis/v9/logging"
 	"github.com/urfave/cli/v3"
+	"golang.org/x/term"
 )
 
 func main() {
 	become()
 	logging.Disable() // go-redis would print the errors that the command reports
 	ctx, stop := signal.NotifyContext(context.Background(), heeded(os.Interrupt, syscall.SIGHUP)...)
-	a := &app{in: os.Stdin, out: os.Stdout, errOut: os.Stderr, screen: screenOf(os.Stdout)}
+	a := &app{in: os.Stdin, out: os.Stdout, errOut: os.Stderr, screen: screenOf(os.Stdout),
+		watched: term.IsTerminal(int(os.Stderr.Fd()))}
 	code := a.run(ctx, os.Args)
 	stop()
 	os.Exit(code)
@@ -40,7 +41,7 @@ func heeded(signals ...os.Signal) []os.Signal {
 
 // run carries one command out and returns the exit code.
 func (a *app) run(ctx context.Context, args []string) int {
-	err := a.root().Run(ctx, args)
+	err := cmp.Or(a.root().Run(ctx, args), a.noHelp)
 	if err == nil {
 		return exitDone
 	}
@@ -48,7 +49,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 	if !errors.As(err, &own) && !a.checked {
 		err, own.code = usage("%w", err), exitUsage // of the parser
 	}
-	fmt.Fprintln(a.errOut, "fencedb:", err)
+	fmt.Fprintln(a.errOut, "fencedb:", a.outcome(err, ctx.Err() != nil))
 	if e, is := errors.AsType[*pgconn.PgError](err); is && e.Hint != "" && !strings.Contains(err.Error(), e.Hint) {
 		fmt.Fprintln(a.errOut, "hint:", e.Hint)
 	}
@@ -87,8 +88,12 @@ type app struct {
 	in          io.Reader
 	out, errOut io.Writer
 	screen      screen
+	watched     bool   // errOut is a terminal
 	checked     bool   // the call is no usage error of the parser
+	noHelp      error  // there is none for what was asked for
 	argument    string // the first one of the command, or ""
+	changed     string // what may have been changed if the command fails now; "": nothing
+	waiting     bool   // for a server, of which a person is told
 
 	postgresURL, redisURL string
 	names                 names
@@ -122,6 +127,7 @@ What to call when:
    fencedb with table:12 -- psql     repair a row by hand
    fencedb drill                     show me a late write being refused
    fencedb chaos                     does all of it hold on my servers?
+   fencedb man | man -l -            all of this help as a manual page
 
 Do not delete keys in Redis or rows of fencedb.fences by hand: without its
 fence, a resource accepts a stale holder again.
@@ -138,16 +144,15 @@ fencedb with has codes of its own.`
 
 func (a *app) root() *cli.Command {
 	all := []*cli.Command{a.migrate(), a.inspect(), a.history(), a.leases(), a.watch(), a.revoke(), a.reset(),
-		a.ttl(), a.adopt(), a.prune(), a.doctor()}
+		a.ttl(), a.adopt(), a.prune(), a.doctor(), a.version(), a.man()}
 	root := &cli.Command{
 		Name:                            "fencedb",
 		Usage:                           "operate leases and fences",
 		Description:                     description,
 		Commands:                        append(all, a.ofUnix()...),
 		EnableShellCompletion:           true,
-		Version:                         version(),
+		Version:                         builtFrom().Version,
 		ConfigureShellCompletionCommand: a.completion,
-		Suggest:                         true,
 		Reader:                          a.in,
 		Writer:                          a.out,
 		ErrWriter:                       a.errOut,
@@ -164,21 +169,13 @@ func (a *app) root() *cli.Command {
 		},
 	}
 	_ = root.Walk(func(c *cli.Command) error {
-		c.OnUsageError = wrongFlag
+		c.OnUsageError, c.CommandNotFound, c.ShellComplete = wrongFlag, a.noHelpFor, a.complete
 		if c.Commands == nil {
 			c.ArgValidator = a.checkCall
 		}
 		return nil
 	})
 	return root
-}
-
-// version returns the release or the commit that was built.
-func version() string {
-	if info, ok := debug.ReadBuildInfo(); ok {
-		return info.Main.Version
-	}
-	return "unknown"
 }
 
 // atLeast is the condition of a flag.
@@ -192,18 +189,6 @@ func atLeast[T cmp.Ordered](least T) func(T) error {
 }
 
 var notNegative, positive = atLeast(time.Duration(0)), atLeast(time.Millisecond)
-
-func wrongFlag(_ context.Context, cmd *cli.Command, err error, _ bool) error {
-	return usage("%s; see %s --help", strings.Replace(err.Error(), "for flag -", "for flag --", 1), cmd.FullName())
-}
-
-// unknownCommand is the action of a command with subcommands, called without one.
-func unknownCommand(_ context.Context, cmd *cli.Command) error {
-	if name := cmd.Args().First(); name != "" {
-		return usage("there is no command %q; see %s --help", name, cmd.FullName())
-	}
-	return cli.ShowSubcommandHelp(cmd)
-}
 
 // arguments says how many a command takes, by the name that its help has for them.
 var arguments = map[string]struct {
@@ -235,27 +220,7 @@ func (a *app) checkCall(_ context.Context, cmd *cli.Command) error {
 // bounded limits one exchange with the servers by --timeout. The time that a person takes to answer
 // does not count.
 func (a *app) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(ctx, a.timeout)
-}
-
-// withoutBashCompletion replaces the one function that the script for bash needs from the package
-// bash-completion, if that is not installed. The script does not use its result.
-const withoutBashCompletion = `declare -F _comp_initialize >/dev/null || declare -F _get_comp_words_by_ref >/dev/null || _get_comp_words_by_ref() { :; }
-
-`
-
-func (a *app) completion(c *cli.Command) {
-	c.Hidden = false
-	c.Usage = "print a completion script for a shell"
-	c.Action = unknownCommand
-	for _, shell := range c.Commands {
-		script := shell.Action
-		shell.Action = func(ctx context.Context, cmd *cli.Command) error {
-			a.checked = true
-			if shell.Name == "bash" {
-				fmt.Fprint(a.out, withoutBashCompletion)
-			}
-			return script(ctx, cmd)
-		}
-	}
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	answered := a.waits("the servers, for %s at most (--timeout)", span(a.timeout))
+	return ctx, func() { answered(); cancel() }
 }

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"net/url"
 	"os"
+	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -35,9 +37,10 @@ func TestMain(m *testing.M) {
 // console is a person at a terminal: commands in, text and an exit code out.
 type console struct {
 	*testing.T
-	flags  []string
-	answer string // to every question
-	screen screen
+	flags   []string
+	answer  string // to every question
+	screen  screen
+	watched bool // a terminal shows its stderr
 }
 
 type answer struct {
@@ -53,9 +56,27 @@ func newConsole(t *testing.T, flags ...string) *console {
 func (c *console) run(args ...string) answer {
 	c.Helper()
 	var out, errOut bytes.Buffer
+	if slices.Contains(args, "with") { // it ends processes that this one starts
+		command, errOut := c.process(args...)
+		command.Stdin, command.Stdout = strings.NewReader(c.answer), &out
+		_ = command.Run()
+		return answer{command.ProcessState.ExitCode(), out.String(), errOut.String()}
+	}
 	a := &app{in: strings.NewReader(c.answer), out: &out, errOut: &errOut, screen: c.screen}
 	code := a.run(c.Context(), append(append([]string{"fencedb"}, c.flags...), args...))
 	return answer{code, out.String(), errOut.String()}
+}
+
+// process is the command in a process of its own, as a shell without a terminal runs it.
+func (c *console) process(args ...string) (command *exec.Cmd, errOut *bytes.Buffer) {
+	c.Helper()
+	self, err := os.Executable()
+	require.NoError(c, err)
+	command = exec.CommandContext(c.Context(), self, append(slices.Clone(c.flags), args...)...)
+	command.Env = append(os.Environ(), commandVar+"=1")
+	errOut = new(bytes.Buffer)
+	command.Stderr = errOut
+	return command, errOut
 }
 
 // ok runs a command that must succeed, and returns what it printed.
@@ -101,7 +122,7 @@ func TestAWrongCallSaysWhatIsWrong(t *testing.T) {
 	}{
 		"command":         {[]string{"mirgate"}, `"mirgate"`},
 		"subcommand":      {[]string{"migrate", "sideways"}, `"sideways"`},
-		"flag":            {[]string{"migrate", "up", "--fast"}, "-fast"},
+		"flag":            {[]string{"migrate", "up", "--fast"}, "there is no flag --fast; see fencedb migrate up --help"},
 		"no postgres":     {[]string{"migrate", "up"}, "FENCEDB_POSTGRES_URL"},
 		"postgres":        {[]string{"--postgres", "postgres://u:hunter2@[", "migrate", "up"}, "--postgres"},
 		"timeout":         {[]string{"--postgres", nowhere, "--timeout", "0s", "migrate", "up"}, "--timeout"},

@@ -134,6 +134,7 @@ func (p *pruner) run(ctx context.Context) (*pruning, error) {
 	err = p.sweep(ctx, r, true)
 	for more := r.Audit != nil; more && err == nil; {
 		var forgotten int64
+		p.changed = fmt.Sprintf("%d fences and %d records were forgotten, and perhaps %d records more", r.Forgotten, r.Audit.Forgotten, auditBatchSize)
 		forgotten, err = p.number(ctx, `SELECT fencedb.forget_audit(make_interval(secs => $1), $2, $3, $4)`,
 			p.auditOlder.Seconds(), p.operator, p.reason, auditBatchSize)
 		r.Audit.Forgotten += forgotten
@@ -144,6 +145,7 @@ func (p *pruner) run(ctx context.Context) (*pruning, error) {
 
 // sweep reads the old fences in the order of resources. It counts all, or forgets the free ones.
 func (p *pruner) sweep(ctx context.Context, r *pruning, forget bool) error {
+	defer p.waits("the old fences, to be compared with Redis")()
 	err := p.findElsewhere(ctx)
 	for after, more := "", true; more && err == nil; {
 		after, more, err = p.next(ctx, after, r, forget)
@@ -235,6 +237,7 @@ func (p *pruner) findElsewhere(ctx context.Context) error {
 // has a newer token, and has entered already or will be the first to enter again.
 func (p *pruner) forget(ctx context.Context, free []string, r *pruning) error {
 	var forgotten int64
+	p.changed = fmt.Sprintf("%d fences were forgotten and recorded, and perhaps %d more", r.Forgotten, len(free))
 	err := pgx.BeginFunc(ctx, p.pool, func(tx pgx.Tx) error {
 		err := tx.QueryRow(ctx, `SELECT fencedb.forget_fences($1, make_interval(secs => $2))`, free, p.older.Seconds()).Scan(&forgotten)
 		if err != nil || forgotten == 0 {
@@ -243,8 +246,11 @@ func (p *pruner) forget(ctx context.Context, free []string, r *pruning) error {
 		_, err = p.record(ctx, tx, map[string]any{"fences": forgotten, "older_than": p.older.String()})
 		return err
 	})
+	if err != nil {
+		return explained(err)
+	}
 	r.Forgotten += forgotten
-	return explained(err)
+	return nil
 }
 
 // number asks Postgres for one.

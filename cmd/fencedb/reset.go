@@ -102,8 +102,6 @@ func (r *resetting) complete(cmd *cli.Command) error {
 	return r.of(cmd)
 }
 
-var errUnchanged = errors.New("nothing was changed")
-
 // prepareReset makes all checks and changes nothing.
 func (s *servers) prepareReset(ctx context.Context, asked resetting) (*inspection, error) {
 	found, err := s.prepare(ctx, *asked.resource, asked.force, "fencedb.reset_fence(text,bigint,text,text,bigint,bigint)")
@@ -140,6 +138,7 @@ func (s *servers) resetFence(ctx context.Context, asked resetting, found *inspec
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
 	done := &setBack{Resource: found.Resource, Token: asked.to, LastToken: found.LastToken}
+	s.changed = "whether the fence was set back is not known; see fencedb inspect"
 	if value(found.LastToken) < asked.to {
 		last, err := s.issuer.Raise(ctx, found.Resource, asked.to)
 		if err != nil {
@@ -157,13 +156,14 @@ func (s *servers) resetFence(ctx context.Context, asked resetting, found *inspec
 		asked.resource, asked.to, asked.operator, asked.reason,
 		optional(asked.rowToken, asked.rowToken != 0), wait.Milliseconds()).
 		Scan(&token, &lease, &done.LeaseID, &done.AuditID)
+	if err == nil || errors.As(err, new(*pgconn.PgError)) {
+		s.changed = "" // it is done, or was refused
+	}
 	if token != nil && lease != nil {
 		done.Former = &former{LeaseID: *lease, Token: *token}
 	}
 	return done, busy(explained(err))
 }
-
-const lockNotAvailable = "55P03"
 
 // busy adds to the error of a fence that could not be had whose transactions hold it.
 func busy(err error) error {

@@ -207,6 +207,7 @@ func (s *servers) confirmAndSeal(ctx context.Context, e event) (report, error) {
 	case fence.foreign:
 		return nil, fmt.Errorf("%w: the tokens of %s are those of another issuer, and no time", errUnchanged, visible(found.Resource))
 	}
+	cancel() // a person may take longer
 	if err := s.confirm(ctx, "Shut all its holders out in Postgres, without Redis?", found); err != nil {
 		return nil, err
 	}
@@ -254,8 +255,9 @@ func (s *servers) revokeLease(ctx context.Context, e event, found *inspection) (
 	switch {
 	case errors.Is(err, lease.ErrStale):
 		return nil, fmt.Errorf("the holder has changed since it was shown, nobody was revoked; look again: %w", err)
-	case errors.Is(err, lease.ErrUnreachable), ctx.Err() != nil:
-		return nil, fmt.Errorf("no answer of Redis in time: the lease may have ended, and nothing was sealed; look again: %w%s", err, s.withoutRedis())
+	case errors.Is(err, lease.ErrUnreachable), err != nil && ctx.Err() != nil:
+		s.changed = "the lease may have ended, and nothing was sealed; look again" + s.withoutRedis()
+		return nil, err
 	case err != nil:
 		return nil, fmt.Errorf("%w, Redis refuses: %w%s", errUnchanged, err, s.withoutRedis())
 	}
@@ -301,11 +303,13 @@ func (s *servers) seal(ctx context.Context, e event, done *revocation) error {
 	case err == nil:
 		return nil
 	case errors.As(err, new(*fencedb.StaleError)): // the next holder has entered, which shuts the former one out as well
+		s.changed = "its former holder is shut out, which may not be recorded in fencedb.audit"
 		done.AuditID, err = e.record(ctx, s.pool, done.details(true))
 		return err
 	}
 	if done.SealOnly {
-		return fmt.Errorf("it is not known to be sealed: the former holder can still write until a token from %d on has entered; see fencedb inspect, end the transaction in the way, and call it again: %w", done.Token, err)
+		s.changed = fmt.Sprintf("it is not known to be sealed: the former holder can still write until a token from %d on has entered; see fencedb inspect, end the transaction in the way, and call it again", done.Token)
+		return err
 	}
 	recording, cancel := context.WithDeadline(context.WithoutCancel(ctx), deadline) // also after Ctrl-C
 	defer cancel()

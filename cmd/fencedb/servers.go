@@ -3,13 +3,10 @@ package main
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
-	"net/url"
-	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -154,10 +151,16 @@ func (s *servers) connect(ctx context.Context, where needs) error {
 			continue
 		}
 		half, cancel := context.WithTimeout(ctx, s.timeout/2)
+		answered := s.waits("%s at %s", server.name, server.host())
 		err := server.ask(half)
-		if err != nil && half.Err() != nil && ctx.Err() == nil {
-			err = fmt.Errorf("%s: no answer from %s within %v, half of --timeout", server.name, server.host(), s.timeout/2)
+		switch {
+		case err == nil:
+		case half.Err() != nil && ctx.Err() == nil:
+			err = inShort{fmt.Sprintf("%s: no answer from %s within %v, half of --timeout", server.name, server.host(), s.timeout/2), err}
+		default:
+			err = unreachable(server.name, server.host(), err)
 		}
+		answered()
 		cancel()
 		switch {
 		case err == nil:
@@ -175,9 +178,39 @@ func (s *servers) connect(ctx context.Context, where needs) error {
 	return nil
 }
 
+// unreachable is the error of a server that was asked first, with its address once: the errors of
+// drivers have none, or several.
+func unreachable(name, host string, err error) error {
+	text := fmt.Sprintf("%s: cannot reach %s: %s", name, host, reason(err))
+	if errors.As(err, new(*pgconn.PgError)) || errors.As(err, new(redis.Error)) {
+		text = fmt.Sprintf("%s: %s refuses: %s", name, host, reason(err))
+	}
+	return inShort{text, err}
+}
+
+// reason is the innermost part of an error, without the addresses and attempts around it.
+func reason(err error) string {
+	if refused, is := errors.AsType[*pgconn.PgError](err); is {
+		return refused.Error()
+	}
+	if lookup, is := errors.AsType[*net.DNSError](err); is {
+		return lookup.Err
+	}
+	if attempt, is := errors.AsType[*net.OpError](err); is {
+		err = attempt.Err
+	}
+	for inner := err; inner != nil; inner = errors.Unwrap(inner) {
+		err = inner
+	}
+	return inWords(err)
+}
+
 func (s *servers) redisHost() string {
 	switch client := s.client.(type) {
-	case *redis.Client: // of Sentinels it is their name for the primary
+	case *redis.Client:
+		if client.Options().Addr == "FailoverClient" { // as go-redis calls what Sentinels lead to
+			return "the primary that Sentinels name"
+		}
 		return client.Options().Addr
 	case *redis.ClusterClient:
 		return strings.Join(client.Options().Addrs, ", ")
@@ -187,7 +220,14 @@ func (s *servers) redisHost() string {
 
 func (s *servers) postgresHost() string {
 	config := s.pool.Config().ConnConfig
-	return net.JoinHostPort(config.Host, fmt.Sprint(config.Port))
+	hosts := []string{net.JoinHostPort(config.Host, fmt.Sprint(config.Port))}
+	for _, further := range config.Fallbacks { // also the same one, without TLS
+		host := net.JoinHostPort(further.Host, fmt.Sprint(further.Port))
+		if !slices.Contains(hosts, host) {
+			hosts = append(hosts, host)
+		}
+	}
+	return strings.Join(hosts, ", ")
 }
 
 // away is why a server has not answered, or nil.
@@ -196,7 +236,7 @@ func (s *servers) away() error { return errors.Join(s.redisAway, s.postgresAway)
 func (s *servers) connectRedis(ctx context.Context) error {
 	at, err := s.client.Time(ctx).Result()
 	if err != nil && !redis.IsPermissionError(err) {
-		return fmt.Errorf("redis: %w", err)
+		return err
 	} else if err == nil {
 		s.ahead.redis = time.Until(at)
 	}
@@ -213,7 +253,7 @@ func (s *servers) connectPostgres(ctx context.Context) error {
 	var standby bool
 	var at time.Time
 	if err := s.pool.QueryRow(ctx, `SELECT pg_is_in_recovery(), clock_timestamp()`).Scan(&standby, &at); err != nil {
-		return fmt.Errorf("postgres: %w", err)
+		return err
 	}
 	s.ahead.postgres = time.Until(at)
 	if standby {
@@ -229,8 +269,8 @@ const insufficientPrivilege, undefinedTable, undefinedSchema, undefinedFunction 
 // explained adds the remedy to errors of an incomplete set-up, and of a server that is not done in
 // time.
 func explained(err error) error {
-	if pgconn.Timeout(err) {
-		return fmt.Errorf("postgres: no answer in time (--timeout); a lock may be in the way, see pg_blocking_pids: %w", err)
+	if pgconn.Timeout(err) && !errors.Is(err, context.Canceled) {
+		return inShort{"postgres: no answer in time (--timeout); a lock may be in the way, see pg_blocking_pids", err}
 	}
 	switch refused, _ := errors.AsType[*pgconn.PgError](err); value(refused).Code {
 	case insufficientPrivilege:
@@ -257,165 +297,4 @@ func (n names) config() lease.Config {
 func (c clocks) issuedAt(token int64) *time.Time {
 	at := time.UnixMicro(token).UTC()
 	return optional(at, at.Year() >= 2020 && c.sinceRedis(at) > -rounding)
-}
-
-// redisForms describes the URLs that newRedis accepts.
-const redisForms = `   redis://user:password@host:6379/0
-      one server
-   redis-sentinel://host:26379/0?master_name=NAME&addr=host2:26379
-      the primary that Sentinels call NAME; ?username= and ?password= are for
-      it, a user before the host is for the Sentinels
-   redis-cluster://user:password@host:6379?addr=host2:6379
-      a Cluster, by some of its nodes
-   rediss://, rediss-sentinel://, rediss-cluster://
-      the same with TLS; ?sslrootcert=, ?sslcert= and ?sslkey= name files as
-      they do for Postgres`
-
-// dialer makes a connection; nil stands for the usual way.
-type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
-
-// newRedis makes the client that a URL names.
-func newRedis(address string, dial dialer) (redis.UniversalClient, error) {
-	client, err := parseRedis(address, dial)
-	if err != nil {
-		return nil, withoutPassword(address, err)
-	}
-	return client, nil
-}
-
-// withoutPassword is what is wrong with an address, by the part behind the password: errors quote
-// what they take for a port or a path, and in a password with a slash that is the password.
-func withoutPassword(address string, err error) error {
-	scheme, _, found := strings.Cut(address, "://")
-	if at := strings.LastIndex(address, "@"); at >= 0 {
-		if !found {
-			return errors.New("it does not begin with redis:// or another scheme")
-		}
-		client, err2 := parseRedis(scheme+"://"+address[at+1:], nil)
-		if err2 == nil {
-			_ = client.Close()
-			return errors.New("user and password cannot be read; in them, / is written as %2F, ? as %3F, # as %23 and % as %25")
-		}
-		err = err2
-	}
-	if broken, is := errors.AsType[*url.Error](err); is {
-		return broken.Err
-	}
-	return err
-}
-
-// parseRedis leaves the URL to go-redis, with all its parameters, but for the scheme and the files.
-// The clients heed the deadlines of contexts, or a Redis that hangs would outlast --timeout.
-func parseRedis(address string, dial dialer) (redis.UniversalClient, error) {
-	u, err := url.Parse(address)
-	if err != nil {
-		return nil, err
-	}
-	query := u.Query()
-	files := certificates{take(query, "sslrootcert"), take(query, "sslcert"), take(query, "sslkey")}
-	scheme, topology, _ := strings.Cut(u.Scheme, "-")
-	u.Scheme, u.RawQuery = scheme, query.Encode()
-	switch {
-	case strings.Contains(u.Host, ","):
-		return nil, errors.New("the URL names one host; further ones are parameters, as in ?addr=host2:6379&addr=host3:6379")
-	case topology == "":
-		o, err := redis.ParseURL(u.String())
-		if err == nil {
-			o.ContextTimeoutEnabled = true
-			o.Dialer, err = files.around(dial, o.TLSConfig)
-		}
-		if err != nil {
-			return nil, err
-		}
-		return redis.NewClient(o), nil
-	case topology == "cluster":
-		o, err := redis.ParseClusterURL(u.String())
-		if err == nil {
-			o.ContextTimeoutEnabled = true
-			o.Dialer, err = files.around(dial, o.TLSConfig)
-		}
-		if err != nil {
-			return nil, err
-		}
-		return redis.NewClusterClient(o), nil
-	case topology == "sentinel" && !query.Has("master_name"):
-		return nil, errors.New("no name of a primary for Sentinels: ?master_name=NAME")
-	case topology == "sentinel":
-		if u.Port() == "" {
-			u.Host += ":26379"
-		}
-		o, err := redis.ParseFailoverURL(u.String())
-		if err == nil {
-			o.ContextTimeoutEnabled = true
-			o.Dialer, err = files.around(dial, o.TLSConfig)
-		}
-		if err != nil {
-			return nil, err
-		}
-		return redis.NewFailoverClient(o), nil
-	}
-	return nil, fmt.Errorf("there is no scheme %q", u.Scheme+"-"+topology)
-}
-
-// take returns a parameter and removes it.
-func take(query url.Values, name string) string {
-	defer query.Del(name)
-	return query.Get(name)
-}
-
-// certificates are files for TLS, in the parameters that a URL of Postgres has for them: go-redis
-// has none.
-type certificates struct{ root, cert, key string }
-
-func (c certificates) into(config *tls.Config) error {
-	switch {
-	case c == certificates{}:
-		return nil
-	case config == nil:
-		return errors.New("sslrootcert, sslcert and sslkey are for TLS: the URL has to begin with rediss")
-	}
-	if c.root != "" {
-		text, err := os.ReadFile(c.root)
-		if err != nil {
-			return fmt.Errorf("sslrootcert: %w", err)
-		}
-		config.RootCAs = x509.NewCertPool()
-		if !config.RootCAs.AppendCertsFromPEM(text) {
-			return fmt.Errorf("sslrootcert: %s has no certificate in PEM", c.root)
-		}
-	}
-	if c.cert != "" || c.key != "" {
-		own, err := tls.LoadX509KeyPair(c.cert, c.key)
-		if err != nil {
-			return fmt.Errorf("sslcert and sslkey: %w", err)
-		}
-		config.Certificates = []tls.Certificate{own}
-	}
-	return nil
-}
-
-// around puts them into config. It adds TLS to dial, because go-redis leaves TLS to a dialer that
-// it is given.
-func (c certificates) around(dial dialer, config *tls.Config) (dialer, error) {
-	if err := c.into(config); err != nil || config == nil {
-		return dial, err
-	}
-	config.ServerName = "" // that of each server, not of the first one
-	if dial == nil {
-		return nil, nil
-	}
-	return func(ctx context.Context, network, addr string) (net.Conn, error) {
-		conn, err := dial(ctx, network, addr)
-		if err != nil {
-			return nil, err
-		}
-		config := config.Clone()
-		config.ServerName, _, _ = net.SplitHostPort(addr)
-		secret := tls.Client(conn, config)
-		if err := secret.HandshakeContext(ctx); err != nil {
-			_ = conn.Close()
-			return nil, err
-		}
-		return secret, nil
-	}, nil
 }

@@ -1,7 +1,10 @@
 package main
 
 import (
+	"fmt"
+	"net"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -68,6 +71,34 @@ func TestWhatIsWrongWithARedisURLIsSaidWithoutItsPassword(t *testing.T) {
 
 		require.Contains(t, got.errOut, says, address)
 		require.NotContains(t, got.errOut, "hunter2", address)
+	}
+}
+
+func TestAConnectionErrorNamesTheServerOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	host := w.own.Addr()
+	postgres := w.pool.Config().ConnConfig
+	address := net.JoinHostPort(postgres.Host, fmt.Sprint(postgres.Port))
+	for _, test := range []struct{ flag, url, says string }{
+		{"--redis", "redis://127.0.0.1:1", "redis: cannot reach 127.0.0.1:1: connection refused"},
+		{"--redis", "redis://no.such.host.invalid", "redis: cannot reach no.such.host.invalid:6379: "},
+		{"--redis", "redis://ann:hunter2@" + host, "redis: " + host + " refuses: WRONGPASS "},
+		{"--redis", "redis-cluster://127.0.0.1:1?addr=127.0.0.1:2", "redis: cannot reach 127.0.0.1:1, 127.0.0.1:2: "},
+		{"--postgres", "postgres://ann:hunter2@127.0.0.1:1/none", "postgres: cannot reach 127.0.0.1:1: connection refused"},
+		{"--postgres", "postgres://ann:hunter2@127.0.0.1:1,127.0.0.1:2/none", "postgres: cannot reach 127.0.0.1:1, 127.0.0.1:2: connection refused"},
+		{"--postgres", "postgres://ann:hunter2@no.such.host.invalid/none", "postgres: cannot reach no.such.host.invalid:5432: "},
+		{"--postgres", fmt.Sprintf("postgres://%s:%s@%s/none_such", postgres.User, postgres.Password, address), "postgres: " + address + ` refuses: FATAL: database "none_such" does not exist`},
+	} {
+		command := map[string]string{"--redis": "watch", "--postgres": "prune"}[test.flag]
+		got := w.run("--timeout", "20s", test.flag, test.url, command)
+
+		require.Equal(t, exitFailed, got.code, test.url)
+		require.Contains(t, got.errOut, "fencedb: "+test.says)
+		require.Equal(t, 1, strings.Count(got.errOut, "\n"), got.errOut)
+		require.NotContains(t, got.errOut, "hunter2")
+		_, rest, _ := strings.Cut(got.errOut, test.says)
+		require.NotRegexp(t, `127\.0\.0\.1|no\.such\.host`, rest)
 	}
 }
 

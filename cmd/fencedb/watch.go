@@ -84,7 +84,7 @@ func (s *servers) follow(ctx context.Context, wanted filter) error {
 		return write(e)
 	}, stream, feed.Interrupted(func(err error) {
 		if err != nil {
-			s.page(s.errOut).say("Redis does not answer, and until it does, no events are seen: %v", err)
+			s.page(s.errOut).say("Redis does not answer, and until it does, no events are seen: %s", inWords(err))
 		} else {
 			s.page(s.errOut).say("Redis answers again.")
 		}

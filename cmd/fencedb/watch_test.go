@@ -33,14 +33,24 @@ func (c *console) start(args ...string) *watching {
 	c.Helper()
 	ctx, interrupt := context.WithCancel(c.Context())
 	w := &watching{c.T, make(chan string, 100), make(chan string, 100), interrupt, make(chan int, 1)}
+	c.Cleanup(interrupt)
 	out, errOut := w.pipe(w.out), w.pipe(w.errOut)
-	a := &app{in: strings.NewReader(c.answer), out: out, errOut: errOut, screen: c.screen}
+	if slices.Contains(args, "with") { // it ends processes that this one starts
+		command, _ := c.process(args...)
+		command.Stdin, command.Stdout, command.Stderr = strings.NewReader(c.answer), out, errOut
+		go func() {
+			_ = command.Run()
+			_, _ = out.Close(), errOut.Close()
+			w.code <- command.ProcessState.ExitCode()
+		}()
+		return w
+	}
+	a := &app{in: strings.NewReader(c.answer), out: out, errOut: errOut, screen: c.screen, watched: c.watched}
 	go func() {
 		code := a.run(ctx, append(append([]string{"fencedb"}, c.flags...), args...))
 		_, _ = out.Close(), errOut.Close()
 		w.code <- code
 	}()
-	c.Cleanup(interrupt)
 	return w
 }
 

@@ -4,7 +4,6 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -308,18 +307,6 @@ func TestExitCodesOfWith(t *testing.T) {
 	}
 }
 
-// process is the command in a process of its own, as a shell without a terminal runs it.
-func (w *world) process(args ...string) (command *exec.Cmd, errOut *bytes.Buffer) {
-	w.Helper()
-	self, err := os.Executable()
-	require.NoError(w, err)
-	command = exec.CommandContext(w.Context(), self, append(w.flags, args...)...)
-	command.Env = append(os.Environ(), commandVar+"=1")
-	errOut = new(bytes.Buffer)
-	command.Stderr = errOut
-	return command, errOut
-}
-
 // linesOf returns the lines of r, one for each call.
 func linesOf(t *testing.T, r io.Reader) func() string {
 	s := bufio.NewScanner(r)
@@ -466,6 +453,7 @@ func TestCtrlCLeavesEachPrompt(t *testing.T) {
 		{"reset", "a:1", "--to", "1", "--reason", "a mistake"},
 		{"prune", "--apply", "--reason", "monthly"},
 		{"migrate", "down"},
+		{"migrate", "reset"},
 	} {
 		for _, s := range []os.Signal{os.Interrupt, syscall.SIGTERM} {
 			command, _ := w.process(args...)

@@ -213,12 +213,13 @@ func (s *stage) remove() (left []string, err error) {
 	err = s.endSessions(ctx)
 	_, failed := s.pool.Exec(ctx, `DROP SCHEMA IF EXISTS `+s.Run+` CASCADE`)
 	if err = errors.Join(err, failed); err != nil {
-		return append(left, "in Postgres the schema "+s.Run), err
+		left = append(left, "in Postgres the schema "+s.Run)
+		return left, fmt.Errorf("%w; left %s", err, strings.Join(left, ", and "))
 	}
 	if s.migrated {
 		db := stdlib.OpenDBFromPool(s.pool)
 		defer db.Close()
-		return left, migrations.Down(ctx, db)
+		return left, migrations.Reset(ctx, db)
 	}
 	if _, denied := s.pool.Exec(ctx, `DELETE FROM fencedb.fences WHERE resource = ANY($1)`, s.resources()); denied != nil {
 		left = append(left, fmt.Sprintf("in fencedb.fences the fences of %s-..., which fencedb prune removes when they are old enough", s.Run))

@@ -1,0 +1,38 @@
+package main
+
+import (
+	"fmt"
+	"sync"
+	"time"
+)
+
+// patience is how long a person at a terminal waits without a word, and then between two.
+const patience, repeated = time.Second, 10 * time.Second
+
+// waits tells a person at a terminal what the command waits for, if that takes longer than
+// patience, until it is called that it is over. A wait within another one is not told.
+func (a *app) waits(what string, args ...any) (over func()) {
+	if !a.watched || a.waiting {
+		return func() {}
+	}
+	a.waiting = true
+	began, next, stop, stopped := time.Now(), time.NewTimer(patience), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		defer next.Stop()
+		for {
+			select {
+			case <-next.C:
+				fmt.Fprintf(a.errOut, "fencedb: %s: waiting for %s\n", span(time.Since(began)), fmt.Sprintf(what, args...))
+				next.Reset(repeated)
+			case <-stop:
+				return
+			}
+		}
+	}()
+	return sync.OnceFunc(func() {
+		close(stop)
+		<-stopped
+		a.waiting = false
+	})
+}

@@ -1,0 +1,42 @@
+package main
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/testenv"
+)
+
+// A person at a terminal learns what is in the way; a script gets the error only.
+func TestAPersonLearnsWhatIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	redis, _ := hanging(t)
+	postgres, _ := hanging(t)
+	w := newWorld(t)
+	_, err := w.pool.Exec(t.Context(), `SELECT pg_advisory_lock(x'66656e63656462'::bigint)`)
+	require.NoError(t, err)
+	for says, args := range map[string][]string{
+		"waiting for redis at " + redis:                       {"--redis", "redis://" + redis, "leases"},
+		"waiting for postgres at " + postgres:                 {"--postgres", "postgres://ann@" + postgres + "/none?sslmode=disable", "adopt", "seats"},
+		"waiting for the servers, for 3s at most (--timeout)": {"migrate", "up"},
+	} {
+		t.Run(says, func(t *testing.T) {
+			t.Parallel()
+			for _, watched := range []bool{true, false} {
+				c := newConsole(t, slices.Concat(w.flags, []string{"--timeout", "3s"})...)
+				c.watched = watched
+				got := c.start(args...)
+				line := got.next(got.errOut)
+				if watched {
+					require.Contains(t, line, says)
+					line = got.next(got.errOut)
+				}
+				require.NotContains(t, line, "waiting for")
+				require.NotZero(t, <-got.code)
+			}
+		})
+	}
+	require.Empty(t, newConsole(t, "--postgres", testenv.PostgresURL(t)).run("migrate", "status").errOut, "what is quick is not told")
+}
