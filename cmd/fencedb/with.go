@@ -9,17 +9,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"os/exec"
-	"os/signal"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/urfave/cli/v3"
-	"golang.org/x/term"
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/lease"
@@ -34,7 +30,9 @@ func (a *app) with() *cli.Command {
 		Description: `Acquires the resources, all or none, and seals them in Postgres: no earlier
 holder can write to protected tables from then on. Then it runs COMMAND,
 renews the leases while that runs, and releases them. Signals are passed on.
-If a lease is lost, the command gets SIGTERM, and after --grace SIGKILL.
+If a lease is lost, the command and all that it has started get SIGTERM, and
+after --grace SIGKILL. So does what goes on when the command has ended: the
+leases are released when all of it has ended.
 
 The command finds in its environment:
 
@@ -68,7 +66,7 @@ command, 128 + N if signal N ended it, or
 			&cli.DurationFlag{Name: "ttl", Destination: &w.cfg.TTL, Usage: "`TIME` that a lease lasts without renewal", Value: time.Minute, Validator: positive},
 			&cli.DurationFlag{Name: "max-hold", Destination: &w.cfg.MaxHold, Usage: "renew for this `TIME` at most, or for --ttl", Value: time.Hour},
 			&cli.DurationFlag{Name: "hold", Destination: &w.hold, Usage: "`TIME` that one transaction may take", DefaultText: "as --ttl", Validator: positive},
-			&cli.DurationFlag{Name: "grace", Destination: &w.grace, Usage: "`TIME` from SIGTERM to SIGKILL, after a loss",
+			&cli.DurationFlag{Name: "grace", Destination: &w.grace, Usage: "`TIME` from SIGTERM to SIGKILL",
 				Value: 10 * time.Second, Validator: notNegative},
 			&cli.BoolFlag{Name: "force", Destination: &w.force, Usage: "run even if another namespace of Redis has a resource"},
 		},
@@ -109,6 +107,7 @@ type wrapping struct {
 	leases         lease.Leases
 	began          time.Time
 	code           int
+	killed         bool
 	lost, released error // nil: held to the end, released
 }
 
@@ -175,6 +174,7 @@ func (w *wrapping) acquire(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, w.wait+w.timeout)
 	defer cancel()
+	defer w.waits("%s, for %s at most (--wait and --timeout)", visible(strings.Join(w.resources, ", ")), span(w.wait+w.timeout))()
 	if err := w.onlyHere(ctx, i); err != nil {
 		return err
 	}
@@ -199,81 +199,6 @@ func (w *wrapping) onlyHere(ctx context.Context, i *lease.Issuer) error {
 	for _, resource := range w.resources {
 		if err := w.notElsewhere(resource, known[resource], places[resource], unsearched); err != nil {
 			return err
-		}
-	}
-	return nil
-}
-
-// runCommand runs the command until it ends, and passes signals on, SIGTERM too. It ends the
-// command if a lease is lost.
-func (w *wrapping) runCommand(ctx context.Context) error {
-	signals := make(chan os.Signal, 16)
-	signal.Notify(signals, heeded(syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)...)
-	defer signal.Stop(signals)
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	command := exec.Cmd{Path: w.path, Args: w.command, Env: append(os.Environ(), w.environment()...),
-		Stdin: w.in, Stdout: w.out, Stderr: w.errOut}
-	// A group of its own lets signals reach what the command has started. In a terminal it would be a
-	// group in the background, which may not read; there Ctrl-C reaches all of them anyway.
-	in, isFile := w.in.(*os.File)
-	alone := !isFile || !term.IsTerminal(int(in.Fd()))
-	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: alone}
-	if err := command.Start(); err != nil {
-		return withCode{exitNotExecutable, err}
-	}
-	tell := func(s os.Signal) {
-		if alone {
-			_ = syscall.Kill(-command.Process.Pid, s.(syscall.Signal))
-		} else {
-			_ = command.Process.Signal(s)
-		}
-	}
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		_ = command.Wait() // its state says how it ended
-	}()
-	work, stop := w.leases.Bind(context.WithoutCancel(ctx))
-	defer stop()
-	lost, kill := work.Done(), (<-chan time.Time)(nil)
-	for {
-		select {
-		case s := <-signals:
-			if alone || s != os.Interrupt && s != syscall.SIGQUIT {
-				tell(s)
-			}
-		case <-lost:
-			lost, kill = nil, time.After(w.grace)
-			w.lost = w.loss()
-			fmt.Fprintf(w.errOut, "fencedb: the lease is lost after %s: %v; %s gets SIGTERM\n", span(time.Since(w.began)), w.lost, visible(w.command[0]))
-			tell(syscall.SIGTERM)
-		case <-kill:
-			fmt.Fprintf(w.errOut, "fencedb: %s has not ended for %s; it gets SIGKILL\n", visible(w.command[0]), span(w.grace))
-			tell(syscall.SIGKILL)
-		case <-ended:
-			if w.lost == nil {
-				w.lost = w.loss()
-			}
-			w.code = codeOf(command.ProcessState)
-			return nil
-		}
-	}
-}
-
-func codeOf(state *os.ProcessState) int {
-	if status, ok := state.Sys().(syscall.WaitStatus); ok && status.Signaled() {
-		return exitSignaled + int(status.Signal())
-	}
-	return state.ExitCode()
-}
-
-// loss is which lease is over, and why; nil if none is.
-func (w *wrapping) loss() error {
-	for _, l := range w.leases {
-		if err := l.Err(); err != nil {
-			return fmt.Errorf("%s: %w", visible(l.Resource()), err)
 		}
 	}
 	return nil
@@ -324,11 +249,11 @@ func (w *wrapping) conclude(took string) error {
 	text := fmt.Sprintf("%s held to the end, for %s", what, took)
 	switch {
 	case w.lost != nil:
-		text = fmt.Sprintf("the lease was lost before the command ended, which took %s: %v. What it has committed in protected tables stands; "+
-			"what it did elsewhere may conflict with the work of another holder", took, w.lost)
+		text = fmt.Sprintf("the lease was lost before the command ended, which took %s: %s. What it has committed in protected tables stands; "+
+			"what it did elsewhere may conflict with the work of another holder", took, inWords(w.lost))
 		w.code = cmp.Or(w.code, exitLost)
 	case w.released != nil:
-		text += fmt.Sprintf(". It could not be released, so it stays blocked for its TTL at most: %v", w.released)
+		text += fmt.Sprintf(". It could not be released, so it stays blocked for its TTL at most: %s", inWords(w.released))
 	}
 	if w.code == exitDone {
 		fmt.Fprintln(w.errOut, "fencedb:", text)

@@ -1,0 +1,124 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"golang.org/x/term"
+)
+
+// lingering is how long processes that the command has started may take to end behind it, as one
+// that reads what it has written.
+const lingering = time.Second
+
+// killAgain is the time between two SIGKILL: a process may have started another one meanwhile.
+const killAgain = 100 * time.Millisecond
+
+// runCommand runs the command until it and all that it has started have ended, and passes signals
+// on, SIGTERM too. It ends all of them if a lease is lost, and what outlives the command.
+func (w *wrapping) runCommand(ctx context.Context) error {
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals, heeded(syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)...)
+	defer signal.Stop(signals)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	command := &exec.Cmd{Path: w.path, Args: w.command, Env: append(os.Environ(), w.environment()...),
+		Stdin: w.in, Stdout: w.out, Stderr: w.errOut}
+	// A group of its own lets signals reach what the command has started. In a terminal it would be a
+	// group in the background, which may not read; there Ctrl-C reaches all of them anyway.
+	in, isFile := w.in.(*os.File)
+	alone := !isFile || !term.IsTerminal(int(in.Fd()))
+	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: alone}
+	all := newFamily()
+	if err := command.Start(); err != nil {
+		return withCode{exitNotExecutable, err}
+	}
+	if all.command = command.Process; alone {
+		all.group = command.Process.Pid
+	}
+	w.watchOver(ctx, command, all, signals)
+	w.code = codeOf(command.ProcessState)
+	return nil
+}
+
+// watchOver returns when all processes have ended.
+func (w *wrapping) watchOver(ctx context.Context, command *exec.Cmd, all *family, signals <-chan os.Signal) {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = command.Wait() // its state says how it ended
+	}()
+	work, stop := w.leases.Bind(context.WithoutCancel(ctx))
+	defer stop()
+	name, lost := visible(w.command[0]), work.Done()
+	var gone <-chan struct{}
+	var outlived, kill <-chan time.Time
+	for {
+		select {
+		case s := <-signals:
+			all.passOn(s.(syscall.Signal), ended == nil)
+		case <-lost:
+			lost, w.lost, kill = nil, w.loss(), time.After(w.grace)
+			fmt.Fprintf(w.errOut, "fencedb: the lease is lost after %s: %s; %s gets SIGTERM\n", span(time.Since(w.began)), inWords(w.lost), name)
+			all.signal(syscall.SIGTERM)
+		case <-ended:
+			ended, gone = nil, all.gone()
+			if w.lost == nil {
+				outlived = time.After(lingering)
+			}
+		case <-outlived:
+			fmt.Fprintf(w.errOut, "fencedb: %s has ended, but not what it has started, which gets SIGTERM\n", name)
+			kill = time.After(w.grace)
+			all.signal(syscall.SIGTERM)
+		case <-kill:
+			if !w.killed {
+				fmt.Fprintf(w.errOut, "fencedb: %s, or what it has started, has not ended for %s; it gets SIGKILL\n", name, span(w.grace))
+			}
+			w.killed, kill = true, time.After(killAgain)
+			all.signal(syscall.SIGKILL)
+		case <-gone:
+			if w.lost == nil {
+				w.lost = w.loss()
+			}
+			return
+		}
+	}
+}
+
+// passOn passes on a signal that this process has got. A terminal has sent those of its keys to the
+// command too.
+func (f *family) passOn(s syscall.Signal, outlived bool) {
+	switch fromKey := s == syscall.SIGINT || s == syscall.SIGQUIT; {
+	case outlived:
+		f.signal(s)
+	case f.group != 0:
+		_ = syscall.Kill(-f.group, s)
+	case !fromKey:
+		_ = f.command.Signal(s)
+	}
+}
+
+func codeOf(state *os.ProcessState) int {
+	if status, ok := state.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		return exitSignaled + int(status.Signal())
+	}
+	return state.ExitCode()
+}
+
+// loss is which lease is over, and why; nil if none is.
+func (w *wrapping) loss() error {
+	for _, l := range w.leases {
+		if err := l.Err(); err != nil {
+			return fmt.Errorf("%s: %w", visible(l.Resource()), err)
+		}
+	}
+	return nil
+}

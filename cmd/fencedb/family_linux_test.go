@@ -1,0 +1,106 @@
+package main
+
+import (
+	"bufio"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// stubborn prints its process id, and ends at SIGKILL only.
+const stubborn = `sh -c 'trap "" INT QUIT TERM; echo $$; exec sleep 1000'`
+
+func alive(pid int) bool { return syscall.Kill(pid, 0) == nil }
+
+// nextPID is the process that a line of out names.
+func (w *watching) nextPID() int {
+	w.Helper()
+	pid, err := strconv.Atoi(w.next(w.out))
+	require.NoError(w, err)
+	return pid
+}
+
+// A lease is over, and what has run under it goes on: whatever became of its parent, its group and
+// its session, it has ended when with says what became of the lease.
+func TestNothingOutlivesWith(t *testing.T) {
+	t.Parallel()
+	const goesOn = "\nwhile :; do sleep 1; done"
+	starts := map[string]string{
+		"in its group":              stubborn + ` &`,
+		"in a session of its own":   `setsid ` + stubborn + ` &`,
+		"without its parent":        `(setsid ` + stubborn + ` &)`,
+		"under another that is not": `setsid sh -c '` + strings.ReplaceAll(stubborn, `'`, `'\''`) + `; true' &`,
+	}
+	for ending, test := range map[string]struct {
+		rest string
+		end  func(w *world, pid int)
+		code int
+		says string
+	}{
+		"the lease is lost": {goesOn, func(w *world, _ int) { w.revoked("seat:1") }, exitSignaled + int(syscall.SIGTERM), "the lease was lost before"},
+		"the command ends":  {"", func(*world, int) {}, exitDone, "seat:1 was held to the end"},
+		"the command quits": {goesOn, func(w *world, with int) { require.NoError(w, syscall.Kill(with, syscall.SIGQUIT)) },
+			exitSignaled + int(syscall.SIGQUIT), "seat:1 was held to the end"},
+	} {
+		for how, start := range starts {
+			t.Run(ending+", "+how, func(t *testing.T) {
+				t.Parallel()
+				w := newWorld(t)
+				command, errOut := w.process(under([]string{"--ttl", "3s", "--grace", "100ms", "seat:1"}, "sh", "-c", start+test.rest)...)
+				out, err := command.StdoutPipe()
+				require.NoError(t, err)
+				require.NoError(t, command.Start())
+				line, err := bufio.NewReader(out).ReadString('\n')
+				require.NoError(t, err)
+				pid, err := strconv.Atoi(strings.TrimSpace(line))
+				require.NoError(t, err)
+
+				test.end(w, command.Process.Pid)
+
+				_ = command.Wait()
+				require.False(t, alive(pid), errOut)
+				require.Equal(t, test.code, command.ProcessState.ExitCode(), errOut)
+				require.Regexp(t, `(?s)gets SIGTERM.*gets SIGKILL.*`+test.says, errOut.String())
+				w.requireFree("seat:1")
+			})
+		}
+	}
+}
+
+// The lease is held for as long as anything works under it.
+func TestTheLeaseIsHeldUntilTheLastProcessHasEnded(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	gate, reached := w.gate()
+	reads := strings.TrimPrefix(gate, `\! `)
+
+	running := w.start(under([]string{"--grace", "1h", "seat:1"}, "sh", "-c", `setsid sh -c 'trap "" TERM; `+reads+`' &`)...)
+
+	require.Contains(t, running.next(running.errOut), "sh has ended, but not what it has started, which gets SIGTERM")
+	require.NotNil(t, w.inspected("seat:1").Holder)
+	reached()
+	require.Contains(t, running.next(running.errOut), "seat:1 was held to the end")
+	require.Zero(t, <-running.code)
+	w.requireFree("seat:1")
+}
+
+// A script may start something, and then exec fencedb with.
+func TestWithEndsNothingThatItHasNotStarted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	command, errOut := w.process(under([]string{"seat:1"}, "true")...)
+	script := exec.CommandContext(t.Context(), "sh", append([]string{"-c", `sleep 1000 >&- 2>&- & echo $!; exec "$@"`, "sh", command.Path}, command.Args[1:]...)...)
+	script.Env, script.Stderr = command.Env, errOut
+
+	out, err := script.Output()
+
+	require.NoError(t, err, errOut)
+	pid, err := strconv.Atoi(strings.TrimSpace(string(out)))
+	require.NoError(t, err)
+	require.True(t, alive(pid))
+	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+}
