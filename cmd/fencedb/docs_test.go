@@ -30,6 +30,7 @@ var incidental = []struct {
 }{
 	{regexp.MustCompile(`(Mon|Tue|Wed|Thu|Fri|Sat|Sun) \d{4}-\d\d-\d\d \d\d:\d\d:\d\d( [+-]\d\d:\d\d)?|\b\d\d [A-Z][a-z]{2} \d\d:\d\d:\d\d\.\d{3}`), "WHEN"},
 	{regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b[0-9a-f]{8}\b`), "LEASE"},
+	{regexp.MustCompile(`xid +\| +epoch\s+-+\+-+\s+\d+ \| +\d+`), "TRANSACTION"}, // an epoch may look like a token
 	{regexp.MustCompile(`\b\d{16}\b`), "TOKEN"},
 	{regexp.MustCompile(`\d\d:\d\d:\d\d\.\d{3}`), "CLOCK"},
 	{regexp.MustCompile(`\b\d+(d(\d+h)?|h(\d+m)?|m(\d+s)?|(\.\d)?m?s)\b`), "TIME"},
@@ -37,7 +38,6 @@ var incidental = []struct {
 	{regexp.MustCompile(`\w+( +ADDRESS +Client ClientRead)`), "USER$1"},
 	{regexp.MustCompile(`\b\d+( +worker-8 +idle)`), "PID$1"},
 	{regexp.MustCompile(`\b\d+ in fencedb.audit`), "ID in fencedb.audit"},
-	{regexp.MustCompile(`xid +\| +epoch\s+-+\+-+\s+\d+ \| +\d+`), "TRANSACTION"},
 	{regexp.MustCompile(`\s+`), " "},
 }
 
