@@ -80,10 +80,10 @@ func (s *servers) tell(ctx context.Context, r *history, w window) (report, error
 	}
 	r.arrange(w)
 	if s.redisAway != nil {
-		r.Missing = append(r.Missing, missing{"redis", s.redisAway.Error()})
+		r.Missing = append(r.Missing, missing{"redis", inWords(s.redisAway)})
 	}
 	if s.postgresAway != nil {
-		r.Missing = append(r.Missing, missing{"postgres", s.postgresAway.Error()})
+		r.Missing = append(r.Missing, missing{"postgres", inWords(s.postgresAway)})
 	}
 	r.Notes = r.conclude()
 	if err := s.away(); err != nil {
@@ -257,7 +257,7 @@ func (r *history) conclude() []note {
 		add("known_elsewhere", "Redis knows it elsewhere too: %s. For those events give that --namespace.", described(r.Elsewhere))
 	}
 	if r.unsearched != nil {
-		add("not_searched", "Whether it is in another namespace too was not found out: %v.", r.unsearched)
+		add("not_searched", "Whether it is in another namespace too was not found out: %s.", inWords(r.unsearched))
 	}
 	apart := r.redisTime.Sub(r.postgresTime).Abs()
 	if !r.redisTime.IsZero() && !r.postgresTime.IsZero() && apart > time.Second {

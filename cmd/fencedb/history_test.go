@@ -208,7 +208,9 @@ func (r *restaurant) evening() {
 		pool, err := pgxpool.NewWithConfig(r.Context(), config)
 		require.NoError(r, err)
 		r.Cleanup(pool.Close)
-		issuer, err := lease.New(r.redis, lease.Config{TTL: time.Minute, RenewEvery: lease.Never, Namespace: r.namespace, Holder: name})
+		issuer, err := lease.New(r.redis, lease.Config{
+			TTL: time.Minute, RenewEvery: lease.Never, Namespace: r.namespace, Holder: name,
+		})
 		require.NoError(r, err)
 		return booking.New(issuer, pool, check)
 	}

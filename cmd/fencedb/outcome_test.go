@@ -28,6 +28,7 @@ var calls = map[string][]string{
 	"migrate reset":  {"--yes"},
 	"migrate status": nil,
 	"inspect":        {"seat:1"},
+	"history":        {"seat:1"},
 	"leases":         nil,
 	"watch":          {"--since", "1m"},
 	"revoke":         {"seat:1", "--reason", "it hangs", "--yes"},
