@@ -10,14 +10,12 @@ import (
 )
 
 // Revoke ends the holder of the resource and issues a new last token. The former holder's context
-// ends at its next renewal, with [ErrRevoked], or with [ErrLost] if a later holder was revoked
-// before that; seal the revocation where the data lives to stop it at once. The resource goes to
-// the first waiter.
+// ends at its next renewal, with [ErrRevoked]; seal the revocation where the data lives to stop it
+// at once. The resource goes to the first waiter.
 //
-// A request that goes unanswered is repeated and takes effect once. If another revocation came
-// before the repetition, the answer is lost, and the error is [ErrStale]: the holder was ended. On
-// [ErrUnreachable] it may have taken effect, or may still do so, and then end the lease of a later
-// holder: look with [Issuer.Inspect] before revoking again.
+// A request that goes unanswered is repeated and takes effect once. On [ErrUnreachable] it may have
+// taken effect, or may still do so, and then end the lease of a later holder: look with
+// [Issuer.Inspect] before revoking again.
 func (i *Issuer) Revoke(ctx context.Context, resource string) (*Revocation, error) {
 	return i.revoke(ctx, resource, 0)
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/internal/faulty"
@@ -64,6 +65,33 @@ func TestTheHolderLearnsOfARevocationThatWasRepeated(t *testing.T) {
 	})
 }
 
+// Each learns it, also where others were revoked since; and Redis keeps no more than a hundred.
+func TestEveryHolderLearnsThatItWasRevoked(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: time.Minute, RenewEvery: lease.Never})
+		s := w.semaphore(t, 5, lease.Config{TTL: time.Minute, RenewEvery: lease.Never})
+		var all lease.Leases
+		for range 5 {
+			l, permit := try(t, i, "a"), tryPermit(t, s, "a")
+			all = append(all, l, permit)
+			_, err := i.Revoke(t.Context(), "a")
+			require.NoError(t, err)
+			held, err := s.Revoke(t.Context(), "a", permit.LeaseID())
+			require.NoError(t, err)
+			require.True(t, held)
+		}
+		time.Sleep(ms) // there has to be something to gain
+		for _, l := range all {
+			require.ErrorIs(t, l.Extend(t.Context()), lease.ErrRevoked)
+		}
+		for range 100 {
+			_, err := i.Revoke(t.Context(), "a")
+			require.NoError(t, err)
+		}
+		require.EqualValues(t, 100, w.client.ZCard(t.Context(), w.key("a", "ended")).Val())
+	})
+}
+
 func TestARevokedHolderLearnsItAtRelease(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
@@ -113,16 +141,16 @@ func TestARevocationThatIsRepeatedAfterAnotherEndsNobody(t *testing.T) {
 		require.NoError(t, err)
 		try(t, i, "a")
 		w.faults.Next(1, faulty.LoseReply)
-		first := make(chan error)
+		first := make(chan *lease.Revocation)
 		go func() {
-			_, err := i.Revoke(context.Background(), "a")
-			first <- err
+			r, _ := i.Revoke(context.Background(), "a")
+			first <- r
 		}()
 		synctest.Wait() // it pauses before the second attempt
-		_, err = i.Revoke(t.Context(), "a")
+		second, err := i.Revoke(t.Context(), "a")
 		require.NoError(t, err)
 		l := try(t, i, "a")
-		require.ErrorIs(t, <-first, lease.ErrStale)
+		require.Less(t, (<-first).Token(), second.Token(), "the same answer")
 		requireCurrent(t, l)
 		require.NoError(t, l.Release(t.Context()))
 	})
@@ -263,8 +291,9 @@ func TestAuthorityAndCorruptKeys(t *testing.T) {
 		}
 		require.Equal(t, before, w.dump(t, name), name)
 	}
-	for _, value := range []string{"x", "x:1:" + uuid.NewString() + ":2:1", uuid.NewString() + ":1:" + uuid.NewString() + ":0:1"} {
-		require.NoError(t, w.client.Set(t.Context(), w.key("revoked", "ended"), value, 0).Err())
+	for _, value := range []string{"x", "x:1:" + uuid.NewString() + ":2", uuid.NewString() + ":1:" + uuid.NewString() + ":0"} {
+		require.NoError(t, w.client.Del(t.Context(), w.key("revoked", "ended")).Err())
+		require.NoError(t, w.client.ZAdd(t.Context(), w.key("revoked", "ended"), redis.Z{Score: 2, Member: value}).Err())
 		_, err := i.Inspect(t.Context(), "revoked")
 		require.ErrorIs(t, err, lease.ErrCorrupt, value)
 	}

@@ -271,21 +271,22 @@ func (i *Issuer) tryOut(ctx context.Context, server *redis.Client) error {
 	if err != nil {
 		return err
 	}
-	ask := func(mode any) (*term, acquired, error) {
-		t := &term{keys: k, id: uuid.New(), call: protocol.NewCall(i.label)}
-		answer, err := s.acquire(ctx, t.ask(mode))
-		t.take(answer)
-		return t, answer, err
+	holder, waiter := term{keys: k, id: uuid.New()}, term{keys: k, id: uuid.New()}
+	call := protocol.NewCall(i.label)
+	request := func(t *term, call, mode any) (granted bool, err error) {
+		answer, err := s.acquire(ctx, ask{keys: []*protocol.Keys{k}, id: t.name(), call: call, mode: mode})
+		if granted = answer.tokens != nil; granted {
+			t.token = answer.tokens[0]
+		}
+		return granted, err
 	}
-	holder, _, err := ask(try)
-	if err != nil {
+	if _, err := request(&holder, protocol.NewCall(i.label), try); err != nil {
 		return err
 	}
-	waiter, answer, err := ask(wait)
-	if err != nil || answer.tokens != nil {
+	if both, err := request(&waiter, call, wait); err != nil || both {
 		return cmp.Or(err, fmt.Errorf("%w: two hold at once", ErrUnfit))
 	}
-	news := s.subscribe(k.Channel.(string), waiter.call.(string))
+	news := s.subscribe(k.Channel.(string), call)
 	if news == nil {
 		return fmt.Errorf("%w: nobody knows where to listen", ErrUnfit)
 	}
@@ -293,29 +294,18 @@ func (i *Issuer) tryOut(ctx context.Context, server *redis.Client) error {
 	if err := news.await(ctx, "a subscription is not confirmed", func(n notice) bool { return n.listens }); err != nil {
 		return err
 	}
-	news.listenFor(waiter.call.(string))
-	if _, err := s.release(ctx, *holder); err != nil {
+	news.listenFor(call)
+	if _, err := s.release(ctx, holder); err != nil {
 		return err
 	}
 	if err := news.await(ctx, "a release does not call the waiter", func(n notice) bool { return n.called }); err != nil {
 		return err
 	}
-	if answer, err = s.acquire(ctx, waiter.ask(wait)); err != nil {
+	if _, err := request(&waiter, call, wait); err != nil {
 		return err
 	}
-	waiter.take(answer)
-	_, err = s.release(ctx, *waiter)
+	_, err = s.release(ctx, waiter)
 	return err
-}
-
-func (t *term) ask(mode any) ask {
-	return ask{keys: []*protocol.Keys{t.keys}, id: t.name(), call: t.call, mode: mode}
-}
-
-func (t *term) take(answer acquired) {
-	if answer.tokens != nil {
-		t.token = answer.tokens[0]
-	}
 }
 
 // resourceOn is one that the server has.

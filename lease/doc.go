@@ -110,10 +110,11 @@
 // A request without an answer may have been carried out. So it is sent again, a few times, and
 // every request is made so that this does no harm: an acquisition carries its lease id and gets the
 // same lease again, a renewal and a release name lease and token, and a withdrawal names the one
-// call that asked. A request to acquire may arrive late, when its call is over: for a minute after
-// that it does nothing, unless a hundred more such calls for the resource have ended since. If no
-// answer comes, the caller gets [ErrUnreachable] and holds nothing; the lease expires in Redis
-// after the TTL at the latest. Without Redis there are no leases: this package fails closed.
+// call that asked. A request that is under way when its caller gives up is withdrawn at once, and
+// once more when the client has ended it. One that arrives later still, because its connection had
+// broken, blocks the resource for one TTL, and nobody takes that for theirs. If no answer comes,
+// the caller gets [ErrUnreachable] and holds nothing; the lease expires in Redis after the TTL at
+// the latest. Without Redis there are no leases: this package fails closed.
 //
 // All attempts of one acquisition together take one TTL at most, counted from the first request
 // without an answer; those of a call that asks or repairs (Verify, Revoke, Raise, Inspect, Check)

@@ -3,7 +3,6 @@ package lease_test
 import (
 	"context"
 	"errors"
-	"strings"
 	"testing"
 	"time"
 
@@ -155,25 +154,6 @@ func TestAReleaseWithoutMemoryCallsTheFirstWaiter(t *testing.T) {
 	second := <-grants
 	require.ErrorIs(t, second.err, &lease.RefusedError{Code: "OOM"})
 	require.Less(t, second.at.Sub(released), 4*time.Second, "it did not wait until it asks by itself")
-}
-
-// What a late request of the same call did is undone, also where Redis has lost the lease, so that
-// there is nothing to release.
-func TestACallEndsWithoutMemory(t *testing.T) {
-	t.Parallel()
-	w := worldOn(t, testenv.OwnRedis(t).Client())
-	i := w.issuer(t, lease.Config{TTL: time.Minute, RenewEvery: lease.Never})
-	w.faults.Next(1, faulty.LoseReply)
-	l := try(t, i, "a")
-	call := strings.Split(w.client.Get(t.Context(), w.key("a", "owner")).Val(), ":")[2]
-	require.NoError(t, w.client.Del(t.Context(), w.key("a", "owner")).Err())
-	require.NoError(t, w.client.ZAdd(t.Context(), w.key("a", "queue"), redis.Z{Score: 1, Member: call}).Err())
-	require.NoError(t, w.client.HSet(t.Context(), w.key("a", "alive"), call, "1:1:0@nobody").Err())
-
-	require.NoError(t, w.client.ConfigSet(t.Context(), "maxmemory", "1").Err())
-	require.ErrorIs(t, l.Release(t.Context()), lease.ErrLost)
-	require.Equal(t, []string{"!" + call}, w.client.ZRange(t.Context(), w.key("a", "queue"), 0, -1).Val(), "it is over, and remembered")
-	require.Empty(t, w.client.HGetAll(t.Context(), w.key("a", "alive")).Val())
 }
 
 func TestAReplicaGrantsNothing(t *testing.T) {

@@ -46,8 +46,8 @@ type Lease struct {
 // trust and MaxHold count from there.
 func (s *step) newLease(n int, token int64, sent time.Time) *Lease {
 	until := s.core.trustedUntil(sent, s.core.cfg.TTL)
-	c, t := s.core, term{s.keys[n], s.id, s.text, token, s.name, s.unsure.Load()}
-	l := &Lease{core: c, resource: s.resources[n], term: t, shared: s.shared}
+	c := s.core
+	l := &Lease{core: c, resource: s.resources[n], term: term{s.keys[n], s.id, s.text, token}, shared: s.shared}
 	if c.cfg.MaxHold != Unlimited {
 		l.holdEnd = sent.Add(c.cfg.MaxHold)
 	}

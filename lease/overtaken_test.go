@@ -2,7 +2,6 @@ package lease_test
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -74,121 +73,63 @@ func (w *world) names(resource string) func(redis.Cmder) bool {
 	return func(cmd redis.Cmder) bool { return slices.Contains(cmd.Args(), any(w.key(resource, "owner"))) }
 }
 
-func only(resource string, w *world) func(redis.Cmder) bool {
-	about := w.names(resource)
-	return func(cmd redis.Cmder) bool { return cmd.Args()[2] == 4 && about(cmd) } // four keys: an acquisition of one
-}
-
-// The client asks again, has the lease, gives it back; then the first request arrives. It would
-// hold for a TTL.
-func TestARequestThatArrivesAfterTheReleaseDoesNothing(t *testing.T) {
-	for name, opts := range map[string][]lease.Option{"random id": nil, "own id": {lease.LeaseID(uuid.New())}} {
+// Its connection seems to break, and it arrives when its call is over: it blocks what is free for
+// one TTL, and nobody takes that for theirs.
+func TestALateRequestBlocksForOneTTLAtMostAndDeceivesNobody(t *testing.T) {
+	const ttl = 20 * time.Second
+	released := func(l *lease.Lease, err error) error {
+		if err != nil {
+			return err
+		}
+		return l.Release(context.Background())
+	}
+	for name, c := range map[string]struct {
+		held bool // by another, until the call has returned
+		call func(ctx context.Context, i *lease.Issuer) error
+	}{
+		"TryAcquire": {false, func(ctx context.Context, i *lease.Issuer) error { return released(i.TryAcquire(ctx, "a")) }},
+		"Acquire":    {false, func(ctx context.Context, i *lease.Issuer) error { return released(i.Acquire(ctx, "a")) }},
+		"refused":    {true, func(ctx context.Context, i *lease.Issuer) error { return released(i.TryAcquire(ctx, "a")) }},
+		"refused barge": {true, func(ctx context.Context, i *lease.Issuer) error {
+			return released(i.TryAcquire(ctx, "a", lease.Barge()))
+		}},
+		"refused, waits": {true, func(ctx context.Context, i *lease.Issuer) error {
+			return released(i.Acquire(ctx, "a", lease.WaitAtMost(100*ms)))
+		}},
+		"AcquireAll": {true, func(ctx context.Context, i *lease.Issuer) error {
+			_, err := i.AcquireAll(ctx, []string{"a", "b"}, lease.WaitAtMost(100*ms))
+			return err
+		}},
+		"own id": {false, func(ctx context.Context, i *lease.Issuer) error {
+			return released(i.TryAcquire(ctx, "a", lease.LeaseID(uuid.New())))
+		}},
+	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
-				i := w.issuer(t, lease.Config{TTL: time.Minute})
+				i, others := w.issuer(t, lease.Config{TTL: ttl}), w.issuer(t, lease.Config{TTL: ttl})
 				require.NoError(t, try(t, i, "warm").Release(t.Context())) // from now on the scripts are known
 				late := w.late(1500 * ms)
-
+				var holder *lease.Lease
+				if c.held {
+					holder = try(t, others, "a")
+				}
 				late.next(w.names("a"))
-				l := try(t, i, "a", opts...)
+				arrives := time.Now().Add(late.by)
+				err := c.call(t.Context(), i)
+				if c.held {
+					require.ErrorIs(t, err, lease.ErrHeld)
+					require.NoError(t, holder.Release(t.Context()))
+				} else {
+					require.NoError(t, err)
+				}
+				require.NoError(t, i.Close(t.Context()), "which has nothing to give back")
+				time.Sleep(2 * time.Second)
+				require.NotEmpty(t, w.snapshot(t, "a").owner, "it has come")
+
+				l, err := others.Acquire(t.Context(), "a")
+				require.NoError(t, err)
+				require.WithinRange(t, time.Now(), arrives.Add(ttl), arrives.Add(ttl+300*ms))
 				require.NoError(t, l.Release(t.Context()))
-				time.Sleep(2 * time.Second)
-				require.Empty(t, w.snapshot(t, "a").owner, "tried")
-
-				late.next(w.names("a"))
-				l, err := i.Acquire(t.Context(), "a", opts...)
-				require.NoError(t, err)
-				require.NoError(t, l.Release(t.Context()))
-				time.Sleep(2 * time.Second)
-				require.Empty(t, w.snapshot(t, "a").owner, "waited for")
-
-				// One of several, which the others were not to be had with.
-				b := try(t, i, "b")
-				late.next(only("a", w))
-				_, err = i.AcquireAll(t.Context(), []string{"a", "b"}, append(opts, lease.WaitAtMost(time.Second))...)
-				require.ErrorIs(t, err, lease.ErrHeld)
-				time.Sleep(2 * time.Second)
-				require.Empty(t, w.snapshot(t, "a").owner, "a step of several")
-				require.NoError(t, b.Release(t.Context()))
-
-				// What is remembered of the calls stands in nobody's way, and is forgotten.
-				require.NoError(t, try(t, i, "a").Release(t.Context()))
-				time.Sleep(time.Minute)
-				require.Zero(t, w.client.Exists(t.Context(), w.key("a", "queue")).Val())
-			})
-		})
-	}
-}
-
-// The first request arrives when the lease is over that the second one got, and before its release.
-// It would hold for a TTL.
-func TestAReleaseEndsWhatALateRequestOfItsOwnCallGot(t *testing.T) {
-	for kind, c := range map[string]struct {
-		key     func(w *world, resource, name string) string
-		acquire func(t *testing.T, w *world) (l *lease.Lease, revoke func() error)
-	}{
-		"lease": {(*world).key, func(t *testing.T, w *world) (*lease.Lease, func() error) {
-			i := w.issuer(t, lease.Config{TTL: 20 * time.Second, RenewEvery: lease.Never})
-			return try(t, i, "a"), func() error { _, err := i.Revoke(t.Context(), "a"); return err }
-		}},
-		"permit": {(*world).permitKey, func(t *testing.T, w *world) (*lease.Lease, func() error) {
-			s := w.semaphore(t, 1, lease.Config{TTL: 20 * time.Second, RenewEvery: lease.Never})
-			l := tryPermit(t, s, "a")
-			return l, func() error { _, err := s.Revoke(t.Context(), "a", l.LeaseID()); return err }
-		}},
-	} {
-		for _, revoked := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, revoked %v", kind, revoked), func(t *testing.T) {
-				inBubble(t, func(t *testing.T, w *world) {
-					warm, _ := c.acquire(t, w)
-					require.NoError(t, warm.Release(t.Context())) // from now on the scripts are known
-					late := w.late(21 * time.Second)
-					owner := c.key(w, "a", "owner")
-					late.next(func(cmd redis.Cmder) bool { return slices.Contains(cmd.Args(), any(owner)) })
-					l, revoke := c.acquire(t, w)
-					if revoked {
-						require.NoError(t, revoke())
-					}
-					time.Sleep(22 * time.Second)
-					require.NotZero(t, w.client.Exists(t.Context(), owner).Val(), "it has come")
-					require.Error(t, l.Release(t.Context()))
-					require.Zero(t, w.client.Exists(t.Context(), owner).Val())
-				})
-			})
-		}
-	}
-}
-
-// The first request arrives when another holds, and would wait for what nobody wants.
-func TestAReleaseEndsTheWaitingOfALateRequestOfItsOwnCall(t *testing.T) {
-	type acquire = func(context.Context, string, ...lease.Option) (*lease.Lease, error)
-	for kind, of := range map[string]func(t *testing.T, w *world) (acquire, string){
-		"lease": func(t *testing.T, w *world) (acquire, string) {
-			return w.issuer(t, lease.Config{TTL: 20 * time.Second, RenewEvery: lease.Never}).Acquire, w.key("a", "alive")
-		},
-		"permit": func(t *testing.T, w *world) (acquire, string) {
-			s := w.semaphore(t, 1, lease.Config{TTL: 20 * time.Second, RenewEvery: lease.Never})
-			return s.Acquire, w.permitKey("a", "alive")
-		},
-	} {
-		t.Run(kind, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, w *world) {
-				acquire, alive := of(t, w)
-				warm, err := acquire(t.Context(), "a")
-				require.NoError(t, err)
-				require.NoError(t, warm.Release(t.Context())) // from now on the scripts are known
-				late := w.late(21 * time.Second)
-				late.next(func(cmd redis.Cmder) bool { return slices.Contains(cmd.Args(), any(alive)) })
-				l, err := acquire(t.Context(), "a")
-				require.NoError(t, err)
-				time.Sleep(20500 * ms)
-				other, err := acquire(t.Context(), "a")
-				require.NoError(t, err)
-				time.Sleep(time.Second)
-				require.NotZero(t, w.client.Exists(t.Context(), alive).Val(), "it has come")
-				require.ErrorIs(t, l.Release(t.Context()), lease.ErrExpired)
-				require.Zero(t, w.client.Exists(t.Context(), alive).Val())
-				require.NoError(t, other.Release(t.Context()))
 			})
 		})
 	}
@@ -200,7 +141,7 @@ func TestCallsOfTheSameIDThatGiveUpSpareTheHolder(t *testing.T) {
 		id := uuid.New()
 		l := try(t, w.issuer(t, lease.Config{TTL: time.Minute}), "a", lease.LeaseID(id))
 		w.faults.Set(func(cmd redis.Cmder) faulty.Fault {
-			if cmd.Args()[2] == 4 && len(cmd.Args()) == 3+4+8 { // an acquisition
+			if cmd.Args()[2] == 4 && len(cmd.Args()) == 3+4+7 { // an acquisition
 				return faulty.LoseReply
 			}
 			return faulty.None
@@ -216,46 +157,6 @@ func TestCallsOfTheSameIDThatGiveUpSpareTheHolder(t *testing.T) {
 		time.Sleep(time.Second)
 		requireCurrent(t, l)
 	})
-}
-
-// The client asks again and is refused; then the holder leaves, and the first request arrives.
-// Nobody would hold for a TTL.
-func TestARequestThatArrivesAfterTheRefusalDoesNothing(t *testing.T) {
-	for name, ask := range map[string]func(context.Context, *lease.Issuer) error{
-		"TryAcquire": func(ctx context.Context, i *lease.Issuer) error { _, err := i.TryAcquire(ctx, "a"); return err },
-		"NoWait": func(ctx context.Context, i *lease.Issuer) error {
-			_, err := i.Acquire(ctx, "a", lease.NoWait())
-			return err
-		},
-		"TryAcquireAll": func(ctx context.Context, i *lease.Issuer) error {
-			_, err := i.TryAcquireAll(ctx, []string{"a", "b"})
-			return err
-		},
-		"AcquireAll": func(ctx context.Context, i *lease.Issuer) error {
-			_, err := i.AcquireAll(ctx, []string{"a", "b"}, lease.WaitAtMost(100*ms))
-			return err
-		},
-		"Barge": func(ctx context.Context, i *lease.Issuer) error {
-			_, err := i.TryAcquire(ctx, "a", lease.Barge())
-			return err
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, w *world) {
-				i := w.issuer(t, lease.Config{TTL: time.Minute})
-				require.NoError(t, try(t, i, "warm").Release(t.Context())) // from now on the scripts are known
-				late := w.late(1500 * ms)
-				holder := try(t, i, "a")
-
-				late.next(w.names("a"))
-				require.ErrorIs(t, ask(t.Context(), i), lease.ErrHeld)
-				require.NoError(t, holder.Release(t.Context()))
-				time.Sleep(2 * time.Second)
-				require.Empty(t, w.snapshot(t, "a").owner)
-				require.NoError(t, try(t, i, "a").Release(t.Context()))
-			})
-		})
-	}
 }
 
 // A renewal that hangs holds up neither the release nor the next holder, and does nothing when it
@@ -291,34 +192,53 @@ func TestAReleaseDoesNotWaitForARenewal(t *testing.T) {
 	})
 }
 
-// Under ids of their own, some of them used again at once.
-func TestSlowCancelsLeaveNoHolder(t *testing.T) {
-	inBubble(t, func(t *testing.T, w *world) {
-		i := w.issuer(t, lease.Config{TTL: time.Minute})
-		require.NoError(t, try(t, i, "warm").Release(t.Context()))
-		overtaken := &slow{by: 100 * ms}
-		w.client.AddHook(overtaken)
-		var id uuid.UUID
-		for n := range 100 {
-			if n%3 > 0 {
-				id = uuid.New()
-			}
-			overtaken.armed.Store(true)
-			ctx, cancel := context.WithTimeout(t.Context(), 10*ms)
-			l, err := i.TryAcquire(ctx, "a", lease.LeaseID(id))
-			cancel()
-			if err == nil { // a withdrawal of one before was slow instead
+// Each request is under way when its caller gives up, and is answered later. Some have an id of
+// their own, some the one before.
+func TestAThousandSlowCancelsLeaveNobody(t *testing.T) {
+	type acquire = func(context.Context, string, ...lease.Option) (*lease.Lease, error)
+	for name, of := range map[string]func(t *testing.T, w *world) (acquire, func() string){
+		"TryAcquire": func(t *testing.T, w *world) (acquire, func() string) {
+			return w.issuer(t, lease.Config{TTL: time.Hour}).TryAcquire, func() string { return w.key("a", "owner") }
+		},
+		"Acquire": func(t *testing.T, w *world) (acquire, func() string) {
+			return w.issuer(t, lease.Config{TTL: time.Hour}).Acquire, func() string { return w.key("a", "owner") }
+		},
+		"permit": func(t *testing.T, w *world) (acquire, func() string) {
+			return w.semaphore(t, 1, lease.Config{TTL: time.Hour}).Acquire, func() string { return w.permitKey("a", "owner") }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				acquire, owner := of(t, w)
+				warm, err := acquire(t.Context(), "a")
+				require.NoError(t, err)
+				require.NoError(t, warm.Release(t.Context())) // from now on the scripts are known
+				overtaken := &slow{by: 100 * ms}
+				w.client.AddHook(overtaken)
+				id := uuid.New()
+				for n := range 1000 {
+					if n%3 > 0 {
+						id = uuid.New()
+					}
+					overtaken.armed.Store(true)
+					ctx, cancel := context.WithTimeout(t.Context(), 10*ms)
+					_, err := acquire(ctx, "a", lease.LeaseID(id))
+					cancel()
+					require.ErrorIs(t, err, context.DeadlineExceeded)
+					time.Sleep(150 * ms)
+					synctest.Wait()
+					require.False(t, overtaken.armed.Load(), "it was under way")
+					require.Zero(t, w.client.Exists(t.Context(), owner()).Val())
+				}
+				l, err := acquire(t.Context(), "a")
+				require.NoError(t, err)
 				require.NoError(t, l.Release(t.Context()))
-			}
-			time.Sleep(time.Duration(n) * ms)
-		}
-		time.Sleep(time.Second)
-		require.Empty(t, w.snapshot(t, "a").owner)
-		require.NoError(t, try(t, i, "a").Release(t.Context()))
-	})
+			})
+		})
+	}
 }
 
-// It would block the resource for a TTL; a grant that is handed to it too.
+// It would block the resource for a TTL.
 func TestARequestThatIsOvertakenByItsWithdrawalLeavesNothingBehind(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		patient := w.issuer(t, lease.Config{TTL: time.Minute})

@@ -89,17 +89,11 @@ func decodeAcquire(r protocol.Reply, resources int) (acquired, error) {
 		if held.index < resources {
 			return held, r.Err()
 		}
-	case r.Is("over", 0):
-		return acquired{}, errOver
 	case r.Is("exhausted", 0):
 		return acquired{}, ErrExhausted
 	}
 	return acquired{}, r.Unknown()
 }
-
-// errOver is the answer to a request that arrives after its call was given up. Usually nobody waits
-// for it.
-var errOver = fmt.Errorf("%w: the acquisition was given up before", ErrLost)
 
 // outcome is the answer of extend.lua and release.lua about one exact lease.
 type outcome string
@@ -190,7 +184,7 @@ func decodeInspect(r protocol.Reply) (Inspection, error) {
 	if r.Args[6] == "" {
 		return found, r.Err()
 	}
-	ended := r.Parts(6, 5)
+	ended := r.Parts(6, 4)
 	found.Revoked, found.RevokedTo = ended.ID(0), ended.Number(3, 1)
 	return found, cmp.Or(r.Err(), ended.Err())
 }

@@ -235,12 +235,15 @@ func TestSemaphoreRights(t *testing.T) {
 			_, err = s.Revoke(ctx, "a", l.LeaseID())
 			try(err)
 		}
-		// A place that its holder has left behind.
+		// A place that its holder has left behind, beside another.
 		brief, err := lease.NewSemaphore(admin, lease.SemaphoreConfig{Limit: 1,
 			Lease: lease.Config{TTL: time.Millisecond, Namespace: namespace, RenewEvery: lease.Never}})
 		if try(err) != nil {
 			return
 		}
+		try(others.SetLimit(ctx, "b", 2))
+		_, err = others.Acquire(ctx, "b")
+		try(err)
 		_, _ = brief.TryAcquire(ctx, "b")
 		if l, err := s.Acquire(ctx, "b"); try(err) == nil {
 			try(l.Release(ctx))

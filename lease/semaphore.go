@@ -150,7 +150,7 @@ func (s *Semaphore) ResetLimit(ctx context.Context, resource string) error {
 func (s *Semaphore) setLimit(ctx context.Context, resource string, limit int) error {
 	_, err := about(ctx, s.of(), "limit of semaphore", resource, func(ctx context.Context, k *protocol.Keys) (struct{}, error) {
 		return protocol.Query(ctx, s.issuer.store.redis,
-			protocol.SemaphoreLimit.Call(3, k.Limit, k.Queue, k.Alive, limit, s.issuer.store.publish, k.Channel), protocol.Only("set"))
+			protocol.SemaphoreLimit.Call(3, k.Limit, k.Queue, k.Alive, limit, s.issuer.store.publish), protocol.Only("set"))
 	})
 	return err
 }
@@ -166,7 +166,7 @@ func (s *Semaphore) Revoke(ctx context.Context, resource string, leaseID uuid.UU
 	what := fmt.Sprintf("revoke %v of semaphore", leaseID)
 	return about(ctx, s.of(), what, resource, func(ctx context.Context, k *protocol.Keys) (bool, error) {
 		return protocol.Query(ctx, s.issuer.store.redis, protocol.SemaphoreRevoke.Call(4, k.Owner, k.Ended, k.Queue, k.Alive,
-			leaseID.String(), s.issuer.store.publish, k.Channel), decodeSemaphoreRevoke)
+			leaseID.String(), s.issuer.store.publish), decodeSemaphoreRevoke)
 	})
 }
 

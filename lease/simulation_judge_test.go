@@ -228,14 +228,35 @@ func (j *judge) watch(p *process, args []string, again bool, do func() any) any 
 		key := "lease:v1:{sim/" + r.name + "}:owner"
 		j.step(r, x, n, before[n], j.ownerOf(key), fences[n], j.fenceOf(key))
 	}
-	if script == "release" || script == "withdraw" {
-		name := touched[0].name + " " + rest[map[string]int{"release": 2, "withdraw": 1}[script]]
-		if _, known := j.over[name]; !known && !again {
-			j.over[name] = j.s.now()
-		}
+	switch {
+	case script == "withdraw":
+		j.ends(touched[0], rest[1])
+	case script == "release" && words[0] == "released" && !strings.Contains(before[0].calls, ","):
+		j.ends(touched[0], before[0].calls)
 	}
 	j.look()
 	return reply
+}
+
+// ends notes that a call is over, as Redis is told.
+func (j *judge) ends(r *resource, name string) {
+	if _, known := j.over[r.name+" "+name]; !known {
+		j.over[r.name+" "+name] = j.s.now()
+	}
+}
+
+// late judges L4: a request of a call that is over gets nothing. One that was under way for long
+// may block the resource for a TTL.
+func (j *judge) late(r *resource, x execution, name string) bool {
+	since, over := j.over[r.name+" "+name]
+	return over && !x.again && x.script == "acquire" && j.wasWell(x.p, since)
+}
+
+// wasWell reports whether nothing was wrong with the process at that time, and nothing has been
+// since: then none of its requests is late.
+func (j *judge) wasWell(p *process, t time.Duration) bool {
+	return max(p.disturbed, j.shaken) < t-100*time.Millisecond && !j.lostSince(t) &&
+		p.held(t, stop, cut, cutIn, cutOut) == t // a fault of the process may go on
 }
 
 // execution is one run of a script.
@@ -344,8 +365,7 @@ func (j *judge) step(r *resource, x execution, n int, before, after owner, fence
 func (j *judge) mayEnd(r *resource, x execution, before, after owner) bool {
 	switch x.script {
 	case "release":
-		late := x.args[3] == "unsure" && before.calls == x.args[2] // of a request of the same call
-		return x.args[0] == before.id && (x.args[1] == before.token || late)
+		return x.args[0] == before.id && x.args[1] == before.token
 	case "withdraw":
 		return x.args[0] == before.id && before.calls == x.args[1]
 	case "revoke":
@@ -375,7 +395,7 @@ func (j *judge) grant(r *resource, x execution, n int, after owner, breaks func(
 	if x.script != "acquire" {
 		breaks("L1", "it has granted a lease that nobody has asked for")
 	}
-	if since, over := j.over[r.name+" "+name]; over && !x.again && !j.lostSince(since) && now-since < time.Minute && x.script == "acquire" {
+	if j.late(r, x, name) {
 		breaks("L4", "a request that came late has got a lease for a call that is over")
 	}
 	j.mu.Lock()
@@ -383,11 +403,12 @@ func (j *judge) grant(r *resource, x execution, n int, after owner, breaks func(
 	barges := c != nil && c.barges
 	// Before it returns, a call waits for 30 ms for its withdrawal, which is carried out at once where
 	// nothing is wrong, and comes later behind a request that is slow.
-	ghost := c != nil && c.refused > 0 && !c.p.dead() && max(c.p.disturbed, j.shaken) < c.refused-100*time.Millisecond &&
-		c.p.withdraws[name] <= now &&
-		c.p.held(c.refused, stop, cut, cutIn, cutOut) == c.refused // a fault of the process may go on
+	refused := time.Duration(0)
+	if c != nil && !c.p.dead() && c.p.withdraws[name] <= now {
+		refused = c.refused
+	}
 	j.mu.Unlock()
-	if ghost && x.script == "acquire" && !x.again && !j.lostSince(0) {
+	if refused > 0 && x.script == "acquire" && !x.again && j.wasWell(c.p, refused) && !j.lostSince(0) {
 		breaks("L4", "a request that came late has got a lease for a call that was refused")
 	}
 	// L6: first come, first served.
@@ -453,14 +474,14 @@ func (j *judge) queue(r *resource, x execution, outcome string, n int, breaks fu
 	switch {
 	case x.script == "acquire" && outcome == "held" && x.args[4] == "wait":
 		name := x.args[1]
-		if since, over := j.over[r.name+" "+name]; over && !x.again && !j.lostSince(since) && now-since < time.Minute {
+		if j.late(r, x, name) {
 			breaks("L4", "a request that came late waits for a call that is over")
 		}
 		if !slices.ContainsFunc(r.waiting, func(w *waiting) bool { return w.name == name }) {
 			j.mu.Lock()
 			c := j.calls[idOf(x.args[0])]
 			j.mu.Unlock()
-			r.waiting = append(r.waiting, &waiting{name, c, now, j.s.redis.micros, x.args[7] + ":" + x.args[6]})
+			r.waiting = append(r.waiting, &waiting{name, c, now, j.s.redis.micros, "lease:v1:{sim/" + r.name + "}:wake:" + x.args[6]})
 		}
 	case x.script == "acquire" && outcome == "granted":
 		remove(x.args[1])

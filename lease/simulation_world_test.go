@@ -371,7 +371,7 @@ func (s *simulation) linksOf(p *process) []*link {
 	return slices.Clone(p.all)
 }
 
-func (p *process) disturb() { p.disturbed = p.s.now() }
+func (p *process) disturb() { p.disturbed = max(p.disturbed, p.s.now()) }
 
 func (p *process) dead() bool { return p.ctx.Err() != nil }
 
@@ -711,8 +711,8 @@ func (l *link) request(args []string) {
 func (s *simulation) delay(p *process, d *dice) time.Duration {
 	delay := d.between(50*time.Microsecond, 400*time.Microsecond)
 	if s.now() < s.until+s.settle() && d.is(s.odds[slowly]) {
-		p.disturb()
 		delay += d.between(0, s.slowest)
+		p.disturbed = max(p.disturbed, s.now()+delay)
 	}
 	return delay
 }

@@ -201,14 +201,15 @@ func (s *step) withdraw() {
 func (s *step) takeBack() *debt {
 	calls := make([]protocol.Call, len(s.keys))
 	for n, k := range s.keys {
-		calls[n] = s.core.store.withdrawal(term{keys: k, id: s.id, text: s.text, call: s.name, unsure: s.unsure.Load()})
+		calls[n] = s.core.store.withdrawal(k, s.text, s.name)
 	}
 	return s.core.withdrawals.add(s.caller, calls, s.resources)
 }
 
 // Abandoned implements [protocol.Caller]. When the request that was cut short has ended after all,
 // its result is withdrawn once more: it may have waited for a connection and reached Redis long
-// after the withdrawal, which would leave a waiter or a holder without a caller.
+// after the withdrawal, which would leave a waiter or a holder without a caller. Only one that
+// arrives when the client has given it up too blocks the resource, for one TTL at most.
 func (s *step) Abandoned() (ended func()) {
 	s.unsure.Store(true)
 	d := s.core.registry.owe(new(debt), s.core.cfg.TTL, s.resources...)

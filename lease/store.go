@@ -16,12 +16,10 @@ import (
 // term names one lease exactly. Every operation after the acquisition compares all of it, so that a
 // late request of an old lease cannot touch a newer one of the same resource.
 type term struct {
-	keys   *protocol.Keys
-	id     uuid.UUID
-	text   any // id as requests take it; nil: not made yet
-	token  int64
-	call   any  // the name of the acquisition that got it, a string
-	unsure bool // another request of that call may still be under way
+	keys  *protocol.Keys
+	id    uuid.UUID
+	text  any // id as requests take it; nil: not made yet
+	token int64
 }
 
 // ask is a request for one lease on each of the resources, or none.
@@ -140,7 +138,7 @@ func (s *store) servers(ctx context.Context) (all []*redis.Client, err error) {
 func (s *store) spans(k []*protocol.Keys) bool { return s.cluster == nil || len(k) == 1 }
 
 func (s *store) acquire(ctx context.Context, a ask) (acquired, error) {
-	var room [16]any // for one resource
+	var room [13]any // for one resource
 	words := room[:0]
 	for _, k := range a.keys {
 		words = append(words, k.Owner, k.Fence, k.Queue, k.Alive)
@@ -150,9 +148,6 @@ func (s *store) acquire(ctx context.Context, a ask) (acquired, error) {
 	}
 	keys := len(words)
 	words = append(words, a.id, a.call, s.ttl, s.retention, a.mode, s.publish, s.listener)
-	for _, k := range a.keys {
-		words = append(words, k.Channel)
-	}
 	if s.cfg.permits > 0 {
 		words = append(words, s.cfg.permits)
 	}
@@ -177,20 +172,12 @@ func (s *store) extend(ctx context.Context, batch []extension) []protocol.Answer
 func (s *store) release(ctx context.Context, t term) (outcome, error) {
 	k := t.keys
 	return protocol.Query(ctx, s.redis, s.scripts.Release.Call(4, k.Owner, k.Queue, k.Alive, k.Ended,
-		t.name(), t.token, t.call, t.sureness(), s.publish, k.Channel), decodeRelease)
+		t.name(), t.token, s.publish), decodeRelease)
 }
 
-func (s *store) withdrawal(t term) protocol.Call {
-	k := t.keys
-	return s.scripts.Withdraw.Call(3, k.Owner, k.Queue, k.Alive, t.name(), t.call, t.sureness(), s.publish, k.Channel)
-}
-
-// sureness is what the scripts call it.
-func (t term) sureness() any {
-	if t.unsure {
-		return "unsure"
-	}
-	return "sure"
+// withdrawal ends what that call of a lease id may have been granted.
+func (s *store) withdrawal(k *protocol.Keys, id, call any) protocol.Call {
+	return s.scripts.Withdraw.Call(3, k.Owner, k.Queue, k.Alive, id, call, s.publish)
 }
 
 func (s *store) verify(ctx context.Context, t term) (Verdict, error) {
@@ -217,7 +204,7 @@ func (s *store) eval(ctx context.Context, t term, script string, keys []string, 
 
 func (s *store) revoke(ctx context.Context, k *protocol.Keys, id uuid.UUID, from int64) (Revocation, error) {
 	return protocol.Query(ctx, s.redis, protocol.Revoke.Call(5, k.Owner, k.Fence, k.Queue, k.Alive, k.Ended,
-		id.String(), from, s.retention, s.publish, k.Channel), decodeRevoke)
+		id.String(), from, s.retention, s.publish), decodeRevoke)
 }
 
 func (s *store) raise(ctx context.Context, k *protocol.Keys, floor int64) (int64, error) {

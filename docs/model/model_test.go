@@ -159,7 +159,6 @@ var brokenQueues = []struct {
 	{"a withdrawal without the call, lease ids used again", "L4", waiting(func(q *Queue) {
 		q.Clients, q.Calls, q.Cuts, q.GivesUp, q.NewIDs, q.CallInEnd = 1, 2, 1, 1, false, false
 	})},
-	{"a withdrawal that is not remembered", "L4", waiting(func(q *Queue) { q.Clients, q.GivesUp, q.Remembers = 1, 1, false })},
 	{"what is free goes to whoever asks", "L6", waiting(func(q *Queue) { q.Clients, q.KeepsTurns = 3, false })},
 	{"a waiter that is dead, or does not come, is not skipped", "progress", waiting(func(q *Queue) { q.Clients, q.Stops, q.SkipsDead, q.Lapses = 3, 1, false, false })},
 	{"a waiter that hears nothing does not ask again", "progress", waiting(func(q *Queue) { q.News, q.AsksAgain = 1, false })},

@@ -16,10 +16,6 @@ func (v *queueMover) carryOut(n *QueueState, m request) (broken string, answer r
 // acquire is acquire.lua with mode wait.
 func (v *queueMover) acquire(n *QueueState, m request) (broken string, answer reply) {
 	r := &n.r[m.resource]
-	if r.over[v.i]&(1<<m.call) != 0 {
-		return "", reply{} // the call was given up: nothing is changed
-	}
-	late := n.p[v.i].call != m.call || n.p[v.i].at == away
 	mine := int(r.owner) == v.i+1 && r.id == v.id(m.call)
 	wait := uint8(0)
 	switch {
@@ -31,19 +27,13 @@ func (v *queueMover) acquire(n *QueueState, m request) (broken string, answer re
 	if wait > 0 {
 		wait = min(wait, patience)
 		r.enqueue(entry{who: uint8(v.i) + 1, call: m.call, till: wait + grace})
-		if late && n.lost == 0 {
-			broken = "L4: a late request waits for a call that is over"
-		}
-		return broken, reply{there: true, wait: wait}
+		return "", reply{there: true, wait: wait}
 	}
 	if mine {
 		r.left = ttl
 		r.calls |= 1 << m.call
 	} else {
 		broken = v.grant(n, m.resource, v.i, m.call, v.token(n, r))
-	}
-	if late && n.lost == 0 {
-		broken = "L4: a late request has got a lease for a call that is over"
 	}
 	r.leave(uint8(v.i)+1, m.call)
 	return broken, reply{there: true, token: r.token}
@@ -86,9 +76,6 @@ func (v *queueMover) release(n *QueueState, m request) (broken string) {
 	}
 	if match {
 		r.free()
-	}
-	v.forget(r, m)
-	if match {
 		v.wake(n, m.resource)
 	}
 	return broken
@@ -110,18 +97,10 @@ func (v *queueMover) withdraw(n *QueueState, m request) (broken string) {
 		}
 	}
 	r.leave(uint8(v.i)+1, m.call)
-	v.forget(r, m)
 	if r.owner == 0 {
 		v.wake(n, m.resource)
 	}
 	return broken
-}
-
-// forget remembers that a call is over.
-func (v *queueMover) forget(r *record, m request) {
-	if m.unsure && v.Remembers {
-		r.over[v.i] |= 1 << m.call
-	}
 }
 
 func (r *record) free() { r.owner, r.id, r.calls, r.token, r.left = 0, 0, 0, 0, 0 }

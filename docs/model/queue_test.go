@@ -35,7 +35,6 @@ type Queue struct {
 	AsksAgain     bool // a waiter asks again after a while, whatever it hears
 	TokenInEnd    bool // a release names the token
 	CallInEnd     bool // a withdrawal names the call
-	Remembers     bool // Redis remembers that a call is over if one of its requests may still arrive
 	AwaitsRelease bool // a client uses its lease id again when its release is answered, not before
 
 	Stops, Cuts, News, Losses, GivesUp, Slow uint8 // how often each fault may happen
@@ -47,7 +46,7 @@ func RightQueue() Queue {
 		Clients: 2, Calls: 1, Resources: 1,
 		NewIDs: true, SameOrder: true, KeepsTurns: true, SkipsDead: true,
 		Lapses: true, Floor: true, FromRequest: true, AsksAgain: true,
-		TokenInEnd: true, CallInEnd: true, Remembers: true, AwaitsRelease: true,
+		TokenInEnd: true, CallInEnd: true, AwaitsRelease: true,
 	}
 }
 
@@ -63,7 +62,6 @@ const (
 type request struct {
 	kind, resource, call uint8
 	token                uint8 // of a release
-	unsure               bool  // a request of the call may be under way
 }
 
 // reply is the answer to an ask.
@@ -95,7 +93,6 @@ type record struct {
 	token, left      uint8
 	last             uint8
 	queue            [mostClients + 1]entry
-	over             [mostClients]uint8 // calls that are remembered, as bits
 }
 
 // What a client is about to do.
@@ -114,7 +111,6 @@ type client struct {
 	call    uint8 // the number of this one, from 1
 	step    uint8 // how many resources it has
 	stopped bool
-	unsure  bool // a request of this call was cut off
 
 	out   request // at asks and leaves: not carried out yet
 	late  request // cut off, or a copy: it arrives at any time, or never
@@ -380,11 +376,9 @@ func (v *queueMover) faults() {
 		v.fault("give up", "gives up, and sends its withdrawal", func(n *QueueState, p *client) string {
 			n.givesUp--
 			if p.out.kind == ask {
-				p.unsure = true
 				p.late = p.out // it may arrive after the withdrawal
 			}
-			p.unsure = p.unsure || p.reply.there
-			v.leave(p, request{kind: withdrawal, resource: v.resource(v.i, p.step), call: p.call, unsure: p.unsure})
+			v.leave(p, request{kind: withdrawal, resource: v.resource(v.i, p.step), call: p.call})
 			return ""
 		})
 	}
@@ -414,7 +408,7 @@ func (v *queueMover) network(p client) {
 	if p.out.kind != nothing && p.late.kind == nothing {
 		v.fault("copy", "its "+p.out.text()+" is repeated by the network, and the copy stays on its way", func(n *QueueState, p *client) string {
 			n.cuts--
-			p.late, p.unsure = p.out, true
+			p.late = p.out
 			return ""
 		})
 	}
@@ -430,7 +424,6 @@ func (v *queueMover) network(p client) {
 		if p.out.kind != nothing {
 			p.late = p.out
 		}
-		p.unsure = true
 		v.ask(p)
 		return ""
 	})
@@ -463,7 +456,7 @@ func (v *queueMover) leave(p *client, first request) {
 }
 
 func (v *queueMover) releaseOf(p *client, r uint8) request {
-	return request{kind: release, resource: r, call: p.call, token: p.token[r], unsure: p.unsure}
+	return request{kind: release, resource: r, call: p.call, token: p.token[r]}
 }
 
 func (v *queueMover) move() {

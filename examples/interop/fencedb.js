@@ -134,7 +134,7 @@ class Acquisition {
       let reply;
       try {
         reply = await issuer.run('acquire', this.keys, this.leaseId, this.call, issuer.ttl, RETENTION, mode, 'PUBLISH',
-          this.call, this.names.wake);
+          this.call);
       } catch (error) {
         this.unsure ||= !answered(error);
         if (!passes(error) || now() > end) throw error;
@@ -191,9 +191,8 @@ class Acquisition {
   }
 
   withdraw() {
-    const sureness = this.unsure ? 'unsure' : 'sure';
-    const { owner, queue, alive, wake } = this.names;
-    return this.issuer.insist('withdraw', [owner, queue, alive], this.leaseId, this.call, sureness, 'PUBLISH', wake);
+    const { owner, queue, alive } = this.names;
+    return this.issuer.insist('withdraw', [owner, queue, alive], this.leaseId, this.call, 'PUBLISH');
   }
 }
 
@@ -232,9 +231,8 @@ class Lease {
   async release() {
     this.stop.abort();
     await this.renewing;
-    const { issuer, names: n, call, unsure } = this.by;
-    return issuer.insist('release', [n.owner, n.queue, n.alive, n.ended], this.leaseId, this.token, call,
-      unsure ? 'unsure' : 'sure', 'PUBLISH', n.wake);
+    const { issuer, names: n } = this.by;
+    return issuer.insist('release', [n.owner, n.queue, n.alive, n.ended], this.leaseId, this.token, 'PUBLISH');
   }
 }
 

@@ -141,7 +141,7 @@ class _Acquisition:
             try:
                 reply = self.issuer.run(
                     "acquire", self.keys, self.lease_id, self.call, int(self.issuer.ttl * 1000), RETENTION, mode,
-                    "PUBLISH", self.call, self.names["wake"])
+                    "PUBLISH", self.call)
             except redis.RedisError as error:
                 self.unsure = self.unsure or not isinstance(error, redis.ResponseError)
                 if not passes(error) or time.monotonic() > end:
@@ -192,8 +192,7 @@ class _Acquisition:
 
     def withdraw(self):
         keys = [self.names[field] for field in ("owner", "queue", "alive")]
-        self.issuer.insist("withdraw", keys, self.lease_id, self.call, "unsure" if self.unsure else "sure",
-                           "PUBLISH", self.names["wake"])
+        self.issuer.insist("withdraw", keys, self.lease_id, self.call, "PUBLISH")
 
 
 class Lease:
@@ -235,8 +234,7 @@ class Lease:
         self._stop.set()
         self._thread.join()
         keys = [self._by.names[field] for field in ("owner", "queue", "alive", "ended")]
-        return self._issuer.insist("release", keys, self.lease_id, self.token, self._by.call,
-                                   "unsure" if self._by.unsure else "sure", "PUBLISH", self._by.names["wake"])
+        return self._issuer.insist("release", keys, self.lease_id, self.token, "PUBLISH")
 
     def __enter__(self):
         return self

@@ -7,22 +7,18 @@
 -- ARGV[4] fence retention, milliseconds, >= ttl
 -- ARGV[5] 'try': leave no trace when refused; 'wait': queue for what is not free; 'barge': 'try', past the queue
 -- ARGV[6] PUBLISH or SPUBLISH   ARGV[7] listener, where the waiter hears of its turn
--- ARGV[8...] channel, one for each resource
 --
 -- Returns {'granted', token...}   held by this lease id for ttl from now, one token for each resource in order. Asking again
 --                                 with the same lease id gives the same tokens and a full ttl, so a lost reply costs nothing.
 --         {'held', milliseconds, n, calls}  the nth resource is held by another, or another waits for it with right of
 --                                 way, and calls is ''; retry after that time. No token was used and no lease's expiry moved.
---         {'over'}                this call was given up, or its lease released; nothing was changed
 --         {'exhausted'}           tokens have reached 2^53; nothing was changed
 --         {'corrupt', key, problem}
 
 -- The common case: one resource, which is free, and nobody waits for it. It comes before the helpers, because to define
 -- them takes longer than all that it does. Whatever it does not expect is for the rest. Arguments that only a wrong client
 -- sends are found by the rest, which such a client meets as soon as a resource is taken.
-if #KEYS == 4 and #ARGV == 8 and #ARGV[3] <= 15 and #ARGV[4] <= 15
-  and (#ARGV[4] > #ARGV[3] or #ARGV[4] == #ARGV[3] and ARGV[4] >= ARGV[3]) -- a retention below the TTL
-  and redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then
+if #KEYS == 4 and #ARGV == 7 and redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then
   local last, time = redis.pcall('GET', KEYS[2]) or '0', redis.call('TIME')
   local token = time[1] .. string.sub('00000' .. time[2], -6) -- below 2^53 until the year 2255
   -- As text, because to make numbers of it and text again takes longer. It is for the rest if the clock is behind.
@@ -36,15 +32,15 @@ end
 -- The helpers come here.
 
 local count = math.max(math.floor(#KEYS / 4), 1)
-expect(4 * count, 7 + count)
+expect(4 * count, 7)
 for n = 1, count do fields(4 * n - 3, 'owner', 'fence', 'queue', 'alive') end
 local id, mine = uuid(ARGV[1], 'lease id'), name_of(ARGV[2], 'call')
 local ttl = whole(ARGV[3], 1, 'ttl')
 local retention = retention_of(ARGV[4], ttl)
-local mode = one_of(ARGV[5], 'try', 'wait', 'barge', 'mode')
+local mode = one_of(ARGV[5], 'mode', 'try', 'wait', 'barge')
 local listener = name_of(ARGV[7], 'listener')
 local queues = {}
-for n = 1, count do queues[n] = queue_of(KEYS[4 * n - 1], KEYS[4 * n], ARGV[6], ARGV[7 + n]) end
+for n = 1, count do queues[n] = queue_of(KEYS[4 * n - 1], KEYS[4 * n], ARGV[6]) end
 local now = clock()
 
 local function refused(r, n, wait, calls)
@@ -68,11 +64,8 @@ for n = 1, count do
   local head = redis.pcall('ZRANGE', r.queue, 0, 0) -- saves the command TYPE
   if head.err then return mistyped(r.queue, 'zset') or error(head) end
   r.head = head[1]
-  if r.head then
-    if string.sub(r.head, 1, 1) == '!' and is_over(r, mine) then return {'over'} end
-    wrong = mistyped(r.alive, 'hash')
-    if wrong then return wrong end
-  end
+  wrong = r.head and mistyped(r.alive, 'hash')
+  if wrong then return wrong end
   if r.held and r.held.id ~= id then return refused(r, n, r.held.left, r.held.calls) end
   local last
   last, wrong = read_fence(r.fence)
@@ -90,14 +83,15 @@ end
 
 local reply = {'granted'}
 for n, r in ipairs(resources) do
+  local token, calls = digits(r.token), mine
   if r.held then
+    token, calls = r.held.token, add_call(r.held.calls, mine)
     redis.call('PEXPIRE', r.fence, digits(retention))
-    redis.call('SET', r.owner, id .. ':' .. r.held.token .. ':' .. add_call(r.held.calls, mine), 'PX', digits(ttl))
-    reply[n + 1] = r.held.token
   else
-    grant(r.owner, r.fence, id, r.token, mine, ttl, retention)
-    reply[n + 1] = digits(r.token)
+    redis.call('SET', r.fence, token, 'PX', digits(retention))
   end
+  redis.call('SET', r.owner, id .. ':' .. token .. ':' .. calls, 'PX', digits(ttl))
+  reply[n + 1] = token
   if r.head then leave(r, mine) end
 end
 return reply

@@ -4,10 +4,11 @@
 -- Rules for all scripts:
 --   * A script checks its arguments before anything else: the number of KEYS and ARGV, and the form of each. A wrong
 --     argument is an error of the client. It ends the script with an error reply, and nothing was changed. (The common
---     cases of acquire and release check only the number.)
+--     cases of acquire, extend and release check only the number.)
 --   * A script checks types before its first write, because Redis does not roll a script back.
 --   * Time comes from Redis only. Clients send durations, never points in time.
---   * A script touches only the KEYS that it was given. All of them share one hash tag, so one Cluster slot.
+--   * A script touches only the KEYS that it was given, and publishes to the channel that goes with them. All of them share
+--     one hash tag, so one Cluster slot.
 --   * Every reply is an array of strings, but for what eval.lua brings back. The first element says what happened. Any
 --     script may answer
 --       {'corrupt', key, problem}   a key of the protocol holds something else; nothing was changed
@@ -54,9 +55,12 @@ local function whole(arg, least, name)
   return n
 end
 
-local function one_of(arg, first, second, third, name)
-  if arg ~= first and arg ~= second and arg ~= third then refuse(name .. ' is unknown: ' .. arg) end
-  return arg
+-- The argument, which is one of these words.
+local function one_of(given, name, ...) -- in Lua 5.1 arg is a name of its own here
+  for _, word in ipairs({...}) do
+    if given == word then return given end
+  end
+  refuse(name .. ' is unknown: ' .. given)
 end
 
 -- A UUID in lower case, as all clients must write it: scripts compare ids as text.
@@ -80,15 +84,10 @@ local function retention_of(arg, ttl)
   return retention
 end
 
-local function is_unsure(arg)
-  return one_of(arg, 'unsure', 'sure', nil, 'sureness') == 'unsure'
-end
-
 -- What the functions below take as q: the waiters of one resource, and how to send them news.
-local function queue_of(queue, alive, publish, channel)
-  one_of(publish, 'PUBLISH', 'SPUBLISH', nil, 'publish command')
-  if channel ~= string.gsub(queue, 'queue$', '') .. 'wake' then refuse('channel must be that of the resource, got ' .. channel) end
-  return {queue = queue, alive = alive, publish = publish, channel = channel}
+local function queue_of(queue, alive, publish)
+  one_of(publish, 'publish command', 'PUBLISH', 'SPUBLISH')
+  return {queue = queue, alive = alive, publish = publish, channel = (string.gsub(queue, 'queue$', 'wake'))}
 end
 
 local function corrupt(key, problem)
@@ -133,11 +132,34 @@ local function next_token(last, now)
   return math.max(last + 1, now)
 end
 
+-- Revocations ----------------------------------------------------------------------------------------------------------
+
+-- The key ended is a sorted set of who was revoked lately, "<lease id>:<token>:...", for those to find: they look before
+-- their time would have been over. A newer one has a higher score.
+local MOST_REVOKED = 100 -- that are kept
+local MINUTE = 60000
+
+local function was_revoked(ended, name)
+  if mistyped(ended, 'zset') then return false end
+  for _, entry in ipairs(redis.call('ZRANGE', ended, 0, -1)) do
+    if string.sub(entry, 1, #name) == name then return true end
+  end
+  return false
+end
+
+-- left is how long the holder would have held, in milliseconds.
+local function note_revoked(ended, entry, score, left)
+  redis.call('ZADD', ended, digits(score), entry)
+  redis.call('ZREMRANGEBYRANK', ended, 0, -1 - MOST_REVOKED)
+  redis.call('PEXPIRE', ended, digits(math.max(left, redis.call('PTTL', ended), MINUTE)))
+end
+
 -- Calls ----------------------------------------------------------------------------------------------------------------
 
 -- A call is one acquisition by a program. Its name is in all its requests and in its withdrawal. Calls that ask for the
 -- same lease id share the lease; they are listed with the holder, "<call>,<call>", the newest last. So the withdrawal
--- of a call ends a lease only if no other call has asked for it.
+-- of a call ends a lease only if no other call has asked for it. A request that arrives behind the withdrawal is granted or
+-- queued like any other: that may block the resource for one TTL.
 local MOST_CALLS = 8 -- that are listed: the first and the newest; the withdrawal of one in between finds nothing
 
 -- Whether the call is in the list.
@@ -163,13 +185,14 @@ end
 
 -- Waiters --------------------------------------------------------------------------------------------------------------
 --
---   queue  sorted set: the calls that wait, by arrival (microseconds); before them, below 0, calls that are over
+--   queue  sorted set: the calls that wait, by arrival (microseconds)
 --   alive  hash: for each call that waits "<until>:<asked>:<turn>@<listener>", in milliseconds
 --            until  the time until which the waiter counts as alive: it must ask again before then
 --            asked  when its latest request was answered, rounded up
 --            turn   until when it has the right of way, because it was called since; 0: it was not called
 --
--- A listener is a process. It subscribes to "<channel of the resource>:<listener>", and no other process does:
+-- A listener is a process. It subscribes to "<channel>:<listener>", and no other process does. The channel is the name of
+-- the queue with "wake" for "queue".
 --   'free <call>'       ask now, it is your turn
 --   'look <call> <ms>'  the waiter before you has its turn now; ask in ms, because it may not have heard
 -- An empty message has no meaning.
@@ -184,10 +207,8 @@ local PATIENCE = 5000     -- a waiter asks again at least this often, whatever i
 local GRACE = 1000        -- how late it may be with that before it counts as dead
 local ANSWER = 500        -- how long a waiter that was called keeps its right of way
 local FRESH = 250         -- how long after its request a waiter may take until it listens
-local REMEMBERED = 60000  -- how long a call that is over is remembered
 
-local LOOK = 500      -- the number of places that one script looks at; the next script looks further
-local MOST_OVER = 100 -- the number of calls that are remembered; the oldest are forgotten first
+local LOOK = 500 -- the number of places that one script looks at; the next script looks further
 
 local function queue_fault(q)
   return mistyped(q.queue, 'zset') or mistyped(q.alive, 'hash')
@@ -208,7 +229,7 @@ local function enqueue(q, mine, listener, wait)
   local ms = math.floor(q.now / 1000)
   note(q, {call = mine, till = ms + wait + GRACE, asked = math.ceil(q.now / 1000), turn = 0, listener = listener})
   redis.call('ZADD', q.queue, 'NX', digits(q.now), mine)
-  redis.call('PEXPIRE', q.queue, REMEMBERED)
+  redis.call('PEXPIRE', q.queue, PATIENCE + GRACE)
   redis.call('PEXPIRE', q.alive, PATIENCE + GRACE)
 end
 
@@ -236,7 +257,7 @@ local function walk(q, mine, visit)
   local dropped, kept, lapsed = {}, {}, {}
   local from, size, stopped = 0, 2, false
   repeat
-    local calls = redis.pcall('ZRANGEBYSCORE', q.queue, 0, '+inf', 'LIMIT', from, size) -- saves the command TYPE
+    local calls = redis.pcall('ZRANGE', q.queue, from, from + size - 1) -- saves the command TYPE
     local entries = #calls > 0 and redis.pcall('HMGET', q.alive, unpack(calls)) or calls
     if entries.err then
       if queue_fault(q) then return end
@@ -319,28 +340,4 @@ local function before(q, mine)
   if not deaf then return wait end
   leave(q, unpack(deaf))
   return 1
-end
-
--- Remembers for a while that a call is over although one of its requests may still arrive; that request then does
--- nothing. The queue holds it as "!<call>" with the negated time until which it is remembered (milliseconds), so an
--- empty queue means that there is none. A place that such a request got before is given up; behind that, a server without
--- memory lets a script add something.
-local function forget_call(q, call)
-  local ms = math.floor(q.now / 1000)
-  local function remember() return type(redis.pcall('ZADD', q.queue, digits(-(ms + REMEMBERED)), '!' .. call)) == 'number' end
-  local remembered = remember()
-  if not queue_fault(q) then leave(q, call) end
-  if not remembered and not remember() then return end
-  local over = redis.call('ZRANGEBYSCORE', q.queue, '-inf', '(0') -- the newest first
-  local last = #over
-  while last > MOST_OVER or last > 0 and -tonumber(redis.call('ZSCORE', q.queue, over[last])) <= ms do
-    redis.call('ZREM', q.queue, over[last])
-    last = last - 1
-  end
-  redis.call('PEXPIRE', q.queue, REMEMBERED)
-end
-
-local function is_over(q, call)
-  local till = redis.call('ZSCORE', q.queue, '!' .. call)
-  return till and -tonumber(till) > math.floor(q.now / 1000)
 end

@@ -26,7 +26,7 @@ last, wrong = read_fence(fence)
 if wrong then return wrong end
 
 if not held or held.id ~= id or held.token ~= digits(token) then
-  if was_revoked(ended, id, digits(token)) then return {'revoked'} end
+  if was_revoked(ended, id .. ':' .. digits(token) .. ':') then return {'revoked'} end
   return {held and 'taken' or 'gone'}
 end
 if last > token then return {'stale', digits(last)} end

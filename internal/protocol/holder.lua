@@ -18,17 +18,3 @@ local function read_owner_and_left(key)
   if held.left < 0 then return nil, corrupt(key, 'has no expiry') end
   return held
 end
-
--- Writes the token before the owner, so that there is no owner without its token.
-local function grant(owner, fence, id, token, calls, ttl, retention)
-  redis.call('SET', fence, digits(token), 'PX', digits(retention))
-  redis.call('SET', owner, id .. ':' .. digits(token) .. ':' .. calls, 'PX', digits(ttl))
-end
-
--- The key ended holds the latest revocation, "<lease id>:<token>:<revocation id>:<new token>:<1 if that ended it>", for
--- the former holder to find.
-local function was_revoked(ended, id, token)
-  local me = id .. ':' .. token .. ':'
-  local latest = redis.pcall('GET', ended)
-  return type(latest) == 'string' and string.sub(latest, 1, #me) == me
-end

@@ -11,15 +11,17 @@ local function drop_dead(owner, now)
   end
 end
 
--- The holder with that name, "<lease id>:" or "<lease id>:<token>:", as it stands in the set, its token and its calls;
--- nil if there is none whose score is from the one given on.
-local function find(set, name, from)
-  for _, holder in ipairs(redis.call('ZRANGEBYSCORE', set, from, '+inf')) do
-    if string.sub(holder, 1, #name) == name then return holder, string.match(holder, ':(%d+):([%w%-,]+)$') end
+-- The living holder with that name, "<lease id>:" or "<lease id>:<token>:", as it stands in the set, its token, its calls
+-- and the end of its time; nil if there is none.
+local function find(owner, name, now)
+  local all = redis.call('ZRANGEBYSCORE', owner, '(' .. digits(now), '+inf', 'WITHSCORES')
+  for n = 1, #all, 2 do
+    if string.sub(all[n], 1, #name) == name then
+      local token, calls = string.match(all[n], ':(%d+):([%w%-,]+)$')
+      return all[n], token, calls, all[n + 1]
+    end
   end
 end
-
-local function find_living(owner, name, now) return find(owner, name, '(' .. digits(now)) end
 
 -- The limit if it was changed, nil if not. The second result is the reply if the key is corrupt.
 local function read_limit(key)
@@ -34,10 +36,4 @@ end
 local function hold(owner, holder, now, ttl)
   redis.call('ZADD', owner, digits(now + ttl * 1000), holder)
   if redis.call('PTTL', owner) < ttl then redis.call('PEXPIRE', owner, digits(ttl)) end
-end
-
--- Holders that were revoked lately are kept in the key ended, by when.
-local function lost(ended, name)
-  if not mistyped(ended, 'zset') and find(ended, name, '-inf') then return {'revoked'} end
-  return {'gone'}
 end

@@ -5,7 +5,7 @@
 -- Returns {'inspected', lease id, token, milliseconds left, last token, milliseconds it is remembered, waiters, revoked,
 --          calls}
 --           lease id '' and calls '', token '0', left '0' if nobody holds; last token '0' if none is known; milliseconds '-1': for ever;
---           revoked: the latest, "<lease id>:<token>:<revocation id>:<new token>:<whether that ended it>", or ''
+--           revoked: the latest, "<lease id>:<token>:<revocation id>:<new token>", or ''
 --         {'corrupt', key, problem}
 
 expect(5, 0)
@@ -17,11 +17,11 @@ local held, wrong = read_owner_and_left(owner)
 if wrong then return wrong end
 local last
 last, wrong = read_fence(fence)
-wrong = wrong or queue_fault(q) or mistyped(ended, 'string')
+wrong = wrong or queue_fault(q) or mistyped(ended, 'zset')
 if wrong then return wrong end
 
-local revoked = redis.call('GET', ended) or ''
-if revoked ~= '' and not string.find(revoked, '^[%x%-]+:%d+:[%x%-]+:[1-9]%d*:%d$') then return corrupt(ended, 'does not hold a revocation') end
+local revoked = redis.call('ZRANGE', ended, -1, -1)[1] or ''
+if revoked ~= '' and not string.find(revoked, '^[%x%-]+:%d+:[%x%-]+:[1-9]%d*$') then return corrupt(ended, 'does not hold a revocation') end
 held = held or {id = '', token = '0', left = 0, calls = ''}
 q.now = clock()
 return {'inspected', held.id, held.token, digits(held.left), digits(last), digits(redis.call('PTTL', fence)), digits(waiters(q)),

@@ -6,49 +6,42 @@
 -- ARGV[1] revocation id, new for each revocation
 -- ARGV[2] the token to take over from, or 0 for whatever stands
 -- ARGV[3] fence retention, milliseconds, > 0
--- ARGV[4] PUBLISH or SPUBLISH   ARGV[5] channel
+-- ARGV[4] PUBLISH or SPUBLISH
 --
 -- Returns {'revoked', new token, lease id, token}  the new token is the last token; this revocation ended the
 --                     lease named, or nobody held the resource (lease id of zeros, token 0). Asking again with the
---                     same revocation id gives the same answer for a minute.
+--                     same revocation id gives the same answer for a minute, and changes nothing.
 --         {'passed', last}  the token to take over from is not the last any more: another was faster. Nothing was changed.
 --         {'exhausted'}     tokens have reached 2^53; nothing was changed
 --         {'corrupt', key, problem}
 
-expect(5, 5)
+expect(5, 4)
 fields(1, 'owner', 'fence', 'queue', 'alive', 'ended')
 local owner, fence, ended = KEYS[1], KEYS[2], KEYS[5]
 local revocation = uuid(ARGV[1], 'revocation id')
 local from = whole(ARGV[2], 0, 'token')
 local retention = whole(ARGV[3], 1, 'fence retention')
-local q = queue_of(KEYS[3], KEYS[4], ARGV[4], ARGV[5])
-local MINUTE = 60000
-local NOBODY = '00000000-0000-0000-0000-000000000000'
+local q = queue_of(KEYS[3], KEYS[4], ARGV[4])
 
 local held, wrong = read_owner_and_left(owner)
 if wrong then return wrong end
 local last
 last, wrong = read_fence(fence)
-wrong = wrong or queue_fault(q) or mistyped(ended, 'string')
+wrong = wrong or queue_fault(q) or mistyped(ended, 'zset')
 if wrong then return wrong end
 
-local id, token, by, new, ends = string.match(redis.call('GET', ended) or '', '^([%x%-]+):(%d+):([%x%-]+):(%d+):(%d)$')
-if by == revocation then
-  if ends == '0' then return {'revoked', new, NOBODY, '0'} end
-  return {'revoked', new, id, token}
+for _, entry in ipairs(redis.call('ZRANGE', ended, 0, -1)) do
+  local id, token, by, new = string.match(entry, '^([%x%-]+):(%d+):([%x%-]+):(%d+)$')
+  if by == revocation then return {'revoked', new, id, token} end
 end
+held = held or {id = '00000000-0000-0000-0000-000000000000', token = '0', left = 0}
+if from > 0 and math.max(last, tonumber(held.token)) > from then return {'passed', digits(last)} end
 q.now = clock()
-if is_over(q, revocation) or from > 0 and math.max(last, held and tonumber(held.token) or 0) > from then
-  return {'passed', digits(last)}
-end
-new = next_token(math.max(last, from), q.now)
+local new = next_token(math.max(last, from), q.now)
 if new > MAX_WHOLE then return {'exhausted'} end
 
 redis.call('SET', fence, digits(new), 'PX', digits(retention))
--- If nobody holds, the holder that the previous revocation has ended may still have to learn of it.
-redis.call('SET', ended, table.concat({held and held.id or id or NOBODY, held and held.token or token or '0', revocation, digits(new), held and 1 or 0}, ':'),
-  'PX', digits(math.max(held and held.left or 0, redis.call('PTTL', ended), MINUTE)))
+note_revoked(ended, table.concat({held.id, held.token, revocation, digits(new)}, ':'), new, held.left)
 redis.call('DEL', owner)
-forget_call(q, revocation)
 wake(q)
-return {'revoked', digits(new), held and held.id or NOBODY, held and held.token or '0'}
+return {'revoked', digits(new), held.id, held.token}

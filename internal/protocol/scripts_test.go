@@ -30,23 +30,23 @@ type sample struct {
 	args string // in order, each as kind=value
 }
 
-const everywhere = "publish=PUBLISH channel={r}:wake"
+const everywhere = "publish=PUBLISH"
 
 var samples = []sample{
-	{"acquire", "owner fence queue alive", "uuid=" + another + " name=ca11 number=1000 retention=1000 mode=wait publish=PUBLISH name=me channel={r}:wake"},
+	{"acquire", "owner fence queue alive", "uuid=" + another + " name=ca11 number=1000 retention=1000 mode=wait publish=PUBLISH name=me"},
 	{"extend", "owner fence ended", "uuid=" + holder + " number=41 number=1000 retention=1000"},
-	{"release", "owner queue alive ended", "uuid=" + holder + " number=41 name=ca11 sure=unsure " + everywhere},
-	{"withdraw", "owner queue alive", "uuid=" + holder + " name=ca11 sure=unsure " + everywhere},
+	{"release", "owner queue alive ended", "uuid=" + holder + " number=41 " + everywhere},
+	{"withdraw", "owner queue alive", "uuid=" + holder + " name=ca11 " + everywhere},
 	{"verify", "owner fence", "uuid=" + holder + " number=41"},
 	{"revoke", "owner fence queue alive ended", "uuid=" + another + " from=0 number=1000 " + everywhere},
 	{"raise", "fence", "number=99 number=1000"},
 	{"inspect", "owner fence queue alive ended", ""},
 	{"eval", "owner fence ended data", "uuid=" + holder + " number=41 one=1 two=2 any=SET any=x"},
 
-	{"semaphore_acquire", "owner fence queue alive limit", "uuid=" + another + " name=ca11 number=1000 retention=1000 mode=wait publish=PUBLISH name=me channel={r}:wake number=1"},
+	{"semaphore_acquire", "owner fence queue alive limit", "uuid=" + another + " name=ca11 number=1000 retention=1000 mode=wait publish=PUBLISH name=me number=1"},
 	{"semaphore_extend", "owner fence ended", "uuid=" + holder + " number=41 number=1000 retention=1000"},
-	{"semaphore_release", "owner queue alive ended", "uuid=" + holder + " number=41 name=ca11 sure=unsure " + everywhere},
-	{"semaphore_withdraw", "owner queue alive", "uuid=" + holder + " name=ca11 sure=unsure " + everywhere},
+	{"semaphore_release", "owner queue alive ended", "uuid=" + holder + " number=41 " + everywhere},
+	{"semaphore_withdraw", "owner queue alive", "uuid=" + holder + " name=ca11 " + everywhere},
 	{"semaphore_verify", "owner fence", "uuid=" + holder + " number=41"},
 	{"semaphore_revoke", "owner ended queue alive", "uuid=" + holder + " " + everywhere},
 	{"semaphore_limit", "limit queue alive", "from=2 " + everywhere},
@@ -60,12 +60,29 @@ var samples = []sample{
 	{"admission_sliding", "log", "number=3 number=1000 uuid=" + another},
 }
 
+// words are the arguments.
+func (s sample) words() (kinds []string, args []any) {
+	for _, arg := range strings.Fields(s.args) {
+		kind, value, _ := strings.Cut(arg, "=")
+		kinds, args = append(kinds, kind), append(args, value)
+	}
+	return kinds, args
+}
+
+// rare are the arguments of a call that no common case answers, and so is looked at in full.
+func (s sample) rare() (kinds []string, args []any) {
+	if s.name == "extend" || s.name == "release" {
+		s.args = strings.Replace(s.args, "=41", "=42", 1)
+	}
+	return s.words()
+}
+
 // quiet are the common cases, which scripts do first: nobody waits. A kind with a dash is of a key
 // that does not exist.
 var quiet = []sample{
-	{"acquire", "-owner fence -queue -alive", "uuid=" + another + " name=ca11 number=1000 retention=1000 mode=wait publish=PUBLISH name=me some={r}:wake"},
+	{"acquire", "-owner fence -queue -alive", "uuid=" + another + " name=ca11 number=1000 retention=1000 mode=wait publish=PUBLISH name=me"},
 	{"extend", "owner fence ended", "uuid=" + holder + " number=41 number=1000 retention=1000"},
-	{"release", "owner -queue -alive ended", "uuid=" + holder + " number=41 name=ca11 sure=sure publish=PUBLISH some={r}:wake"},
+	{"release", "owner -queue -alive ended", "uuid=" + holder + " number=41 publish=PUBLISH"},
 }
 
 var sources = func() map[string]protocol.Script {
@@ -93,9 +110,6 @@ var bad = map[string][]string{
 	"two":     {"", "x", "0", "1", "3", "-1", "1.5"},
 	"mode":    {"", "Wait", "queue"},
 	"publish": {"", "publish", "GET", "FLUSHALL"},
-	"sure":    {"", "yes", "1"},
-	"channel": {"", "wake", "{q}:wake", "{r}:wakes", "{r}:wake:you"},
-	"some":    {""},
 	"print":   {"x", strings.Repeat("x", 33)},
 }
 
@@ -125,11 +139,11 @@ func prepare(t *testing.T, client *redis.Client, s sample) (names []string) {
 		case "alive":
 			err = client.HSet(ctx, key, "waits", fmt.Sprintf("%d:%d:0@you", time.Now().Add(5*time.Second).UnixMilli(), time.Now().UnixMilli())).Err()
 		case "ended":
+			member := another + ":40:" + holder + ":41"
 			if places {
-				err = client.ZAdd(ctx, key, redis.Z{Score: 1, Member: another + ":40:ca12"}).Err()
-			} else {
-				err = client.Set(ctx, key, another+":40:"+another+":41:1", time.Hour).Err()
+				member = another + ":40:ca12"
 			}
+			err = client.ZAdd(ctx, key, redis.Z{Score: 41, Member: member}).Err()
 		}
 		require.NoError(t, err)
 	}
@@ -153,12 +167,7 @@ func TestScriptsCheckTheirArguments(t *testing.T) {
 	t.Parallel()
 	client := testenv.OwnRedis(t).Client()
 	for n, s := range append(samples, quiet...) {
-		var kinds []string
-		var args []any
-		for _, arg := range strings.Fields(s.args) {
-			kind, value, _ := strings.Cut(arg, "=")
-			kinds, args = append(kinds, kind), append(args, value)
-		}
+		kinds, args := s.rare()
 		body := sources[s.name].Source
 		keys := prepare(t, client, s)
 		before := dump(t, client)
@@ -176,7 +185,7 @@ func TestScriptsCheckTheirArguments(t *testing.T) {
 		if len(args) > 0 {
 			refuses("an argument too few", keys, args[:len(args)-1])
 		}
-		if n >= len(samples) && s.name != "extend" { // nothing else is in the way
+		if n >= len(samples) { // nothing else is looked at
 			kinds = nil
 		}
 		for n, kind := range kinds {
@@ -193,7 +202,7 @@ func TestScriptsCheckTheirArguments(t *testing.T) {
 }
 
 // A free resource is granted without a look at the form of the arguments. Redis refuses a time that
-// is none, so there is no lease that never ends or has ended before.
+// is none, so there is no lease that never ends or has ended before. (It takes 2^53.)
 func TestAFreeResourceIsNotGrantedForATimeThatIsNone(t *testing.T) {
 	t.Parallel()
 	client := testenv.OwnRedis(t).Client()
@@ -201,7 +210,10 @@ func TestAFreeResourceIsNotGrantedForATimeThatIsNone(t *testing.T) {
 	keys := []string{"{r}:owner", "{r}:fence", "{r}:queue", "{r}:alive"}
 	for _, n := range []int{2, 3} { // the TTL and the retention
 		for _, value := range bad["number"] {
-			args := []any{another, "ca11", "1000", "1000", "wait", "PUBLISH", "me", "wake"}
+			if value == "9007199254740992" {
+				continue
+			}
+			args := []any{another, "ca11", "1000", "1000", "wait", "PUBLISH", "me"}
 			args[n] = value
 			require.Error(t, client.Eval(t.Context(), sources[s.name].Source, keys, args...).Err(), value)
 			require.Zero(t, client.Exists(t.Context(), "{r}:owner").Val(), value)
@@ -217,14 +229,7 @@ func TestScriptsCheckThatTheirKeysBelongTogether(t *testing.T) {
 		if strings.HasPrefix(s.name, "once") { // whose keys are of two kinds
 			continue
 		}
-		var args []any
-		for _, arg := range strings.Fields(s.args) {
-			_, value, _ := strings.Cut(arg, "=")
-			args = append(args, value)
-		}
-		if s.name == "extend" {
-			args[2] = "0" + args[2].(string) // so that it is not the common case, which looks at no names
-		}
+		_, args := s.rare()
 		right := prepare(t, client, s)
 		before := dump(t, client)
 		refuses := func(keys []string) {
@@ -271,11 +276,8 @@ func TestTheCommonCasesNeedNoHelpers(t *testing.T) {
 		if strings.Contains(s.keys, "fence") {
 			require.NoError(t, client.Set(t.Context(), keys[1], token, time.Hour).Err())
 		}
-		var args []any
-		for _, arg := range strings.Fields(s.args) {
-			_, value, _ := strings.Cut(strings.Replace(arg, "=41", "="+token, 1), "=")
-			args = append(args, value)
-		}
+		s.args = strings.Replace(s.args, "=41", "="+token, 1)
+		_, args := s.words()
 		words, err := client.Eval(t.Context(), common, keys, args...).StringSlice()
 		require.NoError(t, err, s.name)
 		require.Contains(t, []string{"granted", "extended", "released"}, words[0])
@@ -283,40 +285,35 @@ func TestTheCommonCasesNeedNoHelpers(t *testing.T) {
 	}
 }
 
-// In the common case and, where a number has more digits than that takes, behind it.
 func TestAnExtensionIsOfTheExactLease(t *testing.T) {
 	t.Parallel()
 	client := testenv.OwnRedis(t).Client()
 	keys := []string{"{r}:owner", "{r}:fence", "{r}:ended"}
-	for _, zeros := range []string{"", "0000000000000000"} {
-		for _, test := range []struct{ owner, word string }{
-			{holder + ":41:ca11", "extended"},
-			{holder + ":41:ca11,ca-12", "extended"},
-			{holder + ":4:ca11", "taken"},
-			{holder + ":411:ca11", "taken"},
-			{another + ":41:ca11", "taken"},
-			{"", "gone"},
-			{holder + ":41:", "corrupt"},
-			{holder + ":41:ca11:", "corrupt"},
-			{holder + ":41", "corrupt"},
-		} {
-			require.NoError(t, client.FlushAll(t.Context()).Err())
-			require.NoError(t, client.Set(t.Context(), "{r}:fence", "41", time.Minute).Err())
-			if test.owner != "" {
-				require.NoError(t, client.Set(t.Context(), "{r}:owner", test.owner, time.Second).Err())
-			}
-			before := dump(t, client)
-			words, err := client.Eval(t.Context(), sources["extend"].Source, keys, holder, 41, zeros+"60000", zeros+"3600000").StringSlice()
-			require.NoError(t, err)
-			require.Equal(t, test.word, words[0], "%s %s", zeros, test.owner)
-			if test.word != "extended" {
-				require.Equal(t, before, dump(t, client), "%s %s", zeros, test.owner)
-				continue
-			}
-			require.Equal(t, test.owner, client.Get(t.Context(), "{r}:owner").Val())
-			require.InDelta(t, time.Minute, client.PTTL(t.Context(), "{r}:owner").Val(), float64(20*time.Second), "%s %s", zeros, test.owner)
-			require.InDelta(t, time.Hour, client.PTTL(t.Context(), "{r}:fence").Val(), float64(20*time.Second), "%s %s", zeros, test.owner)
+	for _, test := range []struct{ owner, word string }{
+		{holder + ":41:ca11", "extended"},
+		{holder + ":41:ca11,ca-12", "extended"},
+		{holder + ":4:ca11", "taken"},
+		{holder + ":411:ca11", "taken"},
+		{another + ":41:ca11", "taken"},
+		{"", "gone"},
+		{holder + ":41", "corrupt"},
+	} {
+		require.NoError(t, client.FlushAll(t.Context()).Err())
+		require.NoError(t, client.Set(t.Context(), "{r}:fence", "41", time.Minute).Err())
+		if test.owner != "" {
+			require.NoError(t, client.Set(t.Context(), "{r}:owner", test.owner, time.Second).Err())
 		}
+		before := dump(t, client)
+		words, err := client.Eval(t.Context(), sources["extend"].Source, keys, holder, 41, "60000", "3600000").StringSlice()
+		require.NoError(t, err)
+		require.Equal(t, test.word, words[0], test.owner)
+		if test.word != "extended" {
+			require.Equal(t, before, dump(t, client), test.owner)
+			continue
+		}
+		require.Equal(t, test.owner, client.Get(t.Context(), "{r}:owner").Val())
+		require.InDelta(t, time.Minute, client.PTTL(t.Context(), "{r}:owner").Val(), float64(20*time.Second), test.owner)
+		require.InDelta(t, time.Hour, client.PTTL(t.Context(), "{r}:fence").Val(), float64(20*time.Second), test.owner)
 	}
 }
 
@@ -338,11 +335,7 @@ func TestScriptsCheckTypes(t *testing.T) {
 	}
 	for _, s := range samples {
 		body := sources[s.name].Source
-		var args []any
-		for _, arg := range strings.Fields(s.args) {
-			_, value, _ := strings.Cut(arg, "=")
-			args = append(args, value)
-		}
+		_, args := s.words()
 		for _, kind := range strings.Fields(s.keys) {
 			keys := prepare(t, client, s)
 			key := "{r}:" + kind

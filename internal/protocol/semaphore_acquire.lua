@@ -6,28 +6,27 @@
 -- ARGV[3] ttl, milliseconds, > 0
 -- ARGV[4] fence retention, milliseconds, >= ttl
 -- ARGV[5] 'try': leave no trace when refused; 'wait': queue up; 'barge': 'try', past the queue
--- ARGV[6] PUBLISH or SPUBLISH   ARGV[7] listener, where the waiter hears of its turn   ARGV[8] channel
--- ARGV[9] limit, > 0, unless it was changed
+-- ARGV[6] PUBLISH or SPUBLISH   ARGV[7] listener, where the waiter hears of its turn
+-- ARGV[8] limit, > 0, unless it was changed
 --
 -- Returns {'granted', token}  held by this lease id for ttl from now. Asking again with the same lease id gives the same token
 --                             and a full ttl, so a lost reply costs nothing.
 --         {'held', milliseconds, '1', calls}  all permits are taken, and calls are those of the holder whose time ends
 --                             next; or another waits with right of way, and calls is ''. Retry after that time. No token
 --                             was used and no holder's time moved.
---         {'over'}            this call was given up, or its permit released; no permit was granted
 --         {'exhausted'}       tokens have reached 2^53; no permit was granted
 --         {'corrupt', key, problem}
 
-expect(5, 9)
+expect(5, 8)
 fields(1, 'owner', 'fence', 'queue', 'alive', 'limit')
 local owner, fence = KEYS[1], KEYS[2]
 local id, mine = uuid(ARGV[1], 'lease id'), name_of(ARGV[2], 'call')
 local ttl = whole(ARGV[3], 1, 'ttl')
 local retention = retention_of(ARGV[4], ttl)
-local mode = one_of(ARGV[5], 'try', 'wait', 'barge', 'mode')
-local q = queue_of(KEYS[3], KEYS[4], ARGV[6], ARGV[8])
+local mode = one_of(ARGV[5], 'mode', 'try', 'wait', 'barge')
+local q = queue_of(KEYS[3], KEYS[4], ARGV[6])
 local listener = name_of(ARGV[7], 'listener')
-local limit = whole(ARGV[9], 1, 'limit')
+local limit = whole(ARGV[8], 1, 'limit')
 local now = clock()
 q.now = now
 
@@ -39,17 +38,14 @@ if wrong then return wrong end
 local head = redis.pcall('ZRANGE', q.queue, 0, 0) -- saves the command TYPE
 if head.err then return mistyped(q.queue, 'zset') or error(head) end
 head = head[1]
-if head then
-  if string.sub(head, 1, 1) == '!' and is_over(q, mine) then return {'over'} end
-  wrong = mistyped(q.alive, 'hash')
-  if wrong then return wrong end
-end
+wrong = head and mistyped(q.alive, 'hash')
+if wrong then return wrong end
 changed, wrong = read_limit(KEYS[5])
 if wrong then return wrong end
 limit = changed or limit
 
 drop_dead(owner, now)
-local holder, token, calls = find(owner, id .. ':', '-inf')
+local holder, token, calls = find(owner, id .. ':', now)
 if holder then
   local name = id .. ':' .. token .. ':' .. add_call(calls, mine)
   if name ~= holder then redis.call('ZREM', owner, holder) end

@@ -20,8 +20,8 @@ local retention = retention_of(ARGV[4], ttl)
 local wrong = mistyped(owner, 'zset')
 if wrong then return wrong end
 local now = clock()
-local holder = find_living(owner, name, now)
-if not holder then return lost(ended, name) end
+local holder = find(owner, name, now)
+if not holder then return {was_revoked(ended, name) and 'revoked' or 'gone'} end
 redis.call('PEXPIRE', fence, digits(retention))
 hold(owner, holder, now, ttl)
 return {'extended'}

@@ -3,16 +3,16 @@
 --
 -- KEYS[1] limit   KEYS[2] queue   KEYS[3] alive
 -- ARGV[1] the new limit, or 0 for what each program was configured with
--- ARGV[2] PUBLISH or SPUBLISH   ARGV[3] channel
+-- ARGV[2] PUBLISH or SPUBLISH
 --
 -- Returns {'set'}
 --         {'corrupt', key, problem}
 
-expect(3, 3)
+expect(3, 2)
 fields(1, 'limit', 'queue', 'alive')
 local changed = KEYS[1]
 local limit = whole(ARGV[1], 0, 'limit')
-local q = queue_of(KEYS[2], KEYS[3], ARGV[2], ARGV[3])
+local q = queue_of(KEYS[2], KEYS[3], ARGV[2])
 
 local wrong = mistyped(changed, 'string') or queue_fault(q)
 if wrong then return wrong end

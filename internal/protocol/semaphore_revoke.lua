@@ -3,32 +3,25 @@
 --
 -- KEYS[1] owner   KEYS[2] ended   KEYS[3] queue   KEYS[4] alive
 -- ARGV[1] lease id
--- ARGV[2] PUBLISH or SPUBLISH   ARGV[3] channel
+-- ARGV[2] PUBLISH or SPUBLISH
 --
 -- Returns {'revoked'}  it held, or this was asked before; it holds no more
 --         {'gone'}     it does not hold. Nothing was changed.
 --         {'corrupt', key, problem}
 
-expect(4, 3)
+expect(4, 2)
 fields(1, 'owner', 'ended', 'queue', 'alive')
 local owner, ended = KEYS[1], KEYS[2]
 local name = uuid(ARGV[1], 'lease id') .. ':'
-local q = queue_of(KEYS[3], KEYS[4], ARGV[2], ARGV[3])
-local MINUTE = 60000
+local q = queue_of(KEYS[3], KEYS[4], ARGV[2])
 
 local wrong = mistyped(owner, 'zset') or mistyped(ended, 'zset') or queue_fault(q)
 if wrong then return wrong end
 q.now = clock()
-local holder = find_living(owner, name, q.now)
-if not holder then
-  if find(ended, name, '-inf') then return {'revoked'} end
-  return {'gone'}
-end
+local holder = find(owner, name, q.now)
+if not holder then return {was_revoked(ended, name) and 'revoked' or 'gone'} end
 local left = redis.call('PTTL', owner)
-redis.call('ZREM', owner, holder)
--- For the holder to find. It looks before its time would have been over.
-redis.call('ZADD', ended, digits(q.now), holder)
-redis.call('ZREMRANGEBYSCORE', ended, '-inf', digits(q.now - 1000 * math.max(left, MINUTE)))
-redis.call('PEXPIRE', ended, digits(math.max(left, MINUTE)))
+redis.call('ZREM', owner, holder) -- first, as in release.lua
+note_revoked(ended, holder, q.now, left)
 wake(q)
 return {'revoked'}

@@ -11,4 +11,4 @@ fields(1, 'owner', 'fence')
 local name = uuid(ARGV[1], 'lease id') .. ':' .. digits(whole(ARGV[2], 1, 'token')) .. ':'
 local wrong = mistyped(KEYS[1], 'zset')
 if wrong then return wrong end
-return {find_living(KEYS[1], name, clock()) and 'current' or 'lost'}
+return {find(KEYS[1], name, clock()) and 'current' or 'lost'}

@@ -3,33 +3,27 @@
 --
 -- KEYS[1] owner   KEYS[2] queue   KEYS[3] alive
 -- ARGV[1] lease id   ARGV[2] call
--- ARGV[3] 'unsure' if a request of that call may still be under way, which shall do nothing; 'sure' if not
--- ARGV[4] PUBLISH or SPUBLISH   ARGV[5] channel
+-- ARGV[3] PUBLISH or SPUBLISH
 --
 -- Returns {'withdrawn'}  this call neither holds nor waits
 --         {'corrupt', key, problem}  of the owner; if another key is wrong, the acquisition is ended all the same
 
-expect(3, 5)
+expect(3, 3)
 fields(1, 'owner', 'queue', 'alive')
 local owner = KEYS[1]
 local id, mine = uuid(ARGV[1], 'lease id'), name_of(ARGV[2], 'call')
-local unsure = is_unsure(ARGV[3])
-local q = queue_of(KEYS[2], KEYS[3], ARGV[4], ARGV[5])
+local q = queue_of(KEYS[2], KEYS[3], ARGV[3])
 
 local wrong = mistyped(owner, 'zset')
 if wrong then return wrong end
 q.now = clock()
-local holder, token, calls = find(owner, id .. ':', '-inf')
+local holder, token, calls, till = find(owner, id .. ':', q.now)
 if holder and lists(calls, mine) then
   local left = remove_call(calls, mine)
-  if left then redis.call('ZADD', owner, redis.call('ZSCORE', owner, holder), id .. ':' .. token .. ':' .. left) end
+  if left then redis.call('ZADD', owner, till, id .. ':' .. token .. ':' .. left) end
   redis.call('ZREM', owner, holder)
 end
-if unsure then
-  forget_call(q, mine)
-elseif not queue_fault(q) then
-  leave(q, mine)
-end
+if not queue_fault(q) then leave(q, mine) end
 -- The waiter that leaves may have been called already; then its turn passes on. If no permit is free, the next waiter goes on
 -- waiting.
 wake(q)

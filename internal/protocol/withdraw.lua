@@ -5,18 +5,16 @@
 --
 -- KEYS[1] owner   KEYS[2] queue   KEYS[3] alive
 -- ARGV[1] lease id   ARGV[2] call
--- ARGV[3] 'unsure' if a request of that call may still be under way, which shall do nothing; 'sure' if not
--- ARGV[4] PUBLISH or SPUBLISH   ARGV[5] channel
+-- ARGV[3] PUBLISH or SPUBLISH
 --
 -- Returns {'withdrawn'}  this call neither holds nor waits
 --         {'corrupt', key, problem}  of the owner; if another key is wrong, the acquisition is ended all the same
 
-expect(3, 5)
+expect(3, 3)
 fields(1, 'owner', 'queue', 'alive')
 local owner = KEYS[1]
 local id, mine = uuid(ARGV[1], 'lease id'), name_of(ARGV[2], 'call')
-local unsure = is_unsure(ARGV[3])
-local q = queue_of(KEYS[2], KEYS[3], ARGV[4], ARGV[5])
+local q = queue_of(KEYS[2], KEYS[3], ARGV[3])
 
 local held, wrong = read_owner(owner)
 if wrong then return wrong end
@@ -30,10 +28,6 @@ if held and held.id == id and lists(held.calls, mine) then
     held = nil
   end
 end
-if unsure then
-  forget_call(q, mine)
-elseif not queue_fault(q) then
-  leave(q, mine)
-end
+if not queue_fault(q) then leave(q, mine) end
 if not held then wake(q) end
 return {'withdrawn'}

@@ -235,6 +235,9 @@ func (c *leaseCell) judgeRest() {
 	if errors.Is(c.err, lease.ErrUnreachable) || c.fault.stops || c.script == "release" || c.call.renews || c.givesUp() {
 		within = c.ttl
 	}
+	if c.fault.stops || c.late {
+		within = max(c.ttl, unasked)
+	}
 	within += c.lag()
 	begin := time.Now()
 	for {
@@ -249,6 +252,9 @@ func (c *leaseCell) judgeRest() {
 		<-time.After(25 * time.Millisecond)
 	}
 }
+
+// unasked is for how long a waiter that does not ask stands in the queue.
+const unasked = 6 * time.Second
 
 // givesUp: nothing can be taken back while the fault lasts. Then the lease runs out, and a waiter
 // is dropped within seconds or when its turn comes.
@@ -280,6 +286,7 @@ func (c *leaseCell) rest() string {
 
 // deliver lets the server have what was late.
 func (c *leaseCell) deliver() {
+	c.late = true
 	if err := c.proxy.Deliver(); err != nil {
 		c.Errorf("deliver: %v", err)
 	}

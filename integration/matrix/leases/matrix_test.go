@@ -347,6 +347,7 @@ type leaseCell struct {
 	theirs   lease.Leases     // held by rivals
 	doubtful lease.Leases     // held by rivals, or not any more
 	floor    int64            // a token that later ones are above
+	late     bool             // requests have come that were late: what they get is gone after its time
 	ran      int              // how often the work was
 	err      error
 	took     time.Duration
