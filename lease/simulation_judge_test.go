@@ -246,10 +246,11 @@ func (j *judge) ends(r *resource, name string) {
 }
 
 // late judges L4: a request of a call that is over gets nothing. One that was under way for long
-// may block the resource for a TTL.
+// may block the resource for a TTL, and one that its withdrawal has just overtaken is withdrawn
+// once more.
 func (j *judge) late(r *resource, x execution, name string) bool {
 	since, over := j.over[r.name+" "+name]
-	return over && !x.again && x.script == "acquire" && j.wasWell(x.p, since)
+	return over && !x.again && x.script == "acquire" && j.s.now() > since+100*time.Millisecond && j.wasWell(x.p, since)
 }
 
 // wasWell reports whether nothing was wrong with the process at that time, and nothing has been
@@ -408,7 +409,8 @@ func (j *judge) grant(r *resource, x execution, n int, after owner, breaks func(
 		refused = c.refused
 	}
 	j.mu.Unlock()
-	if refused > 0 && x.script == "acquire" && !x.again && j.wasWell(c.p, refused) && !j.lostSince(0) {
+	if refused > 0 && now > refused+100*time.Millisecond && x.script == "acquire" && !x.again &&
+		j.wasWell(c.p, refused) && !j.lostSince(0) {
 		breaks("L4", "a request that came late has got a lease for a call that was refused")
 	}
 	// L6: first come, first served.

@@ -300,7 +300,7 @@ var foundAt = map[string]uint64{
 	"a try goes past the queue": 472, "a withdrawal wakes nobody": 266,
 	"a call that asks too is not noted": 184, "a release without the token, in the common case": 198,
 	"a withdrawal ends what another call has asked for": 153, "a revocation that is repeated counts again": 175,
-	"a grant is trusted from its answer": 1057, "a refused attempt is not withdrawn": 1584,
+	"a grant is trusted from its answer": 1057,
 }
 
 // hunt runs seeds until one breaks a promise.
@@ -325,7 +325,6 @@ var goMutants = []struct {
 	{"a renewal is trusted from its answer", []edit{{"lease.go", "		if until := l.core.trustedUntil(r.sent, r.ttl)", "		if protocol.Mutant(NAME) {\n			r.sent = time.Now()\n		}\n		if until := l.core.trustedUntil(r.sent, r.ttl)"}}},
 	{"validity is not shortened by the margin", []edit{{"core.go", "	return sent.Add(ttl - c.cfg.Margin)", "	if protocol.Mutant(NAME) {\n		return sent.Add(ttl)\n	}\n	return sent.Add(ttl - c.cfg.Margin)"}}},
 	{"nothing is withdrawn", []edit{{"step.go", "	if s.asked {", "	if s.asked && !protocol.Mutant(NAME) {"}}},
-	{"a refused attempt is not withdrawn", []edit{{"step.go", "ErrHeld) && !s.unsure.Load():", "ErrHeld) && (!s.unsure.Load() || protocol.Mutant(NAME)):"}}},
 	{"a context does not bound a request", []edit{{"../internal/protocol/send.go", "	if b, ours := ctx.(*bound); ours && b.quiet() {", "	if Mutant(NAME) {\n		<-r.answered\n		return nil\n	}\n	if b, ours := ctx.(*bound); ours && b.quiet() {"}}},
 }
 
