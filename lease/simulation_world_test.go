@@ -668,6 +668,9 @@ func (l *link) request(args []string) {
 	}
 	at := max(leaves+s.delay(p, &d), l.arrived+1)
 	l.arrived = at
+	if at > now+time.Millisecond { // it is late
+		p.disturbed = max(p.disturbed, at)
+	}
 	if kind == "withdraw" {
 		keys, _ := strconv.Atoi(args[2])
 		p.withdraws[args[keys+4]] = at
@@ -711,8 +714,8 @@ func (l *link) request(args []string) {
 func (s *simulation) delay(p *process, d *dice) time.Duration {
 	delay := d.between(50*time.Microsecond, 400*time.Microsecond)
 	if s.now() < s.until+s.settle() && d.is(s.odds[slowly]) {
+		p.disturb()
 		delay += d.between(0, s.slowest)
-		p.disturbed = max(p.disturbed, s.now()+delay)
 	}
 	return delay
 }
