@@ -127,7 +127,7 @@ func (e *entry) leaseIsOver() bool {
 // timeOver says whose time was over: that of the lease, or of the transaction.
 func (e *entry) timeOver(err error) error {
 	switch {
-	case errors.Is(err, ErrLeaseOver), errors.Is(err, ErrTooLong): // of a transaction within this one
+	case errors.Is(err, ErrLeaseOver), errors.Is(err, ErrTooLong), errors.Is(err, ErrInvalidGrant): // said already, or of a transaction within this one
 		return err
 	case e.leaseIsOver(), answered(err).code == codeLeaseOver:
 		return leaseOver(e.grants, err)

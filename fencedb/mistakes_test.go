@@ -209,6 +209,24 @@ func TestALeaseThatIsOverSaysWhichAndWhy(t *testing.T) {
 	}
 }
 
+// The context of work under a lease is over once the lease is released, so that comes on top.
+func TestAReleasedLeaseIsSaidOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	released := errors.New("released")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(released)
+	before := time.Now().Add(-time.Second)
+	for call, run := range calls {
+		err := run(ctx, w, over{grant("table:12", 41), before, released, true}, `SELECT 1`)
+		require.ErrorIs(t, err, fencedb.ErrInvalidGrant, call)
+		require.ErrorIs(t, err, released, call)
+		for line := range strings.Lines(err.Error()) { // the function may repeat what it was told
+			require.Equal(t, 1, strings.Count(line, "fencedb: "), "%s: %v", call, err)
+		}
+	}
+}
+
 // As in an errgroup. One of them is told, and nothing is lost in silence.
 func TestTwoGoroutinesInOneTransactionAreTold(t *testing.T) {
 	t.Parallel()

@@ -77,7 +77,7 @@ func TestAnApplicationDoesNotReachTheAudit(t *testing.T) {
 // user of the test.
 func (s *session) protections() string {
 	s.Helper()
-	return s.one(`SELECT string_agg(concat_ws(' ', event, details ->> 'table', details -> 'resource' ->> 0), '; ' ORDER BY id)
+	return s.one(`SELECT string_agg(concat_ws(' ', CASE WHEN reason ^@ 'found by' THEN 'found' END, event, details ->> 'table', details -> 'resource' ->> 0), '; ' ORDER BY id)
 		FROM fencedb.audit`)
 }
 
@@ -111,7 +111,7 @@ func TestAGuardThatWasTakenAwayByHandIsRecordedWhenItIsSeen(t *testing.T) {
 	} {
 		before := s.protections()
 		s.exec(away + `; ` + protect)
-		require.Equal(t, before+"; unprotect public.seats seat:{id}; protect public.seats seat:{id}", s.protections(), away)
+		require.Equal(t, before+"; found unprotect public.seats seat:{id}; protect public.seats seat:{id}", s.protections(), away)
 	}
 }
 
@@ -124,7 +124,7 @@ func TestUnprotectingWhatTheAuditDoesNotKnowIsRecorded(t *testing.T) {
 
 	s.exec(`SELECT fencedb.unprotect('seats')`)
 
-	require.Equal(t, "protect public.seats seat:{id}; unprotect public.seats seat:{id}", s.protections())
+	require.Equal(t, "found protect public.seats seat:{id}; unprotect public.seats seat:{id}", s.protections())
 }
 
 func TestTheOwnerOfATableIsRecordedUnderTheNameItLoggedInWith(t *testing.T) {
@@ -146,10 +146,10 @@ func TestNobodyRecordsAProtectionThatIsNotTheirs(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
 	s.exec(`CREATE TABLE seats (id int NOT NULL); CREATE TABLE rooms (id int NOT NULL); SELECT fencedb.protect('seats', resource => 'seat:{id}')`)
-	s.exec(`SELECT fencedb.record_protection('rooms'), fencedb.record_protection('seats')`) // no news
+	s.exec(`SELECT fencedb.record_protection('rooms', false), fencedb.record_protection('seats', false)`) // no news
 
 	s.exec(`SET SESSION AUTHORIZATION ` + s.withRole("allow"))
-	s.refused(insufficientPrivilege, `SELECT fencedb.record_protection('seats')`)
+	s.refused(insufficientPrivilege, `SELECT fencedb.record_protection('seats', false)`)
 	s.refused(insufficientPrivilege, `SELECT fencedb.unprotect('seats')`)
 	s.exec(`RESET SESSION AUTHORIZATION`)
 	require.Equal(t, "protect public.seats seat:{id}", s.protections())
@@ -170,15 +170,15 @@ func TestAStrangerCannotFloodTheAudit(t *testing.T) {
 		before, repeated string
 		most             int // bytes
 	}{
-		"a temporary table that looks protected": {fmt.Sprintf(plant, "pg_temp"), `PERFORM fencedb.record_protection('pg_temp.seats')`, 0},
+		"a temporary table that looks protected": {fmt.Sprintf(plant, "pg_temp"), `PERFORM fencedb.record_protection('pg_temp.seats', false)`, 0},
 		"a temporary table with the triggers of another": {`CREATE TABLE own.seats (id int NOT NULL); SELECT fencedb.protect('own.seats', resource => 'seat:{id}');` +
 			strings.ReplaceAll(fmt.Sprintf(plant, "pg_temp"), "EXECUTE FUNCTION pg_temp.f", "EXECUTE FUNCTION fencedb.guard_seats"),
-			`PERFORM fencedb.record_protection('pg_temp.seats')`, 2000},
+			`PERFORM fencedb.record_protection('pg_temp.seats', false)`, 2000},
 		"a temporary table that is taken over": {fmt.Sprintf(plant, "pg_temp"), `PERFORM fencedb.take_over_as('pg_temp.seats', session_user::regrole, now() + i * interval '1 hour')`, 0},
 		"a temporary table of ours":            {`CREATE TEMPORARY TABLE seats (id int NOT NULL)`, `PERFORM fencedb.protect('pg_temp.seats', resource => 'seat:{id}')`, 0},
-		"a table that looks protected":         {fmt.Sprintf(plant, "own"), `PERFORM fencedb.record_protection('own.seats')`, 0},
+		"a table that looks protected":         {fmt.Sprintf(plant, "own"), `PERFORM fencedb.record_protection('own.seats', false)`, 0},
 		"a protected table": {`CREATE TABLE own.seats (id int NOT NULL); SELECT fencedb.protect('own.seats', resource => repeat('x', 400) || ':{id}')`,
-			`PERFORM fencedb.record_protection('own.seats')`, 2000},
+			`PERFORM fencedb.record_protection('own.seats', false)`, 2000},
 		"a table protected again": {`CREATE TABLE own.seats (id int NOT NULL)`, `PERFORM fencedb.protect('own.seats', resource => 'seat:{id}')`, 2000},
 	} {
 		s := newSession(t)

@@ -608,7 +608,7 @@ COMMENT ON FUNCTION fencedb.check_no_member(regclass) IS 'Inner function. Raises
 -- this, as often as they like. So nothing here is theirs to say, and calling it again adds nothing:
 -- it records what the catalog says of a table, if that is not what was recorded of it last.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.record_protection(target regclass) RETURNS void
+CREATE FUNCTION fencedb.record_protection(target regclass, already boolean) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
 AS $$
@@ -629,14 +629,14 @@ BEGIN
         RETURN;
     END IF;
     INSERT INTO fencedb.audit (event, operator, reason, details)
-    VALUES (event, format('%s@%s', session_user, coalesce(host(inet_client_addr()), 'local')), 'seen in the catalog',
+    VALUES (event, format('%s@%s', session_user, coalesce(host(inet_client_addr()), 'local')), CASE WHEN already THEN 'found by this role: changed by hand, or restored' ELSE 'changed by this role' END,
         coalesce(recorded.details, '{}') || jsonb_build_object('table', target::text, 'oid', target::oid::text)
         || CASE event WHEN 'unprotect' THEN '{}' ELSE jsonb_build_object('resource', protection.resource) END);
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.record_protection(regclass) IS 'Inner function. Adds to fencedb.audit that a table is protected, observed, or neither any more, if that is news.';
+COMMENT ON FUNCTION fencedb.record_protection(regclass, boolean) IS 'Inner function. Adds to fencedb.audit that a table is protected, observed, or neither any more, if that is news. already: before the caller has changed anything, so somebody else did.';
 
 -- The row trigger is named to fire after the other BEFORE triggers of the table, so that it judges
 -- the row as it will be stored; triggers fire in the byte order of their names. ~fencedb_truncate
@@ -720,7 +720,7 @@ BEGIN
     END IF;
     PERFORM fencedb.check_no_member(target);
     EXECUTE format('LOCK TABLE ONLY %s IN SHARE UPDATE EXCLUSIVE MODE', target); -- another session may be at it
-    PERFORM fencedb.record_protection(target); -- if somebody has taken the guard away by hand
+    PERFORM fencedb.record_protection(target, true); -- if somebody has taken the guard away by hand
     SELECT * INTO present FROM fencedb.protected_tables p WHERE p.table_name = target AND p.resource IS NOT NULL;
     IF FOUND THEN
         IF present.resource <> resource AND NOT EXISTS ( -- a column of it was renamed
@@ -774,7 +774,7 @@ BEGIN
     PERFORM fencedb.create_triggers(target, guard, former, coalesce(columns, '{}'));
     PERFORM fencedb.drop_guard(former);
     PERFORM fencedb.set_history(target, coalesce(history, EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = target AND t.tgname ^@ '~fencedb_note_')));
-    PERFORM fencedb.record_protection(target);
+    PERFORM fencedb.record_protection(target, false);
 END
 $$;
 -- +goose StatementEnd
@@ -804,7 +804,7 @@ BEGIN
         RAISE NOTICE 'fencedb.unprotect: % is not protected', target;
         RETURN;
     END IF;
-    PERFORM fencedb.record_protection(target); -- what is not known to have been protected, as in a copy of the schema alone
+    PERFORM fencedb.record_protection(target, true); -- what is not known to have been protected, as in a copy of the schema alone
     FOR own IN SELECT t.tgname, m.member FROM fencedb.members(target) m JOIN pg_trigger t ON t.tgrelid = m.member
                WHERE t.tgparentid = 0 AND t.tgname IN ('~fencedb_row', '~fencedb_statement', '~fencedb_truncate') LOOP
         EXECUTE format('DROP TRIGGER %I ON %s', own.tgname, own.member);
@@ -821,7 +821,7 @@ BEGIN
                 USING ERRCODE = 'dependent_objects_still_exist', DETAIL = detail, HINT = 'Drop these first, or keep the column, with keep_columns => true.';
         END;
     END IF;
-    PERFORM fencedb.record_protection(target);
+    PERFORM fencedb.record_protection(target, false);
     PERFORM fencedb.forget_observations(target), fencedb.end_take_over(target);
 END
 $$;
@@ -856,7 +856,7 @@ $$;
 -- +goose StatementEnd
 DROP FUNCTION fencedb.unprotect(regclass, boolean), fencedb.protect(regclass, text, text, boolean, boolean);
 DROP FUNCTION fencedb.protect(regclass, text[], text, boolean, boolean), fencedb.create_triggers(regclass, regprocedure, regprocedure, name[]),
-    fencedb.record_protection(regclass), fencedb.check_no_member(regclass), fencedb.drop_guard(regprocedure), fencedb.write_guard(regclass, text[], boolean, boolean, text[]),
+    fencedb.record_protection(regclass, boolean), fencedb.check_no_member(regclass), fencedb.drop_guard(regprocedure), fencedb.write_guard(regclass, text[], boolean, boolean, text[]),
     fencedb.require_owner(regclass), fencedb.resources_of(anyelement), fencedb.read_template(regclass, text), fencedb.switched_off(regclass);
 DROP VIEW fencedb.protected_tables;
 DROP FUNCTION fencedb.guarded_root(oid), fencedb.members(regclass), fencedb.judge_statement(oid, text, text[], boolean),

@@ -202,12 +202,12 @@ BEGIN
         RAISE EXCEPTION 'fencedb.enforce: the guard of % is switched off', off
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = format('What was written meanwhile was not observed. Call fencedb.protect for %s once more, with the same resource: that switches it on.', target);
     ELSIF protection.observed <> observe THEN
-        PERFORM fencedb.record_protection(target); -- as in unprotect
+        PERFORM fencedb.record_protection(target, true); -- as in unprotect
         IF fencedb.write_guard(target, protection.resource, protection.stamp, observe, protection.columns_added) <> protection.guard THEN
             RAISE EXCEPTION 'fencedb.%: % has its guard together with another table, since one has inherited from the other', caller, target
                 USING ERRCODE = 'object_not_in_prerequisite_state', HINT = format('Call fencedb.protect for %s once more, with the same resource, to give it a guard of its own.', target);
         END IF;
-        PERFORM fencedb.record_protection(target);
+        PERFORM fencedb.record_protection(target, false);
         IF off IS NOT NULL THEN
             RAISE WARNING 'fencedb.observe: the guard of % is switched off, so nothing is observed there', off;
         END IF;
