@@ -126,8 +126,9 @@ func (e *entry) leaseIsOver() bool {
 
 // timeOver says whose time was over: that of the lease, or of the transaction.
 func (e *entry) timeOver(err error) error {
+	said := []error{ErrLeaseOver, ErrTooLong, ErrInvalidGrant} // before, or of a transaction within this one
 	switch {
-	case errors.Is(err, ErrLeaseOver), errors.Is(err, ErrTooLong), errors.Is(err, ErrInvalidGrant): // said already, or of a transaction within this one
+	case slices.ContainsFunc(said, func(sentinel error) bool { return errors.Is(err, sentinel) }):
 		return err
 	case e.leaseIsOver(), answered(err).code == codeLeaseOver:
 		return leaseOver(e.grants, err)
