@@ -78,7 +78,7 @@ func TestHistoryTellsTheWholeStory(t *testing.T) {
 	require.ErrorIs(t, write(first), fencedb.ErrStale)
 	flush()
 	sealed := w.revoked("seat:1")
-	w.ok("reset", "seat:1", "--to", fmt.Sprint(second.Token()), "--reason", "a mistake", "--yes")
+	w.ok("reset", "seat:1", "--to", fmt.Sprint(second.Token()), "--reason", "a mistake", "--yes", "--force")
 
 	r := w.told("seat:1")
 
