@@ -16,14 +16,6 @@ const stubborn = `sh -c 'trap "" INT QUIT TERM; echo $$; exec sleep 1000'`
 
 func alive(pid int) bool { return syscall.Kill(pid, 0) == nil }
 
-// nextPID is the process that a line of out names.
-func (w *watching) nextPID() int {
-	w.Helper()
-	pid, err := strconv.Atoi(w.next(w.out))
-	require.NoError(w, err)
-	return pid
-}
-
 // A lease is over, and what has run under it goes on: whatever became of its parent, its group and
 // its session, it has ended when with says what became of the lease.
 func TestNothingOutlivesWith(t *testing.T) {
