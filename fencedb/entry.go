@@ -343,7 +343,8 @@ func (e *entry) whileValid(ctx context.Context, wait func(context.Context) error
 	})
 	timer.Reset(time.Until(until))
 	err := wait(bounded)
-	over := bounded.Err() != nil && ctx.Err() == nil
+	// The context of a seal ends with its lease.
+	over := bounded.Err() != nil && (ctx.Err() == nil || e.sealing && !time.Now().Before(e.limit))
 	timer.Stop()
 	cancel()
 	if err != nil && over && e.sealing { // says nothing of other holders, so nobody should wait for them
