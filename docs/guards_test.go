@@ -133,6 +133,7 @@ var guards = []struct {
 		{"S4", "default privileges open nothing", "        EXECUTE format('REVOKE ALL ON SCHEMA fencedb FROM %1$s;", "        PERFORM format('REVOKE ALL ON SCHEMA fencedb FROM %1$s;", "migrations.TestTheDefaultPrivilegesOfWhoeverMigratesDoNotMatter"},
 	}},
 	{"fencedb/entry.go", []guard{
+		{"S8", "a seal without a connection is no lost lease, also where its context ends first", " || e.sealing && !time.Now().Before(e.limit))", ")", "fencedb.TestAConnectionThatDoesNotComeInTimeEndsWithTheLease"},
 		{"S7", "the time for preparing is part of the lease", "id, timeLeft{e}, e.patience(ctx))", "id, (func() any { ms, _ := e.remaining(); return ms })(), e.patience(ctx))", "fencedb.TestTheTimeForPreparingIsPartOfTheLease"},
 		{"S7", "the server learns how long the caller may wait", "e.patience(ctx))\n\t\treturn enterOne", "nil)\n\t\treturn enterOne", "fencedb.TestANewcomerWaitsNoLongerThanItMay"},
 		{"S7", "a transaction that may wait for its client has a limit for that", "append(args, !implicit)", "append(args, false)", "fencedb.TestAStoppedHolderDelaysTheNextByNoMoreThanItsLease"},
@@ -339,7 +340,7 @@ var guards = []struct {
 		{"L4", "a permit that ran out is not extended", "find(owner, name, now)", "find(owner, name, 0)", "lease.TestSemaphoreAPlaceThatRanOutIsNotExtended"},
 	}},
 	{"lease/store.go", []guard{
-		{"L6", "all clients of a Sentinel group publish in one way", "return ok && cluster.Options().ClusterSlots == nil", "return ok", "lease.TestAllClientsOfASentinelGroupHearEachOther"},
+		{"L6", "all clients of a Sentinel group publish in one way", "return ok && cluster.Options().ClusterSlots == nil", "return ok && cluster != nil", "lease.TestAllClientsOfASentinelGroupHearEachOther"},
 		{"L5", "a grant that replicas confirm looks for a new master too", " || errors.Is(err, ErrUnreachable)) {", " && !errors.Is(err, ErrUnreachable)) {", "lease.TestAWaiterFindsTheNewMasterOfItsCluster"},
 	}},
 	{"lease/subscription.go", []guard{
@@ -370,8 +371,8 @@ var guards = []struct {
 		{"S8", "a lease that cannot be sealed is given back", "	sealed := false\n", "	sealed := true\n", "lease.TestSeal"},
 		{"L7", "an acquisition whose token is behind the fence begins anew above it", "	if !ours || a.raised == len(a.resources) {", "	if !ours || true {", "lease.TestAnAcquisitionHealsWhenItsTokenIsBehindTheFence"},
 		{"L7", "healing ends", " || a.raised == len(a.resources) {", " {", "lease.TestHealingEnds"},
-		{"L5", "what is not sealed is not renewed", "	l.unsealed = true\n", "", "lease.TestSealingIsBoundedByOneTTL"},
-		{"L5", "what is sealed is renewed", "		l.renewAgain()\n", "", "lease.TestASealedLeaseIsRenewed"},
+		{"L5", "what is not sealed is not renewed", "	l.unsealed = true\n	l.core.watchdog.forget(l)\n", "", "lease.TestWhatIsNotSealedIsNotRenewed"},
+		{"L5", "what is sealed is renewed", "		l.renewAgain()\n", "		_ = l\n", "lease.TestASealedLeaseIsRenewed"},
 		{"S7", "a waiting acquisition whose seal is blocked queues again", "return !a.noWait && IsLost(err), err", "return false, err", "lease.TestAnAcquisitionWhoseSealIsBlockedQueuesAgain"},
 	}},
 	{"lease/step.go", []guard{

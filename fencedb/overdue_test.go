@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -320,9 +321,14 @@ func TestAConnectionThatDoesNotComeInTimeEndsWithTheLease(t *testing.T) {
 		}
 		require.Less(t, time.Since(start), validity+slack, name)
 	}
-	err = fencedb.Seal(context.Background(), pool, grantFor("table:12", 41, 200*time.Millisecond))
-	require.ErrorContains(t, err, "the token was not sealed: no connection came free")
-	require.NotErrorIs(t, err, fencedb.ErrLeaseOver, "it would be tried again, for as long as the pool is used up")
+	for _, early := range []time.Duration{-time.Second, 2 * time.Millisecond} { // what the context has of the lease
+		until := time.Now().Add(time.Second)
+		ctx, cancel := context.WithDeadline(t.Context(), until.Add(-early))
+		err = fencedb.Seal(ctx, pool, fencedb.NewGrant("table:12", 41, uuid.New(), until))
+		cancel()
+		require.ErrorContains(t, err, "the token was not sealed: no connection came free")
+		require.NotErrorIs(t, err, fencedb.ErrLeaseOver, "it would be tried again, for as long as the pool is used up")
+	}
 }
 
 // What bounds one user's wait must not end the next one's.

@@ -189,6 +189,27 @@ func TestSealingIsBoundedByOneTTL(t *testing.T) {
 	})
 }
 
+// Also by a store that does not heed its context: the process keeps the lease from nobody.
+func TestWhatIsNotSealedIsNotRenewed(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		const stuck = 20 * time.Second
+		hangs := func(context.Context, ...lease.Grant) error { time.Sleep(stuck); return nil }
+		i := w.issuer(t, lease.Config{TTL: 2 * time.Second, Seal: hangs})
+		grants := make(chan grant, 1)
+		began := time.Now()
+		time.AfterFunc(ms, func() { wait(t.Context(), w.issuer(t, lease.Config{TTL: time.Minute}), 0, grants) })
+
+		_, err := i.Acquire(t.Context(), "a")
+
+		require.True(t, lease.IsLost(err), "%v", err)
+		require.Equal(t, stuck, time.Since(began).Truncate(time.Second))
+		g := <-grants
+		require.NoError(t, g.err)
+		require.LessOrEqual(t, g.at.Sub(began), 2*time.Second+200*ms)
+		require.NoError(t, g.lease.Release(t.Context()))
+	})
+}
+
 // What was sealed is renewed, however long that took.
 func TestASealedLeaseIsRenewed(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
