@@ -74,6 +74,7 @@ var guards = []struct {
 		{"S4", "a record is not changed", "BEFORE UPDATE OR DELETE OR TRUNCATE ON", "BEFORE DELETE OR TRUNCATE ON", "migrations.TestWhatWasRecordedStays"},
 	}},
 	{"migrations/sql/00003_protect.sql", []guard{
+		{"S3", "a role that takes over does so where the guard only observes", "RETURN fencedb.overtake(target, operation, own, former, stamp, memo);", "RETURN CASE WHEN NOT observing THEN fencedb.overtake(target, operation, own, former, stamp, memo) END;", "migrations.TestARoleThatTakesOverIsNotObserved"},
 		{"S4", "a row needs the token of its own resource", "WHEN fence IS NULL THEN 'FN003'", "WHEN false THEN 'FN003'", "migrations.TestNoWriteWithATokenOfAnotherResource"},
 		{"S4", "a row needs a token", "code := CASE WHEN left_ms IS NULL THEN 'FN002'", "code := CASE WHEN false THEN 'FN002'", "migrations.TestForeignKeyActionsAreWritesToo"},
 		{"S4", "a row that moves needs the tokens of both resources", "CASE WHEN (own = former) IS NOT TRUE THEN former END LOOP", "NULL::text[] LOOP", "migrations.TestARowThatMovesNeedsTheTokensOfBothResources"},

@@ -338,8 +338,8 @@ func TestAPartitionIsTakenOverWithItsTable(t *testing.T) {
 	require.Equal(t, "2", s.one(`SELECT count(*) FROM parts WHERE last_fencing_token > 42`))
 }
 
-// A guard that observes locks no fence, so nobody overtakes there. Nor is that role listed among
-// those who would be refused.
+// It overtakes also where the guard only observes, or a holder that reads before it writes could
+// lose what the role has written. Nor is the role listed among those who would be refused.
 func TestARoleThatTakesOverIsNotObserved(t *testing.T) {
 	t.Parallel()
 	s, legacy, _ := newLegacy(t)
@@ -351,10 +351,12 @@ func TestARoleThatTakesOverIsNotObserved(t *testing.T) {
 	legacy.exec(`UPDATE seats SET guest = 'zoe' WHERE id = 1; DELETE FROM seats WHERE id = 2; INSERT INTO seats VALUES (2, 'red')`)
 
 	require.Empty(t, s.observed())
-	s.exec(enter(41, "room:red"))
+	s.refused("FN001", enter(41, "room:red"))
+	stored := s.one(`fencedb.last_token('room:red')`)
+	require.Equal(t, stored, s.one(`SELECT last_fencing_token FROM seats WHERE id = 1`))
 	s.exec(`SELECT fencedb.enforce('seats')`)
 	legacy.exec(`UPDATE seats SET guest = 'zoe' WHERE id = 1`)
-	s.refused("FN001", enter(41, "room:red"))
+	require.NotEqual(t, stored, s.one(`fencedb.last_token('room:red')`))
 }
 
 // adoption is a table in use: writers and readers that go on until they fail, or until stop is

@@ -152,7 +152,7 @@ DECLARE
     code    text;
 BEGIN
     IF left_ms IS NULL AND fencedb.overtakes(target) THEN
-        RETURN CASE WHEN NOT observing THEN fencedb.overtake(target, operation, own, former, stamp, memo) END;
+        RETURN fencedb.overtake(target, operation, own, former, stamp, memo); -- also observing, or holders could lose what they have written
     END IF;
     FOREACH wanted IN ARRAY own || CASE WHEN (own = former) IS NOT TRUE THEN former END LOOP
         fence := NULL;
