@@ -42,6 +42,9 @@ type entrant struct {
 	peer    bool    // another library
 }
 
+// ours reports whether e is the lock that is measured.
+func (e entrant) ours() bool { return strings.HasPrefix(e.name, ours) }
+
 // cost is what one entrant needed in all rounds.
 type cost struct {
 	Work    string    `json:"work"`
@@ -97,7 +100,7 @@ func measureWork(ctx context.Context, w work, rounds int, during time.Duration) 
 func (w work) control(n, round int, costs []cost) float64 {
 	var others []float64
 	for i, other := range w.entrants {
-		if w.entrants[n].name == ours && other.peer && len(costs[i].PerOp) > round {
+		if w.entrants[n].ours() && other.peer && len(costs[i].PerOp) > round {
 			others = append(others, costs[i].PerOp[round])
 		}
 	}
@@ -195,7 +198,7 @@ func (b *bench) costs(ctx context.Context) error {
 	return err
 }
 
-const costRow = "%-42s %-18s %14s %6s %6s %6s %6s %s\n"
+const costRow = "%-42s %-24s %14s %6s %6s %6s %6s %s\n"
 
 // write writes the row of c as soon as it is known, for whoever watches.
 func (c cost) write(out io.Writer, first bool) {

@@ -27,13 +27,15 @@ type acquire func(ctx context.Context, resource string) (release func() error, e
 // cannot wait.
 const (
 	ours  = "fencedb/lease"
+	noEnd = ", no cancel" // acquires with a context that cannot end, so the goroutine of the caller sends
 	setNX = "SET NX and DEL"
 )
 
 // locks are the libraries, some with several settings. A process opens one once, and all its
 // waiters share that.
 var locks = map[string]func(addr string) (acquire, error){
-	ours:                openLease,
+	ours:                openLease(func(ctx context.Context) context.Context { return ctx }),
+	ours + noEnd:        openLease(context.WithoutCancel),
 	setNX:               openSetNX,
 	"rueidislock":       openRueidislock,
 	"redislock":         openRedislock(time.Second),
@@ -53,12 +55,15 @@ var contenders = []contender{
 	{"redsync", "no fencing token, no order, no wake-up: it asks every 50 to 250 ms, its default, and deletes after each refusal"},
 }
 
-func openLease(addr string) (acquire, error) {
-	issuer, err := lease.New(redis.NewClient(&redis.Options{Addr: addr}), lease.Config{TTL: ttl})
-	return func(ctx context.Context, resource string) (func() error, error) {
-		l, err := issuer.Acquire(ctx, resource)
-		return func() error { return l.Release(context.Background()) }, err
-	}, err
+func openLease(as func(context.Context) context.Context) func(addr string) (acquire, error) {
+	return func(addr string) (acquire, error) {
+		client := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true})
+		issuer, err := lease.New(client, lease.Config{TTL: ttl})
+		return func(ctx context.Context, resource string) (func() error, error) {
+			l, err := issuer.Acquire(as(ctx), resource)
+			return func() error { return l.Release(context.Background()) }, err
+		}, err
+	}
 }
 
 func openSetNX(addr string) (acquire, error) {

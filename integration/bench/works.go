@@ -294,18 +294,20 @@ func (s *stores) works() []work {
 		all = append(all, work{name: fmt.Sprintf("transaction, network of %v", delays[n]), workers: 1, entrants: append(inTx(pool),
 			s.update("Tx", "plain", fencedTx(pool), 0.7), s.update("Exec", "plain", fenced(pool, row), 0.38))})
 	}
-	for _, workers := range []int{1, 8, 64} {
-		all = append(all, work{name: fmt.Sprintf("acquire and release, %d goroutines", workers), workers: workers,
-			entrants: s.locks(1, setNX, "redislock", "redsync", "rueidislock", ours)})
+	for _, of := range []struct {
+		workers  int
+		bar, own float64
+	}{{1, 1.9, 1.5}, {8, 1.9, 1.9}, {64, 1.3, 1.3}} {
+		all = append(all, work{name: fmt.Sprintf("acquire and release, %d goroutines", of.workers), workers: of.workers,
+			entrants: append(s.locks(of.bar, setNX, "redislock", "redsync", "rueidislock", ours), s.locks(of.own, ours+noEnd)...)})
 	}
 	if _, err := s.postgresCPU(context.Background()); err == nil { // its processes can be seen
 		all = append(all, work{name: "CPU of Postgres, without a token", workers: 1, unit: "us", meter: s.postgresCPU,
 			entrants: withoutToken(s.pool)})
 	}
-	two := s.locks(0, "redislock", ours)
 	return append(all,
-		work{name: "CPU of Redis, acquire and release", workers: 1, unit: "us", meter: s.redisCPU, entrants: two},
-		work{name: "allocations, acquire and release", workers: 1, unit: "allocs", meter: allocations, entrants: two},
+		work{name: "CPU of Redis, acquire and release", workers: 1, unit: "us", meter: s.redisCPU, entrants: s.locks(1.2, "redislock", ours)},
+		work{name: "allocations, acquire and release", workers: 1, unit: "allocs", meter: allocations, entrants: s.locks(0, "redislock", ours)},
 		work{name: "allocations, one statement", workers: 1, unit: "allocs", meter: allocations, entrants: []entrant{
 			inTx(s.pool)[0], exec(s.pool, 0, row), s.update("Tx", "plain", fencedTx(s.pool), 0)}})
 }
@@ -398,8 +400,9 @@ func (s *stores) locks(bar float64, names ...string) (entrants []entrant) {
 	for n, name := range names {
 		lock := sync.OnceValues(func() (acquire, error) { return locks[name](s.redis.Options().Addr) })
 		space := "bench:" + strconv.FormatUint(rand.Uint64(), 36)
-		e := entrant{name: name, peer: n > 0 && name != ours, atLeast: true}
-		if name == ours {
+		e := entrant{name: name, atLeast: true}
+		e.peer = n > 0 && !e.ours()
+		if e.ours() {
 			e.bar = bar
 		}
 		// How many locks Redis has set: each acquisition sets one at least.
