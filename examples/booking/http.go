@@ -9,16 +9,16 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"math"
 	"net/http"
+	"regexp"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -33,7 +33,6 @@ import (
 type desk interface {
 	Reserve(ctx context.Context, key string, b booking.Booking) (booking.Answer, error)
 	Get(ctx context.Context, id uuid.UUID) (booking.Booking, error)
-	List(ctx context.Context, table int, from time.Time) ([]booking.Booking, error)
 	Cancel(ctx context.Context, id uuid.UUID) error
 }
 
@@ -47,7 +46,6 @@ type api struct {
 func (a *api) routes() *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /tables/{table}/bookings", a.answer(a.reserve))
-	mux.HandleFunc("GET /tables/{table}/bookings", a.answer(a.list))
 	mux.HandleFunc("GET /bookings/{id}", a.answer(func(_ http.ResponseWriter, r *http.Request) (any, error) {
 		return a.Desk.Get(r.Context(), idOf(r))
 	}))
@@ -66,15 +64,11 @@ func requestID(ctx context.Context) string {
 }
 
 // answer gives a route so much time, writes what it returns, as JSON or as a problem, and a line
-// into the log. A nil body is no body, and one with a Location is new. The ID of the request is
-// that of its header, unless that is not fit for a log.
+// into the log. A nil body is no body, and one with a Location is new.
 func (a *api) answer(route func(w http.ResponseWriter, r *http.Request) (body any, err error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		began, client, contentType, level := time.Now(), r.Context(), "application/json", slog.LevelInfo
-		id := r.Header.Get("X-Request-Id")
-		if id == "" || !visible(id, 64) {
-			id = uuid.NewString()
-		}
+		id := cmp.Or(r.Header.Get("X-Request-Id"), uuid.NewString())
 		w.Header().Set("X-Request-Id", id)
 		w.Header().Set("Cache-Control", "no-store")
 		ctx, cancel := context.WithTimeout(context.WithValue(client, requestIDKey{}, id), a.Timeout)
@@ -84,9 +78,8 @@ func (a *api) answer(route func(w http.ResponseWriter, r *http.Request) (body an
 		switch {
 		case err != nil:
 			p := explain(err)
-			p.RequestID = id
 			if p.retryAfter > 0 {
-				w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(p.retryAfter.Seconds()))))
+				w.Header().Set("Retry-After", strconv.Itoa(int((p.retryAfter+time.Second-1)/time.Second)))
 			}
 			status, body, contentType = p.Status, p, "application/problem+json"
 		case body == nil:
@@ -94,8 +87,7 @@ func (a *api) answer(route func(w http.ResponseWriter, r *http.Request) (body an
 		case w.Header().Get("Location") != "":
 			status = http.StatusCreated
 		}
-		left := context.Cause(client) == context.Canceled // the client has; we give a cause
-		if status >= http.StatusInternalServerError && !left {
+		if status >= http.StatusInternalServerError && client.Err() == nil { // the client is still there
 			level = slog.LevelError
 		}
 		a.Log.Log(ctx, level, "request", "method", r.Method, "path", r.URL.Path, "status", status,
@@ -110,46 +102,28 @@ func (a *api) answer(route func(w http.ResponseWriter, r *http.Request) (body an
 	}
 }
 
-// errMalformed: the body is not what the route takes.
-var errMalformed = errors.New("api: malformed body")
+var goodKey = regexp.MustCompile(`^[!-~]{0,255}$`)
 
 func (a *api) reserve(w http.ResponseWriter, r *http.Request) (any, error) {
-	const maxKey, maxBody = 255, 4 << 10 // bytes
 	key := r.Header.Get("Idempotency-Key")
-	if !visible(key, maxKey) {
-		return nil, &booking.InvalidError{Field: "Idempotency-Key", Problem: fmt.Sprintf("at most %d visible ASCII characters", maxKey)}
+	if !goodKey.MatchString(key) {
+		return nil, fmt.Errorf("%w: Idempotency-Key: at most 255 visible ASCII characters", booking.ErrInvalid)
 	}
-	var want struct {
-		Slot  time.Time `json:"slot"`
-		Guest string    `json:"guest"`
-		Party int       `json:"party"`
-	}
-	body := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody))
-	body.DisallowUnknownFields()
-	err := body.Decode(&want)
-	if _, end := body.Token(); err == nil && !errors.Is(end, io.EOF) {
-		err = errors.New("more than one JSON value")
+	var b booking.Booking
+	const maxBody = 4 << 10 // bytes
+	text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err == nil {
+		err = json.Unmarshal(text, &b)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errMalformed, err)
+		return nil, fmt.Errorf("%w: %w", booking.ErrInvalid, err)
 	}
-	b := booking.Booking{Table: tableOf(r), Slot: want.Slot, Guest: want.Guest, Party: want.Party}
+	b.Table, _ = strconv.Atoi(r.PathValue("table")) // what is no number is 0, which is no table
 	answer, err := a.Desk.Reserve(r.Context(), key, b)
 	if err == nil && answer.Created {
 		w.Header().Set("Location", "/bookings/"+answer.ID.String())
 	}
 	return answer.Booking, err
-}
-
-func (a *api) list(_ http.ResponseWriter, r *http.Request) (_ any, err error) {
-	var from time.Time
-	if text := r.FormValue("from"); text != "" {
-		if from, err = time.Parse(time.RFC3339, text); err != nil {
-			return nil, &booking.InvalidError{Field: "from", Problem: "must be a time such as 2030-06-01T19:00:00Z"}
-		}
-	}
-	bookings, err := a.Desk.List(r.Context(), tableOf(r), from)
-	return map[string]any{"bookings": bookings}, err
 }
 
 // idOf: what is no ID is uuid.Nil, the ID of no booking.
@@ -158,24 +132,12 @@ func idOf(r *http.Request) uuid.UUID {
 	return id
 }
 
-// tableOf: what is no number is 0, which is no table.
-func tableOf(r *http.Request) int {
-	table, _ := strconv.Atoi(r.PathValue("table"))
-	return table
-}
-
-func visible(text string, most int) bool {
-	return len(text) <= most && !strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r > '~' })
-}
-
 // problem is the body of an answer that is not a success (RFC 9457).
 type problem struct {
-	Type      string `json:"type"`
-	Title     string `json:"title"`
-	Status    int    `json:"status"`
-	Detail    string `json:"detail,omitempty"`
-	Field     string `json:"field,omitempty"`      // what is wrong, with 422
-	RequestID string `json:"request_id,omitempty"` // by which the log knows this request
+	Type   string `json:"type"`
+	Title  string `json:"title"`
+	Status int    `json:"status"`
+	Detail string `json:"detail,omitempty"`
 
 	retryAfter time.Duration
 }
@@ -189,32 +151,25 @@ func explain(err error) (p problem) {
 	say := func(status int, kind, title string, after time.Duration) {
 		p = problem{Status: status, Type: "urn:problem-type:booking:" + kind, Title: title, retryAfter: after}
 	}
-	invalid, isInvalid := errors.AsType[*booking.InvalidError](err)
-	large, isLarge := errors.AsType[*http.MaxBytesError](err)
-	held, isHeld := errors.AsType[*lease.HeldError](err)
 	switch {
 	case is(fencedb.ErrCommitUnknown): // first: it is the only one that leaves a doubt
 		say(503, "unsettled", "Not known whether it was written; send it again with the same Idempotency-Key", shortly)
-	case isInvalid:
-		say(422, "invalid", "The request is not valid", never)
-		p.Field, p.Detail = invalid.Field, invalid.Problem
+	case is(booking.ErrInvalid):
+		say(400, "invalid", "The request is not valid", never)
+		p.Detail = err.Error()
 	case is(fencedb.ErrKeyReused):
 		say(422, "key-reused", "The Idempotency-Key was used for another request", never)
-	case isLarge:
-		say(413, "too-large", fmt.Sprintf("The body is larger than %d bytes", large.Limit), never)
-	case is(errMalformed):
-		say(400, "malformed", "The body cannot be read", never)
-		p.Detail = err.Error()
 	case is(booking.ErrCardDeclined):
 		say(402, "card-declined", "The card was declined", never)
 	case is(booking.ErrUnknown):
 		say(404, "unknown-booking", "There is no such booking", never)
 	case is(booking.ErrTaken):
 		say(409, "taken", "The table is taken at that time", never)
-	case isHeld:
-		say(409, "busy", "Somebody else has the table now; nothing was written", max(held.RetryAfter, shortly))
 	case lease.IsLost(err):
-		say(409, "busy", "Somebody has taken the table over; nothing was written", shortly)
+		say(409, "busy", "Somebody else has the table now, or came meanwhile; nothing was written", shortly)
+		if held, is := errors.AsType[*lease.HeldError](err); is {
+			p.retryAfter = max(held.RetryAfter, shortly)
+		}
 	case guard.IsUnavailable(err):
 		say(503, "unavailable", "A store does not answer; nothing was written", 2*shortly)
 	default:

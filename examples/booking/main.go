@@ -68,24 +68,19 @@ const (
 	redisVar     = "FENCEDB_REDIS_URL"    // redis://host:6379/0
 	addrVar      = "BOOKING_ADDR"         // where to listen; 127.0.0.1:8080
 	namespaceVar = "BOOKING_NAMESPACE"    // of the leases, where several environments share a Redis; booking
-	ttlVar       = "BOOKING_TTL"          // of a lease; a table stays blocked for that long after a crash; 10s
 )
 
 type settings struct {
-	Addr      string
-	Postgres  *pgxpool.Config
-	Redis     *redis.Options
-	Namespace string
-	TTL       time.Duration
-	Wait      time.Duration // how long a request may wait for the lease on a table
-	Shutdown  time.Duration // how long running requests may take when the service ends
+	Addr, Namespace string
+	Postgres        *pgxpool.Config
+	Redis           *redis.Options
+	Wait            time.Duration // how long a request may wait for the lease on a table
 }
 
 // settingsFrom reads settings with a function such as os.Getenv. The error names the variable that
 // is wrong. A wrong URL is not repeated in it, since it may hold a password.
 func settingsFrom(getenv func(string) string) (s settings, err error) {
-	s = settings{Addr: cmp.Or(getenv(addrVar), "127.0.0.1:8080"), Namespace: cmp.Or(getenv(namespaceVar), "booking"),
-		Wait: 2 * time.Second, Shutdown: 15 * time.Second}
+	s.Addr, s.Namespace, s.Wait = cmp.Or(getenv(addrVar), "127.0.0.1:8080"), cmp.Or(getenv(namespaceVar), "booking"), 2*time.Second
 	if s.Postgres, err = pgxpool.ParseConfig(getenv(postgresVar)); err != nil || getenv(postgresVar) == "" {
 		return s, errors.New(postgresVar + " must be the URL of a database, such as postgres://user:password@host:5432/database")
 	}
@@ -93,18 +88,17 @@ func settingsFrom(getenv func(string) string) (s settings, err error) {
 		return s, errors.New(redisVar + " must be the URL of a Redis, such as redis://user:password@host:6379/0")
 	}
 	s.Redis.ClientName = cmp.Or(s.Redis.ClientName, lease.ClientName("booking")) // in CLIENT LIST
-	if s.TTL, err = time.ParseDuration(cmp.Or(getenv(ttlVar), "10s")); err != nil {
-		return s, fmt.Errorf("%s: %w", ttlVar, err)
-	}
 	return s, nil
 }
 
-// undoTime bounds what requests that were cancelled still do: roll back, and release.
-const undoTime = 5 * time.Second
+const (
+	ttl      = 10 * time.Second // of a lease; after a crash a table stays blocked for that long
+	workTime = 10 * time.Second // of a request: for the card check and the write, behind the wait
+	readTime = 5 * time.Second  // for a request to arrive, and for an answer to leave
+)
 
 // serve runs the service until ctx ends. Then it takes no more requests, and those that are running
-// may end within settings.Shutdown; what is left is cancelled, which undoes its work and gives its
-// lease back. Nil means that all of them could end.
+// may end, which takes no longer than the time they are given. Nil means that all of them have.
 func serve(ctx context.Context, s settings, check booking.CardCheck, log *slog.Logger) error {
 	pool, err := pgxpool.NewWithConfig(ctx, s.Postgres)
 	if err != nil {
@@ -120,26 +114,19 @@ func serve(ctx context.Context, s settings, check booking.CardCheck, log *slog.L
 	metrics, registry := prom.New(prom.Config{}), prometheus.NewRegistry()
 	registry.MustRegister(metrics)
 	leases, err := lease.New(client, lease.Config{
-		TTL: s.TTL, Namespace: s.Namespace, Tracers: []lease.Tracer{logs, metrics}, Clock: fencedb.Clock(pool),
+		TTL: ttl, Namespace: s.Namespace, Tracers: []lease.Tracer{logs, metrics}, Clock: fencedb.Clock(pool),
 	})
 	if err != nil {
-		return fmt.Errorf("%s or %s: %w", ttlVar, namespaceVar, err)
+		return fmt.Errorf("%s: %w", namespaceVar, err)
 	}
 	service := booking.New(leases.With(lease.WaitAtMost(s.Wait)), fencedb.With(pool, fencedb.Trace(logs, metrics)), check)
-	bookings := ready.Check{Name: "bookings", Run: func(ctx context.Context) error {
-		if _, err := service.List(ctx, 1, time.Now()); err != nil {
-			return fmt.Errorf("the bookings cannot be read; was this program run with the argument migrate? %w", err)
-		}
-		return nil
-	}}
 	probe, err := ready.New(ready.Config{
-		Checks: []ready.Check{ready.Leases(leases), ready.Fences(stdlib.OpenDBFromPool(pool)), bookings},
+		Checks: []ready.Check{ready.Leases(leases), ready.Fences(stdlib.OpenDBFromPool(pool))},
 		Failed: func(name string, err error) { log.Warn("not ready", "check", name, "error", err) },
 	})
 	if err != nil {
 		return err
 	}
-	const workTime = 10 * time.Second // for the card check and the write, behind the wait
 	api := &api{Desk: service, Timeout: s.Wait + workTime, Log: log}
 	routes := api.routes()
 	routes.Handle("GET /readyz", probe)
@@ -152,27 +139,19 @@ func serve(ctx context.Context, s settings, check booking.CardCheck, log *slog.L
 		return fmt.Errorf("%s: %w", addrVar, err)
 	}
 	log.Info("listening", "url", "http://"+listener.Addr().String())
-	// Requests do not end with ctx.
-	work, cancelWork := context.WithCancelCause(context.WithoutCancel(ctx))
-	const readTime = 5 * time.Second
 	server := &http.Server{ // with bounds on what a client can make us wait for, and keep
-		Handler: routes, BaseContext: func(net.Listener) context.Context { return work },
-		ReadTimeout: readTime, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
-		WriteTimeout: readTime + api.Timeout + 5*time.Second, // since the header was read, with the answer
+		Handler: routes, ReadTimeout: readTime, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
+		WriteTimeout: readTime + api.Timeout + readTime, // since the header was read, with the answer
 		ErrorLog:     slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
 	ended := make(chan error, 1)
 	context.AfterFunc(ctx, func() {
-		grace, cancel := context.WithTimeout(work, s.Shutdown)
+		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), server.WriteTimeout)
 		defer cancel()
-		ended <- server.Shutdown(grace)
+		ended <- errors.Join(server.Shutdown(ending), leases.Close(ending)) // so that no table stays blocked
 	})
-	served := server.Serve(listener)
-	if errors.Is(served, http.ErrServerClosed) {
-		served = <-ended
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return err
 	}
-	cancelWork(fmt.Errorf("%w: requests took longer than %v", context.Canceled, s.Shutdown))
-	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
-	defer cancel()
-	return errors.Join(served, server.Shutdown(ending), leases.Close(ending)) // so that no table stays blocked
+	return <-ended
 }

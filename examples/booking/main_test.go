@@ -59,7 +59,6 @@ func TestUsage(t *testing.T) {
 		"more than one":    {args: []string{"migrate", ":9090"}, env: both, says: `":9090"`},
 		"no Postgres":      {args: []string{"migrate"}, says: postgresVar},
 		"no Redis":         {env: both[:1], says: redisVar},
-		"no duration":      {env: append(both, ttlVar+"=1500"), says: ttlVar},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

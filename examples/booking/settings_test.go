@@ -27,8 +27,7 @@ func TestSettingsHaveDefaults(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "127.0.0.1:8080", s.Addr)
 	require.Equal(t, "booking", s.Namespace)
-	require.Equal(t, []time.Duration{10 * time.Second, 2 * time.Second, 15 * time.Second},
-		[]time.Duration{s.TTL, s.Wait, s.Shutdown})
+	require.Equal(t, 2*time.Second, s.Wait)
 	require.Equal(t, "db.example", s.Postgres.ConnConfig.Host)
 	require.Equal(t, "redis.example:6379", s.Redis.Addr)
 	require.Equal(t, lease.ClientName("booking"), s.Redis.ClientName)
@@ -37,13 +36,12 @@ func TestSettingsHaveDefaults(t *testing.T) {
 func TestSettingsAreRead(t *testing.T) {
 	t.Parallel()
 	s, err := settingsFrom(environment(
-		addrVar, ":80", namespaceVar, "test", ttlVar, "1m",
+		addrVar, ":80", namespaceVar, "test",
 		redisVar, "redis://redis.example?client_name=mine",
 	))
 	require.NoError(t, err)
 	require.Equal(t, ":80", s.Addr)
 	require.Equal(t, "test", s.Namespace)
-	require.Equal(t, time.Minute, s.TTL)
 	require.Equal(t, "mine", s.Redis.ClientName)
 }
 
@@ -52,7 +50,6 @@ func TestASettingThatIsWrongIsNamed(t *testing.T) {
 	for name, values := range map[string][]string{
 		postgresVar: {"", "secret", "postgres://me:secret@db.example:port/tables"},
 		redisVar:    {"", "secret", "http://:secret@redis.example", "redis://:sec%ret@redis.example"},
-		ttlVar:      {"10", "soon"},
 	} {
 		for _, value := range values {
 			_, err := settingsFrom(environment(name, value))

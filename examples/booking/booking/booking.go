@@ -32,30 +32,20 @@ type Booking struct {
 	Party int       `json:"party"` // people, 1 to MaxParty
 }
 
-// What the restaurant has room for, and how many bookings [Service.List] returns at most.
+// What the restaurant has room for.
 const (
 	MaxTable = 999
 	MaxParty = 20
 	MaxGuest = 100
-	MaxList  = 100
 )
 
 // What a guest can be told. Nothing was changed.
 var (
+	ErrInvalid      = errors.New("booking: invalid request")    // the message says why
 	ErrTaken        = errors.New("booking: the table is taken") // by somebody else, at that time
 	ErrCardDeclined = errors.New("booking: the card was declined")
 	ErrUnknown      = errors.New("booking: no such booking") // or no longer
 )
-
-// InvalidError: the request makes no sense. Nothing was changed.
-type InvalidError struct {
-	Field   string // as in JSON
-	Problem string // for people
-}
-
-func (e *InvalidError) Error() string {
-	return fmt.Sprintf("booking: invalid %s: %s", e.Field, e.Problem)
-}
 
 // Resource names the lease and the fence of a table, as the migration does in SQL.
 func Resource(table int) string { return lease.Resource("table", table) }
@@ -67,27 +57,21 @@ type Answer struct {
 }
 
 func (b Booking) validate() error {
-	slot := b.Slot.UTC()
+	slot, problem := b.Slot.UTC(), ""
 	switch {
-	case slot.Year() < 2000 || slot.Year() > 9999: // JSON has no later ones
-		return &InvalidError{"slot", "say when the party comes, such as 2030-06-01T19:00:00Z"}
-	case !slot.Equal(slot.Truncate(time.Hour)):
-		return &InvalidError{"slot", "tables are booked by the hour, such as 2030-06-01T19:00:00Z"}
-	case strings.TrimSpace(b.Guest) == "" || utf8.RuneCountInString(b.Guest) > MaxGuest:
-		return &InvalidError{"guest", fmt.Sprintf("say who books, in at most %d characters", MaxGuest)}
-	case strings.ContainsFunc(b.Guest, unicode.IsControl): // one of them, zero, no text in Postgres can hold
-		return &InvalidError{"guest", "no control characters"}
+	case b.Table < 1 || b.Table > MaxTable:
+		problem = fmt.Sprintf("table: they are numbered from 1 to %d", MaxTable)
+	case slot.Year() < 2000 || slot.Year() > 9999 || !slot.Equal(slot.Truncate(time.Hour)): // JSON has no later ones
+		problem = "slot: say when the party comes, on a full hour, such as 2030-06-01T19:00:00Z"
+	case strings.TrimSpace(b.Guest) == "" || utf8.RuneCountInString(b.Guest) > MaxGuest ||
+		strings.ContainsFunc(b.Guest, unicode.IsControl): // one of them, zero, no text in Postgres can hold
+		problem = fmt.Sprintf("guest: say who books, in at most %d characters that can be seen", MaxGuest)
 	case b.Party < 1 || b.Party > MaxParty:
-		return &InvalidError{"party", fmt.Sprintf("1 to %d people", MaxParty)}
+		problem = fmt.Sprintf("party: 1 to %d people", MaxParty)
+	default:
+		return nil
 	}
-	return validateTable(b.Table)
-}
-
-func validateTable(table int) error {
-	if table < 1 || table > MaxTable {
-		return &InvalidError{"table", fmt.Sprintf("tables are numbered from 1 to %d", MaxTable)}
-	}
-	return nil
+	return fmt.Errorf("%w: %s", ErrInvalid, problem)
 }
 
 // CardCheck asks the guest's bank whether the card is good; [ErrCardDeclined] if not. It charges
@@ -190,15 +174,6 @@ func (s *Service) Get(ctx context.Context, id uuid.UUID) (Booking, error) {
 		return Booking{}, cmp.Or(err, ErrUnknown)
 	}
 	return found[0], nil
-}
-
-// List returns bookings of a table that begin at from or later, in order. Where there are
-// [MaxList], go on from the hour after the last one.
-func (s *Service) List(ctx context.Context, table int, from time.Time) ([]Booking, error) {
-	if err := validateTable(table); err != nil {
-		return nil, err
-	}
-	return s.find(ctx, `table_id = $1 AND slot >= $2 ORDER BY slot LIMIT $3`, table, from, MaxList)
 }
 
 func (s *Service) find(ctx context.Context, condition string, args ...any) (found []Booking, err error) {
