@@ -1,11 +1,7 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"log/slog"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"regexp"
@@ -13,108 +9,83 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
+// asProgram makes the test binary be the program under test.
+const asProgram = "INVENTORY_TEST_AS_PROGRAM"
+
 func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+		return
+	}
 	testenv.Main(m)
 }
 
-func TestSettingsThatMakeNoSenseAreNamed(t *testing.T) {
-	for name, value := range map[string]string{ttlVar: "5", postgresVar: "", redisVar: "", addrVar: "nowhere"} {
+// The lines that the README prints, up to those that stop a process.
+func TestTheLinesOfTheREADMEWork(t *testing.T) {
+	readme, err := os.ReadFile("README.md")
+	require.NoError(t, err)
+	_, lines, _ := strings.Cut(string(readme), "In another terminal:\n\n")
+	lines, _, found := strings.Cut(lines, "\n\n")
+	require.True(t, found)
+	setServers(t)
+	self, err := os.Executable()
+	require.NoError(t, err)
+
+	cmd := exec.CommandContext(t.Context(), "sh", "-euc", strings.ReplaceAll(lines, "/tmp/shop", self))
+	cmd.Env = append(os.Environ(), asProgram+"=1")
+	said, err := cmd.Output()
+	require.NoError(t, err, "%s", said)
+
+	for _, comment := range regexp.MustCompile(`# (\d+ of \d+ \S+)`).FindAllStringSubmatch(lines, -1) {
+		require.Contains(t, string(said), comment[1]+"\n")
+	}
+	require.Equal(t, 3, strings.Count(string(said), " of "), "%s", said)
+}
+
+func TestWhatMakesNoSenseIsNamed(t *testing.T) {
+	setServers(t)
+	for says, args := range map[string][]string{
+		"usage":           {"sell"},
+		"usage: ":         {"reserve", "ann"},
+		"no sku shoe":     {"reserve", "ann", "shoe=1"},
+		"invalid request": {"reserve", "ann", "sneaker"},
+		"no such cart":    {"pay", "00000000-0000-0000-0000-000000000001"},
+		"UUID":            {"pay", "12"},
+	} {
+		require.ErrorContains(t, run(t.Context(), t.Output(), args), says, args)
+	}
+	for _, name := range []string{"FENCEDB_POSTGRES_URL", "FENCEDB_REDIS_URL"} {
 		t.Run(name, func(t *testing.T) {
-			setServers(t)
-			t.Setenv(name, value)
-			require.ErrorContains(t, serve(t.Context(), slog.New(slog.DiscardHandler)), name)
+			t.Setenv(name, "")
+			require.ErrorContains(t, run(t.Context(), t.Output(), []string{"stock"}), name)
 		})
 	}
 }
 
-// The lines that the README prints, sent to the service.
-func TestTheLinesOfTheREADMEWork(t *testing.T) {
-	readme, err := os.ReadFile("README.md")
-	require.NoError(t, err)
-	lines := regexp.MustCompile(`(?m)^    (.*curl .*)$`).FindAllSubmatch(readme, -1)
-	require.Len(t, lines, 5)
-	url, stop := startService(t)
-	defer stop()
-
-	script := "set -eu\n"
-	for _, line := range lines {
-		script += strings.ReplaceAll(string(line[1]), "localhost:8090", url) + "\n"
-	}
-	cmd := exec.CommandContext(t.Context(), "sh", "-c", script)
-	said, err := cmd.CombinedOutput()
-	require.NoError(t, err, "%s", said)
-
-	require.Contains(t, string(said), `"sku":"poster","start":3,"remaining":3`)
-	require.Contains(t, string(said), `"buyer":"ann","state":"RESERVED"`)
-	require.Equal(t, 2, strings.Count(string(said), `"buyer":"bob","state":"SOLD"`), "%s", said)
-	require.Equal(t, []int{http.StatusNoContent, http.StatusOK}, []int{statusOf("http://" + url + "/healthz"), statusOf("http://" + url + "/metrics")})
-}
-
-func TestARequestUnderWayIsFinishedWhenTheServiceEnds(t *testing.T) {
-	t.Parallel()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	entered, goOn := make(chan struct{}), make(chan struct{})
-	slow := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		close(entered)
-		<-goOn
-		w.WriteHeader(http.StatusTeapot)
-	})
-	ctx, end := context.WithCancel(t.Context())
-	defer end()
+func TestItSweepsUntilItIsInterrupted(t *testing.T) {
+	client := setServers(t)
+	ctx, interrupt := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- sell(ctx, listener, slow, slog.New(slog.DiscardHandler)) }()
-	status := make(chan int, 1)
-	go func() { status <- statusOf("http://" + listener.Addr().String()) }()
+	go func() { ended <- run(ctx, t.Output(), nil) }()
+	require.Eventually(t, func() bool { // it has swept
+		return client.Exists(t.Context(), "lease:v1:{inventory/sweeper}:fence").Val() == 1
+	}, time.Minute, 20*time.Millisecond)
 
-	<-entered
-	end()
-	require.Eventually(t, func() bool { return statusOf("http://"+listener.Addr().String()) == 0 }, time.Minute, 10*time.Millisecond, "nobody else is let in")
-	close(goOn)
+	interrupt()
 
-	require.Equal(t, http.StatusTeapot, <-status)
 	require.NoError(t, <-ended)
 }
 
-// statusOf returns the status of the answer, and 0 if there is none.
-func statusOf(url string) int {
-	response, err := http.Get(url)
-	if err != nil {
-		return 0
-	}
-	response.Body.Close()
-	return response.StatusCode
-}
-
-// startService serves on servers of the tests until stop is called.
-func startService(t *testing.T) (addr string, stop func()) {
+func setServers(t *testing.T) *redis.Client {
 	t.Helper()
-	setServers(t)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	addr = listener.Addr().String()
-	require.NoError(t, listener.Close())
-	t.Setenv(addrVar, addr)
-
-	ctx, cancel := context.WithCancel(t.Context())
-	var log bytes.Buffer
-	ended := make(chan error, 1)
-	go func() { ended <- serve(ctx, slog.New(slog.NewTextHandler(&log, nil))) }()
-	require.Eventually(t, func() bool { return statusOf("http://"+addr+"/readyz") == http.StatusOK }, time.Minute, 20*time.Millisecond)
-	return addr, func() {
-		cancel()
-		require.NoError(t, <-ended, "%s", &log)
-	}
-}
-
-func setServers(t *testing.T) {
-	t.Helper()
-	t.Setenv(postgresVar, testenv.PostgresURL(t))
-	t.Setenv(redisVar, "redis://"+testenv.Redis(t).Options().Addr+"/0")
-	t.Setenv(spaceVar, testenv.Namespace(t))
+	server := testenv.OwnRedis(t)
+	t.Setenv("FENCEDB_POSTGRES_URL", testenv.PostgresURL(t))
+	t.Setenv("FENCEDB_REDIS_URL", "redis://"+server.Addr())
+	return server.Client()
 }

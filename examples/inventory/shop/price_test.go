@@ -25,51 +25,52 @@ func TestTheFirstHalfOfTheStockGoesForHalfThePrice(t *testing.T) {
 	}
 }
 
-func TestTakeAndPutBackLeaveTheLevelsAsTheyWere(t *testing.T) {
+func TestTakePricesTheCartAndLeavesWhatWasReadAsItWas(t *testing.T) {
 	t.Parallel()
 	levels := []Level{{SKU: "a", Start: 9, Remaining: 5, Cents: 100}, {SKU: "b", Start: 9, Remaining: 1, Cents: 200}}
-	lines := []Line{{SKU: "b", Units: 1}, {SKU: "a", Units: 4}}
+	wish := Cart{Lines: []Line{{SKU: "b", Units: 1}, {SKU: "a", Units: 4}}}
 
-	after, priced, err := Take(levels, lines)
+	after, priced, err := Take(levels, wish)
 
 	require.NoError(t, err)
 	require.Equal(t, []int{1, 0}, []int{after[0].Remaining, after[1].Remaining})
-	require.Equal(t, []Line{{SKU: "b", Units: 1, Cents: 200}, {SKU: "a", Units: 4, Cents: 50 + 3*100}}, priced)
-	require.Equal(t, levels, PutBack(after, lines))
-	require.Equal(t, 5, levels[0].Remaining, "what was read stays as it was")
+	require.Equal(t, []Line{{SKU: "b", Units: 1, Cents: 200}, {SKU: "a", Units: 4, Cents: 50 + 3*100}}, priced.Lines)
+	require.EqualValues(t, 550, priced.Cents)
+	require.Equal(t, 5, levels[0].Remaining)
+	require.Zero(t, wish.Lines[0].Cents)
 }
 
 func TestTakeRefusesWhatIsNotThere(t *testing.T) {
 	t.Parallel()
 	levels := []Level{{SKU: "a", Start: 9, Remaining: 5, Cents: 100}}
 
-	_, _, err := Take(levels, []Line{{SKU: "a", Units: 6}})
+	_, _, err := Take(levels, Cart{Lines: []Line{{SKU: "a", Units: 6}}})
 	require.ErrorIs(t, err, ErrSoldOut)
-	_, _, err = Take(levels, []Line{{SKU: "b", Units: 1}})
+	_, _, err = Take(levels, Cart{Lines: []Line{{SKU: "b", Units: 1}}})
 	require.ErrorIs(t, err, ErrInvalid)
 }
 
-func TestValidateNamesWhatIsWrong(t *testing.T) {
+func TestACartThatMakesNoSenseIsRefused(t *testing.T) {
 	t.Parallel()
 	one := []Line{{SKU: "a", Units: 1}}
-	require.NoError(t, Validate("ann", one))
-	for says, tc := range map[string]struct {
-		buyer string
-		lines []Line
-	}{
-		"say who buys":               {"", one},
-		"0 lines":                    {"ann", nil},
-		"21 lines":                   {"ann", make([]Line, 21)},
-		"sku of line 2":              {"ann", []Line{{SKU: "a", Units: 1}, {Units: 1}}},
-		"0 units of a":               {"ann", []Line{{SKU: "a"}}},
-		"101 units of a":             {"ann", []Line{{SKU: "a", Units: 101}}},
-		"two lines":                  {"ann", []Line{{SKU: "a", Units: 1}, {SKU: "a", Units: 2}}},
-		"without control characters": {"an\x00n", one},
-		"sku of line 1":              {"ann", []Line{{SKU: "a\x00", Units: 1}}},
-		"256 bytes":                  {"ann", []Line{{SKU: strings.Repeat("a", 257), Units: 1}}},
+	require.NoError(t, Cart{Buyer: "ann", Lines: one}.Validate())
+	many := make([]Line, MaxLines+1)
+	for i := range many {
+		many[i] = Line{SKU: strings.Repeat("a", i+1), Units: MaxUnits}
+	}
+	require.NoError(t, Cart{Buyer: "ann", Lines: many[1:]}.Validate())
+	for name, c := range map[string]Cart{
+		"no buyer":             {Lines: one},
+		"a buyer with a zero":  {Buyer: "an\x00n", Lines: one},
+		"no line":              {Buyer: "ann"},
+		"too many lines":       {Buyer: "ann", Lines: many},
+		"no sku":               {Buyer: "ann", Lines: []Line{{SKU: "a", Units: 1}, {Units: 1}}},
+		"a sku with a zero":    {Buyer: "ann", Lines: []Line{{SKU: "a\x00", Units: 1}}},
+		"a sku of 257 bytes":   {Buyer: "ann", Lines: []Line{{SKU: strings.Repeat("a", 257), Units: 1}}},
+		"no units":             {Buyer: "ann", Lines: []Line{{SKU: "a"}}},
+		"too many units":       {Buyer: "ann", Lines: []Line{{SKU: "a", Units: MaxUnits + 1}}},
+		"two lines of one sku": {Buyer: "ann", Lines: []Line{{SKU: "a", Units: 1}, {SKU: "a", Units: 2}}},
 	} {
-		err := Validate(tc.buyer, tc.lines)
-		require.ErrorIs(t, err, ErrInvalid, says)
-		require.ErrorContains(t, err, says)
+		require.ErrorIs(t, c.Validate(), ErrInvalid, name)
 	}
 }

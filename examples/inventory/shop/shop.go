@@ -38,6 +38,8 @@ import (
 	"unicode"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/guard"
@@ -62,7 +64,7 @@ var (
 	ErrDeclined = errors.New("shop: declined by the bank")
 )
 
-// Bank is a payment provider. Its methods return when ctx ends.
+// Bank is a payment provider. Its methods may end with ctx: what it does is asked for again.
 type Bank interface {
 	// Charge takes the money, once for each key. ErrDeclined says that none was taken, and the key
 	// can be tried again. After any other error it may have been taken or not. A provider that
@@ -92,12 +94,13 @@ func New(leases *lease.Issuer, db fencedb.DB, bank Bank, keep, wait time.Duratio
 
 func cartResource(id uuid.UUID) string { return lease.Resource("cart", id) }
 
-// resources are those of SKUs, and others. The migration says the same in SQL.
-func resources(skus []string, others ...string) []string {
-	for _, sku := range skus {
-		others = append(others, lease.Resource("sku", sku))
+// resources are those of a cart and its SKUs. The migration says the same in SQL.
+func resources(c Cart) []string {
+	all := []string{cartResource(c.ID)}
+	for _, l := range c.Lines {
+		all = append(all, lease.Resource("sku", l.SKU))
 	}
-	return others
+	return all
 }
 
 // Reserve takes all lines out of the stock for a new cart, or none.
@@ -106,24 +109,24 @@ func resources(skus []string, others ...string) []string {
 // for longer than we wait, and when to try again. After any other error nothing is reserved either,
 // except that [fencedb.ErrCommitUnknown] leaves it open; then the reservation, if there is one,
 // runs out by itself.
-func (s *Shop) Reserve(ctx context.Context, buyer string, lines []Line) (c Cart, err error) {
-	if err := Validate(buyer, lines); err != nil {
+func (s *Shop) Reserve(ctx context.Context, buyer string, lines []Line) (Cart, error) {
+	c := Cart{ID: uuid.New(), Buyer: buyer, Lines: lines}
+	if err := c.Validate(); err != nil {
 		return Cart{}, err
 	}
-	id, skus := uuid.New(), SKUs(lines)
-	err = s.alone(ctx, resources(skus, cartResource(id)), func(t Tables) error {
-		levels, err := t.Levels(ctx, skus) // true until we commit: no other holder can write them before
+	err := s.alone(ctx, resources(c), func(t Tables) error {
+		levels, err := t.Levels(ctx, c.SKUs()) // true until we commit: no other holder can write them before
 		if err != nil {
 			return err
 		}
-		after, priced, err := Take(levels, lines)
+		after, priced, err := Take(levels, c)
 		if err != nil {
 			return err
 		}
 		if err := t.SetLevels(ctx, after); err != nil {
 			return err
 		}
-		c, err = t.AddCart(ctx, id, buyer, priced, s.keep)
+		c, err = t.AddCart(ctx, priced, s.keep)
 		return err
 	})
 	return c, err
@@ -145,13 +148,11 @@ func done(err error) error {
 	return err
 }
 
-// Stock puts SKUs up for sale. Those that are there already stay as they are.
-func (s *Shop) Stock(ctx context.Context, levels []Level) error {
-	var skus []string
-	for _, l := range levels {
-		skus = append(skus, l.SKU)
-	}
-	return s.alone(ctx, resources(skus), func(t Tables) error { return t.AddLevels(ctx, levels) })
+// Stock puts a SKU up for sale. One that is there already stays as it is.
+func (s *Shop) Stock(ctx context.Context, l Level) error {
+	_, err := s.desk.Exec(ctx, lease.Resource("sku", l.SKU), `
+		INSERT INTO stock (sku, start, remaining, cents) VALUES ($1, $2, $2, $3) ON CONFLICT DO NOTHING`, l.SKU, l.Start, l.Cents)
+	return err
 }
 
 // Levels tells what is left. It needs no lease, and is out of date when it arrives.
@@ -172,79 +173,164 @@ func (s *Shop) Cart(ctx context.Context, id uuid.UUID) (c Cart, err error) {
 	return c, err
 }
 
+// Pay charges the bank and makes the cart SOLD. While the bank takes its time the lease on the cart
+// is renewed, and keeps Sweep away even when the reservation is over. Paying a cart that is SOLD
+// does nothing.
+//
+// Nil means sold. [lease.ErrHeld] says that the cart is being paid or swept right now. [ErrExpired]
+// means not sold, and nothing was asked of the bank. [ErrDeclined] means not sold.
+// [fencedb.ErrStale] means that this call has sold nothing, because someone took the cart over
+// while the bank was asked: Sweep, and then the money goes back, or another call of Pay, for which
+// the same charge counts. After any other error pay again: the bank takes the money once. If nobody
+// does, the reservation runs out and the money goes back.
+func (s *Shop) Pay(ctx context.Context, id uuid.UUID) error {
+	return done(s.desk.Do(ctx, cartResource(id), func(held context.Context, h *guard.Holder) error {
+		var cents int64 // written down before the bank is asked
+		err := s.repo.Write(ctx, h, func(t Tables) (err error) {
+			cents, err = t.BeginPayment(ctx, id)
+			return err
+		})
+		if errors.Is(err, pgx.ErrNoRows) {
+			c, err := s.Cart(ctx, id)
+			if err == nil && c.State != Sold {
+				err = ErrExpired
+			}
+			return err
+		}
+		if err != nil {
+			return err
+		}
+		// When the lease ends we stop waiting, and say so; the money may have been taken by then.
+		if err := s.bank.Charge(held, id, cents); err != nil {
+			return err
+		}
+		// Not bounded by the lease's time: a payment that comes late, while nobody has taken the
+		// cart over, is as good as one in time. Postgres knows who has: the fence of the cart has
+		// their token. So the cart is still RESERVED if this commits.
+		grant := fencedb.NewGrant(h.Resource(), h.Token(), h.LeaseID(), fencedb.NoEnd)
+		return s.repo.Write(ctx, grant, func(t Tables) error { return t.Sell(ctx, id) })
+	}, lease.NoWait()))
+}
+
+// Sweep ends reservations that nobody has paid in time, and refunds money that was taken for them.
+// One process sweeps at a time; in the others it returns at once. What is left to do is in
+// Postgres: should the sweeper die, the next one goes on.
+//
+// An error says that something was left for the next time.
+func (s *Shop) Sweep(ctx context.Context) error {
+	// This lease only saves work: two sweepers at once cost time, nothing else.
+	err := s.leases.Do(ctx, "sweeper", func(ctx context.Context, _ *lease.Lease) error {
+		return errors.Join(s.Each(ctx, Overdue, s.expire), s.Each(ctx, RefundsDue, s.refund))
+	}, lease.NoWait())
+	if errors.Is(err, lease.ErrHeld) {
+		return nil
+	}
+	return done(err)
+}
+
+// expire puts the units of a cart back. Not while it is being paid: then the payer has the lease on
+// it. Nobody begins to pay it any more.
+func (s *Shop) expire(ctx context.Context, id uuid.UUID) error {
+	payer, err := s.leases.Inspect(ctx, cartResource(id))
+	if err != nil || payer.Token != 0 {
+		return err
+	}
+	c, err := s.Cart(ctx, id)
+	if err != nil {
+		return err
+	}
+	return s.alone(ctx, resources(c), func(t Tables) error { return t.Expire(ctx, id) })
+}
+
+// refund tells the bank first: if that is all that happens, it is told again.
+func (s *Shop) refund(ctx context.Context, id uuid.UUID) error {
+	if err := s.bank.Refund(ctx, id); err != nil {
+		return err
+	}
+	return s.alone(ctx, []string{cartResource(id)}, func(t Tables) error { return t.Refunded(ctx, id) })
+}
+
+// Each does one thing for all carts that a statement finds, [Overdue] or [RefundsDue], some at a
+// time. A cart that is busy is left for the next time.
+func (s *Shop) Each(ctx context.Context, find string, do func(context.Context, uuid.UUID) error) error {
+	var carts []uuid.UUID
+	err := s.repo.Read(ctx, func(t Tables) (err error) {
+		rows, _ := t.tx.Query(ctx, find)
+		carts, err = pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+		return err
+	})
+	const atOnce, most = 8, 30 * time.Second // for one cart; one that hangs must not keep it from the others
+	var all errgroup.Group
+	all.SetLimit(atOnce)
+	for _, id := range carts {
+		all.Go(func() error {
+			ctx, cancel := context.WithTimeout(ctx, most)
+			defer cancel()
+			if err := do(ctx, id); err != nil && !lease.IsLost(err) {
+				return fmt.Errorf("cart %s: %w", id, err)
+			}
+			return nil
+		})
+	}
+	return errors.Join(err, all.Wait())
+}
+
 // What one cart can hold.
 const (
 	MaxLines = 20
 	MaxUnits = 100 // of a line
-	maxSKU   = 256 // bytes; with its kind it has to be a resource
 )
 
 // Validate checks a cart as a buyer sends it.
-func Validate(buyer string, lines []Line) error {
-	switch {
-	case !isText(buyer):
-		return fmt.Errorf("%w: say who buys, without control characters", ErrInvalid)
-	case len(lines) == 0 || len(lines) > MaxLines:
-		return fmt.Errorf("%w: %d lines; a cart has 1 to %d", ErrInvalid, len(lines), MaxLines)
+func (c Cart) Validate() error {
+	wrong := !isText(c.Buyer) || len(c.Lines) == 0 || len(c.Lines) > MaxLines
+	skus := c.SKUs()
+	for i, l := range c.Lines {
+		wrong = wrong || !isText(l.SKU) || l.Units < 1 || l.Units > MaxUnits || slices.Contains(skus[:i], l.SKU)
 	}
-	for i, l := range lines {
-		switch {
-		case !isText(l.SKU) || len(l.SKU) > maxSKU:
-			return fmt.Errorf("%w: the sku of line %d is not one; it has 1 to %d bytes, without control characters", ErrInvalid, i+1, maxSKU)
-		case l.Units < 1 || l.Units > MaxUnits:
-			return fmt.Errorf("%w: %d units of %s; 1 to %d can be reserved", ErrInvalid, l.Units, l.SKU, MaxUnits)
-		case slices.ContainsFunc(lines[:i], func(m Line) bool { return m.SKU == l.SKU }):
-			return fmt.Errorf("%w: two lines for %s; make them one", ErrInvalid, l.SKU)
-		}
+	if wrong {
+		return fmt.Errorf("%w: a cart has a buyer, and 1 to %d lines, each with a sku of its own and 1 to %d units; "+
+			"texts have 1 to 256 bytes and no control characters", ErrInvalid, MaxLines, MaxUnits)
 	}
 	return nil
 }
 
-// isText: a text in Postgres cannot hold a zero byte.
-func isText(s string) bool { return s != "" && !strings.ContainsFunc(s, unicode.IsControl) }
+// isText: it has to fit into the name of a resource, and a text in Postgres cannot hold a zero
+// byte.
+func isText(s string) bool {
+	return s != "" && len(s) <= 256 && !strings.ContainsFunc(s, unicode.IsControl)
+}
 
 // SKUs are those of the lines.
-func SKUs(lines []Line) []string {
-	var skus []string
-	for _, l := range lines {
+func (c Cart) SKUs() (skus []string) {
+	for _, l := range c.Lines {
 		skus = append(skus, l.SKU)
 	}
 	return skus
 }
 
-// Take takes the lines out of the levels, and prices them: what remains decides what a unit costs.
-// So reading, deciding and writing belong together.
-func Take(levels []Level, lines []Line) ([]Level, []Line, error) {
-	after, priced := slices.Clone(levels), slices.Clone(lines)
-	for i, l := range lines {
+// Take takes a cart out of the levels, and prices it: what remains decides what a unit costs. So
+// reading, deciding and writing belong together.
+func Take(levels []Level, c Cart) ([]Level, Cart, error) {
+	after := slices.Clone(levels)
+	c.Lines = slices.Clone(c.Lines)
+	for i, l := range c.Lines {
 		at := slices.IndexFunc(levels, func(s Level) bool { return s.SKU == l.SKU })
 		if at < 0 {
-			return nil, nil, fmt.Errorf("%w: there is no sku %s", ErrInvalid, l.SKU)
+			return nil, c, fmt.Errorf("%w: there is no sku %s", ErrInvalid, l.SKU)
 		}
 		if levels[at].Remaining < l.Units {
-			return nil, nil, fmt.Errorf("%w: %d units of %s are left", ErrSoldOut, levels[at].Remaining, l.SKU)
+			return nil, c, fmt.Errorf("%w: %d units of %s are left", ErrSoldOut, levels[at].Remaining, l.SKU)
 		}
 		after[at].Remaining -= l.Units
-		priced[i].Cents = price(levels[at], l.Units)
+		c.Lines[i].Cents = price(levels[at], l.Units)
+		c.Cents += c.Lines[i].Cents
 	}
-	return after, priced, nil
+	return after, c, nil
 }
 
 // price is half of the full one for the first half of the stock.
 func price(l Level, units int) (cents int64) {
 	full := min(units, max(0, l.Start/2-(l.Remaining-units)))
 	return int64(full)*l.Cents + int64(units-full)*((l.Cents+1)/2)
-}
-
-// PutBack is the opposite of Take.
-func PutBack(levels []Level, lines []Line) []Level {
-	after := slices.Clone(levels)
-	for i := range after {
-		for _, l := range lines {
-			if l.SKU == after[i].SKU {
-				after[i].Remaining += l.Units
-			}
-		}
-	}
-	return after
 }

@@ -263,7 +263,8 @@ func TestStockLeavesAloneWhatIsThere(t *testing.T) {
 	w := newWorld(t)
 	w.reserve("a", 1)
 
-	require.NoError(t, w.shop.Stock(t.Context(), []shop.Level{{SKU: "a", Start: 99, Cents: 1}, {SKU: "c", Start: 5, Cents: 1}}))
+	require.NoError(t, w.shop.Stock(t.Context(), shop.Level{SKU: "a", Start: 99, Cents: 1}))
+	require.NoError(t, w.shop.Stock(t.Context(), shop.Level{SKU: "c", Start: 5, Cents: 1}))
 
 	require.Equal(t, map[string]int{"a": 9, "b": 1, "c": 5}, w.left())
 }
@@ -288,7 +289,8 @@ func newWorldOf(t *testing.T, leases lease.Config) *world {
 	w := &world{T: t, db: db, bank: &fakeBank{}}
 	w.leases = fencedbtest.IssuerOn(t, testenv.Redis(t), leases)
 	w.shop = shop.New(w.leases.Issuer, db, w.bank, time.Hour, 20*time.Second)
-	require.NoError(t, w.shop.Stock(t.Context(), []shop.Level{{SKU: "a", Start: 10, Cents: 100}, {SKU: "b", Start: 1, Cents: 100}}))
+	require.NoError(t, w.shop.Stock(t.Context(), shop.Level{SKU: "a", Start: 10, Cents: 100}))
+	require.NoError(t, w.shop.Stock(t.Context(), shop.Level{SKU: "b", Start: 1, Cents: 100}))
 	return w
 }
 

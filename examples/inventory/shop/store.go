@@ -56,16 +56,6 @@ func (t Tables) SetLevels(ctx context.Context, levels []Level) error {
 	return t.tx.SendBatch(ctx, &b).Close()
 }
 
-// AddLevels puts new SKUs up for sale and leaves those alone that are there.
-func (t Tables) AddLevels(ctx context.Context, levels []Level) error {
-	var b pgx.Batch
-	for _, l := range levels {
-		b.Queue(`INSERT INTO stock (sku, start, remaining, cents) VALUES ($1, $2, $2, $3) ON CONFLICT DO NOTHING`,
-			l.SKU, l.Start, l.Cents)
-	}
-	return t.tx.SendBatch(ctx, &b).Close()
-}
-
 // The states of a cart.
 const (
 	Reserved = "RESERVED"
@@ -90,23 +80,19 @@ type Cart struct {
 	Lines   []Line    `json:"lines"`
 }
 
-// AddCart inserts a cart of priced lines, reserved for a time from now on, by Postgres's clock.
-func (t Tables) AddCart(ctx context.Context, id uuid.UUID, buyer string, priced []Line,
-	keep time.Duration) (Cart, error) {
-	c := Cart{ID: id, Buyer: buyer, State: Reserved, Lines: priced}
-	for _, l := range priced {
-		c.Cents += l.Cents
-	}
-	var b pgx.Batch
-	b.Queue(`
-		INSERT INTO carts (id, buyer, lines, cents, expires_at)
-		VALUES ($1, $2, $3, $4, clock_timestamp() + $5 * interval '1 ms')
-		RETURNING expires_at`, id, buyer, len(priced), c.Cents, keep.Milliseconds()).
-		QueryRow(func(row pgx.Row) error { return row.Scan(&c.Expires) })
-	for _, l := range priced {
-		b.Queue(`INSERT INTO cart_lines (cart_id, sku, units, cents) VALUES ($1, $2, $3, $4)`, id, l.SKU, l.Units, l.Cents)
-	}
-	err := t.tx.SendBatch(ctx, &b).Close()
+// AddCart inserts a cart, reserved for a time from now on, by Postgres's clock.
+func (t Tables) AddCart(ctx context.Context, c Cart, keep time.Duration) (Cart, error) {
+	c.State = Reserved
+	err := t.tx.QueryRow(ctx, `
+		WITH cart AS (
+			INSERT INTO carts (id, buyer, lines, cents, expires_at)
+			VALUES ($1, $2, $3, $4, clock_timestamp() + $5 * interval '1 ms')
+			RETURNING id, expires_at
+		), lines AS (
+			INSERT INTO cart_lines (cart_id, sku, units, cents)
+			SELECT id, l.* FROM cart, jsonb_to_recordset($6) AS l (sku text, units int, cents bigint)
+		)
+		SELECT expires_at FROM cart`, c.ID, c.Buyer, len(c.Lines), c.Cents, keep.Milliseconds(), c.Lines).Scan(&c.Expires)
 	return c, err
 }
 
@@ -124,11 +110,11 @@ func (t Tables) Cart(ctx context.Context, id uuid.UUID) (Cart, error) {
 	return c, err
 }
 
-// Expire ends a reservation that is overdue, and makes the money of a payment under way due to be
-// given back. It returns false, and has done nothing, if the cart is not RESERVED any more, or not
-// yet overdue.
-func (t Tables) Expire(ctx context.Context, id uuid.UUID) (bool, error) {
-	tag, err := t.tx.Exec(ctx, `
+// Expire ends a reservation that is overdue, puts its units back, and makes the money of a payment
+// under way due to be given back. It does nothing if the cart is not RESERVED any more, or not yet
+// overdue.
+func (t Tables) Expire(ctx context.Context, id uuid.UUID) error {
+	_, err := t.tx.Exec(ctx, `
 		WITH over AS (
 			UPDATE carts SET state = 'EXPIRED'
 			WHERE id = $1 AND state = 'RESERVED' AND expires_at <= clock_timestamp()
@@ -136,8 +122,9 @@ func (t Tables) Expire(ctx context.Context, id uuid.UUID) (bool, error) {
 		), refund AS (
 			UPDATE payments SET state = 'REFUND_DUE' FROM over WHERE cart_id = over.id
 		)
-		SELECT FROM over`, id)
-	return tag.RowsAffected() == 1, err
+		UPDATE stock SET remaining = remaining + units
+		FROM over JOIN cart_lines ON cart_id = over.id WHERE cart_lines.sku = stock.sku`, id)
+	return err
 }
 
 // BeginPayment notes that the bank will be asked, before it is, and returns for how much. Again for
@@ -152,13 +139,15 @@ func (t Tables) BeginPayment(ctx context.Context, id uuid.UUID) (cents int64, er
 	return cents, err
 }
 
-// Sell makes a paid cart SOLD. It returns false, and has done nothing, if the cart is not RESERVED
-// any more.
-func (t Tables) Sell(ctx context.Context, id uuid.UUID) (bool, error) {
+// Sell makes a paid cart SOLD, or fails with [ErrExpired] if it is not RESERVED any more.
+func (t Tables) Sell(ctx context.Context, id uuid.UUID) error {
 	tag, err := t.tx.Exec(ctx, `
 		WITH sold AS (UPDATE carts SET state = 'SOLD' WHERE id = $1 AND state = 'RESERVED' RETURNING id)
 		UPDATE payments SET state = 'TAKEN' FROM sold WHERE cart_id = sold.id`, id)
-	return tag.RowsAffected() == 1, err
+	if err == nil && tag.RowsAffected() == 0 {
+		err = ErrExpired
+	}
+	return err
 }
 
 // Refunded notes that the bank has given the money back.
@@ -177,8 +166,3 @@ const (
 	// keeps refusing must not keep the rest out.
 	RefundsDue = `SELECT cart_id FROM payments WHERE state = 'REFUND_DUE' ORDER BY random() LIMIT 200`
 )
-
-func (t Tables) find(ctx context.Context, carts string) ([]uuid.UUID, error) {
-	rows, _ := t.tx.Query(ctx, carts)
-	return pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
-}

@@ -29,29 +29,41 @@ func TestExpireLooksAgain(t *testing.T) {
 		"not overdue": {time.Hour, false, false},
 		"sold":        {0, true, false},
 	} {
-		id := uuid.New()
-		grant := fencedb.NewGrant("cart:"+id.String(), 41, uuid.New(), fencedb.NoEnd)
-		var expired, again bool
-		err := fencedb.Tx(t.Context(), db, grant, func(tx pgx.Tx) error {
-			_, err := shop.In(tx).AddCart(t.Context(), id, "ann", []shop.Line{{SKU: "a", Units: 1, Cents: 1}}, tc.keep)
-			if err == nil && tc.sell {
-				_, err = tx.Exec(t.Context(), `INSERT INTO payments (cart_id, cents) VALUES ($1, 1)`, id)
-				_, sold := shop.In(tx).Sell(t.Context(), id)
-				err = errors.Join(err, sold)
+		t.Run(name, func(t *testing.T) {
+			c := shop.Cart{ID: uuid.New(), Buyer: "ann", Cents: 1, Lines: []shop.Line{{SKU: "a", Units: 1, Cents: 1}}}
+			left := func(in shop.Tables) int {
+				levels, err := in.Levels(t.Context(), []string{"a"})
+				require.NoError(t, err)
+				return levels[0].Remaining
 			}
-			if err != nil {
-				return err
-			}
-			if expired, err = shop.In(tx).Expire(t.Context(), id); err != nil {
-				return err
-			}
-			again, err = shop.In(tx).Expire(t.Context(), id)
-			return err
+			err := fencedb.Tx(t.Context(), db, grants(c.ID), func(tx pgx.Tx) error {
+				in := shop.In(tx)
+				_, err := in.AddCart(t.Context(), c, tc.keep)
+				require.NoError(t, err)
+				require.ErrorIs(t, in.Sell(t.Context(), uuid.New()), shop.ErrExpired)
+				if tc.sell {
+					_, err = tx.Exec(t.Context(), `INSERT INTO payments (cart_id, cents) VALUES ($1, 1)`, c.ID)
+					require.NoError(t, err)
+					require.NoError(t, in.Sell(t.Context(), c.ID))
+				}
+				before := left(in)
+				require.NoError(t, in.Expire(t.Context(), c.ID))
+				require.NoError(t, in.Expire(t.Context(), c.ID), "again")
+				got, err := in.Cart(t.Context(), c.ID)
+				require.NoError(t, err)
+				require.Equal(t, tc.expires, got.State == shop.Expired)
+				require.Equal(t, tc.expires, left(in) == before+1, "once")
+				return nil
+			})
+			require.NoError(t, err)
 		})
-		require.NoError(t, err, name)
-		require.Equal(t, tc.expires, expired, name)
-		require.False(t, again, "%s: once", name)
 	}
+}
+
+// grants are those of a cart and of the SKU.
+func grants(cart uuid.UUID) fencedb.Grant {
+	return fencedb.All(fencedb.NewGrant("cart:"+cart.String(), 41, uuid.New(), fencedb.NoEnd),
+		fencedb.NewGrant("sku:a", time.Now().UnixMicro(), uuid.New(), fencedb.NoEnd))
 }
 
 // newDB has one SKU.
@@ -60,9 +72,8 @@ func newDB(t *testing.T) *pgxpool.Pool {
 	db := testenv.Postgres(t)
 	plain := stdlib.OpenDBFromPool(db)
 	require.NoError(t, errors.Join(shop.Migrate(t.Context(), plain), plain.Close()))
-	err := fencedb.Tx(t.Context(), db, fencedb.NewGrant("sku:a", 41, uuid.New(), fencedb.NoEnd), func(tx pgx.Tx) error {
-		return shop.In(tx).AddLevels(t.Context(), []shop.Level{{SKU: "a", Start: 9, Cents: 1}})
-	})
+	_, err := fencedb.Exec(t.Context(), db, fencedb.NewGrant("sku:a", 41, uuid.New(), fencedb.NoEnd),
+		`INSERT INTO stock (sku, start, remaining, cents) VALUES ('a', 9, 9, 1)`)
 	require.NoError(t, err)
 	return db
 }

@@ -43,11 +43,11 @@ var errChanged = errors.New("the stock has changed")
 
 // alone runs fn in one transaction on a cart and its SKUs: under leases on them, or, if fn finds
 // that somebody else was faster, again for as long as the context allows.
-func (s *rival) alone(ctx context.Context, id uuid.UUID, skus []string, fn func(pgx.Tx, lease.Leases) error) error {
+func (s *rival) alone(ctx context.Context, c shop.Cart, fn func(pgx.Tx, lease.Leases) error) error {
 	var held lease.Leases
 	if s.mode == Lock {
-		resources := []string{lease.Resource("cart", id)}
-		for _, sku := range skus {
+		resources := []string{lease.Resource("cart", c.ID)}
+		for _, sku := range c.SKUs() {
 			resources = append(resources, lease.Resource("sku", sku))
 		}
 		var err error
@@ -68,6 +68,12 @@ func (s *rival) levels(ctx context.Context, tx pgx.Tx, skus []string) ([]shop.Le
 	if s.mode != ForUpdate {
 		return shop.In(tx).Levels(ctx, skus)
 	}
+	return lock(ctx, tx, skus)
+}
+
+// lock locks the rows until tx ends, in one order, so that two transactions never wait for each
+// other.
+func lock(ctx context.Context, tx pgx.Tx, skus []string) ([]shop.Level, error) {
 	rows, _ := tx.Query(ctx, `
 		SELECT sku, start, remaining, cents FROM stock WHERE sku = ANY ($1) ORDER BY sku FOR UPDATE`, skus)
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[shop.Level])
@@ -101,26 +107,26 @@ func (s *rival) setLevels(ctx context.Context, tx pgx.Tx, held lease.Leases, rea
 }
 
 // Reserve is as in package shop.
-func (s *rival) Reserve(ctx context.Context, buyer string, lines []shop.Line) (c shop.Cart, err error) {
-	if err := shop.Validate(buyer, lines); err != nil {
-		return shop.Cart{}, err
+func (s *rival) Reserve(ctx context.Context, buyer string, lines []shop.Line) (shop.Cart, error) {
+	c := shop.Cart{ID: uuid.New(), Buyer: buyer, Lines: lines}
+	if err := c.Validate(); err != nil {
+		return c, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.load.wait())
 	defer cancel()
-	id, skus := uuid.New(), shop.SKUs(lines)
-	err = s.alone(ctx, id, skus, func(tx pgx.Tx, held lease.Leases) error {
-		levels, err := s.levels(ctx, tx, skus)
+	err := s.alone(ctx, c, func(tx pgx.Tx, held lease.Leases) error {
+		levels, err := s.levels(ctx, tx, c.SKUs())
 		if err != nil {
 			return err
 		}
-		after, priced, err := shop.Take(levels, lines)
+		after, priced, err := shop.Take(levels, c)
 		if err != nil {
 			return err
 		}
 		if err := s.setLevels(ctx, tx, held, levels, after); err != nil {
 			return err
 		}
-		c, err = shop.In(tx).AddCart(ctx, id, buyer, priced, s.load.TTL)
+		c, err = shop.In(tx).AddCart(ctx, priced, s.load.TTL)
 		return err
 	})
 	return c, err
@@ -150,13 +156,7 @@ func (s *rival) Pay(ctx context.Context, id uuid.UUID) error {
 		return err
 	}
 	// The condition on the state decides: a cart goes one way only.
-	return pgx.BeginFunc(ctx, s.db, func(tx pgx.Tx) error {
-		sold, err := shop.In(tx).Sell(ctx, id)
-		if err == nil && !sold {
-			return shop.ErrExpired
-		}
-		return err
-	})
+	return pgx.BeginFunc(ctx, s.db, func(tx pgx.Tx) error { return shop.In(tx).Sell(ctx, id) })
 }
 
 // Sweep is as in package shop, but in all processes at once.
@@ -177,16 +177,10 @@ func (s *rival) expire(ctx context.Context, id uuid.UUID) error {
 	if err != nil {
 		return err
 	}
-	skus := shop.SKUs(c.Lines)
-	return s.alone(ctx, id, skus, func(tx pgx.Tx, held lease.Leases) error {
-		expired, err := shop.In(tx).Expire(ctx, id)
-		if err != nil || !expired {
+	return s.alone(ctx, c, func(tx pgx.Tx, _ lease.Leases) error {
+		if _, err := lock(ctx, tx, c.SKUs()); err != nil {
 			return err
 		}
-		levels, err := s.levels(ctx, tx, skus)
-		if err != nil {
-			return err
-		}
-		return s.setLevels(ctx, tx, held, levels, shop.PutBack(levels, c.Lines))
+		return shop.In(tx).Expire(ctx, id)
 	})
 }

@@ -68,7 +68,7 @@ func (l Load) patience() time.Duration { return 5 * l.TTL }
 
 // seller is a shop of any mode.
 type seller interface {
-	Stock(ctx context.Context, levels []shop.Level) error
+	Stock(ctx context.Context, l shop.Level) error
 	Reserve(ctx context.Context, buyer string, lines []shop.Line) (shop.Cart, error)
 	Pay(ctx context.Context, id uuid.UUID) error
 	Sweep(ctx context.Context) error
@@ -97,13 +97,6 @@ func (l Load) bankDelay() time.Duration {
 
 // sku numbers from 1.
 func sku(n int) string { return fmt.Sprintf("sku-%02d", n) }
-
-func (l Load) levels() (levels []shop.Level) {
-	for n := range l.SKUs {
-		levels = append(levels, shop.Level{SKU: sku(n + 1), Start: l.Stock, Cents: int64(1000 + 10*n)})
-	}
-	return levels
-}
 
 // Result is one sale: what its buyers were told, and what the books say.
 type Result struct {
@@ -168,7 +161,9 @@ func prepare(ctx context.Context, mode Mode, s service.Servers, l Load) (_ *play
 	}
 	if err == nil {
 		p.shop = open(mode, l, p.View)
-		err = p.shop.Stock(ctx, l.levels())
+		for n := range l.SKUs {
+			err = errors.Join(err, p.shop.Stock(ctx, shop.Level{SKU: sku(n + 1), Start: l.Stock, Cents: int64(1000 + 10*n)}))
+		}
 	}
 	if err == nil && mode != Fenced {
 		_, err = p.DB.Exec(p, `
