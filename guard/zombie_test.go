@@ -3,6 +3,9 @@ package guard_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -10,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/fencedbtest"
 	"github.com/fencedb/fencedb/guard"
 	"github.com/fencedb/fencedb/lease"
@@ -74,6 +78,78 @@ func TestAStoppedSellerSellsNothingTwice(t *testing.T) {
 			}
 		})
 	}
+}
+
+// desk.Tx needs no seal, Do does if it reads first, and a read is seen by nobody: so the events of
+// both are the same without a seal, and no server can tell who should have sealed.
+func TestNobodySeesWhoReadBeforeItWrote(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	heard := &ends{}
+	w.config.Tracers = []lease.Tracer{heard}
+	issuer, err := lease.New(w.redis, w.config)
+	require.NoError(t, err)
+	db := fencedb.With(w.pool, fencedb.Trace(heard))
+	do := func(desk *guard.Desk) error {
+		return desk.Do(t.Context(), "table:12", func(ctx context.Context, h *guard.Holder) error {
+			read := w.bookings()
+			return h.Tx(ctx, func(tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, `INSERT INTO bookings VALUES (12, $1)`, fmt.Sprint("guest ", read))
+				return err
+			})
+		})
+	}
+
+	require.NoError(t, guard.New(issuer, db).Tx(t.Context(), "table:12", w.insert))
+	unread := heard.take(t)
+	require.NoError(t, do(guard.New(issuer, db, guard.Unsealed())))
+	require.Equal(t, unread, heard.take(t))
+
+	require.NoError(t, do(guard.New(issuer, db)))
+	require.NotEqual(t, unread, heard.take(t), "a seal is heard, where there is one")
+}
+
+// ends are those of an acquisition, its lease and its writes, in order.
+type ends struct {
+	mu    sync.Mutex
+	heard []string // guarded by mu
+}
+
+func (e *ends) note(op, outcome string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.heard = append(e.heard, op+" "+outcome)
+}
+
+// take waits until the lease has ended.
+func (e *ends) take(t *testing.T) (heard []string) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if !slices.Contains(e.heard, "hold released") {
+			return false
+		}
+		heard, e.heard = e.heard, nil
+		return true
+	}, time.Minute, time.Millisecond)
+	return heard
+}
+
+func (e *ends) TraceLeaseStart(ctx context.Context, _ lease.TraceStart) context.Context { return ctx }
+
+func (e *ends) TraceLeaseEnd(_ context.Context, end lease.TraceEnd) {
+	switch end.Op {
+	case lease.OpExtend, lease.OpRelease: // when they end depends on how fast this machine is
+	default:
+		e.note(string(end.Op), end.Outcome())
+	}
+}
+
+func (e *ends) TraceWriteStart(ctx context.Context, _ fencedb.TraceStart) context.Context { return ctx }
+
+func (e *ends) TraceWriteEnd(_ context.Context, end fencedb.TraceEnd) {
+	e.note(string(end.Op), end.Outcome())
 }
 
 // As many functions as the pool has connections, here one, acquire or write within their
