@@ -46,7 +46,7 @@ func TestEachExampleBuildsInAForeignModule(t *testing.T) {
 	for _, name := range all(t) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			dir, files := t.TempDir(), 0
+			dir, files, lines := t.TempDir(), 0, 0
 			require.NoError(t, os.CopyFS(dir, os.DirFS(name)))
 			require.NoError(t, filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 				switch {
@@ -58,12 +58,14 @@ func TestEachExampleBuildsInAForeignModule(t *testing.T) {
 				files++
 				text, err := os.ReadFile(path)
 				require.NoError(t, err)
+				lines += len(codeLine.FindAll(text, -1))
 				renamed := strings.ReplaceAll(string(text), module+"/examples/"+name, "example.test/renamed")
 				require.NotContains(t, renamed, module+"/examples", path)
 				require.NotContains(t, renamed, module+"/internal", path)
 				return os.WriteFile(path, []byte(renamed), 0o600)
 			}))
 			require.LessOrEqual(t, files, 5, "Go files")
+			require.LessOrEqual(t, lines, 450, "lines of code")
 			readme, err := os.ReadFile(filepath.Join(dir, "README.md"))
 			require.NoError(t, err)
 			require.LessOrEqual(t, bytes.Count(readme, []byte("\n")), 45, "lines of README.md, which is one screen")
@@ -76,6 +78,9 @@ func TestEachExampleBuildsInAForeignModule(t *testing.T) {
 		})
 	}
 }
+
+// codeLine is one that is neither blank nor a comment.
+var codeLine = regexp.MustCompile(`(?m)^[ \t]*[^ \t\n/]`)
 
 // writeModule makes dir a module that replaces fencedb by this checkout.
 func writeModule(t *testing.T, dir string) {
