@@ -316,9 +316,10 @@ COMMENT ON FUNCTION fencedb.switched_off(regclass) IS 'Of a table, its partition
 -- column another type by force. A cast of such a type would call a function of theirs, in planning
 -- too. So typed tells whether the columns of NEW have the types of Postgres that they had, and must
 -- be asked first. Other types are read by concat, which calls their output functions alone; a date
--- goes that way and back, since its text depends on settings.
+-- goes that way and back, since its text depends on settings. printed is an expression that reads
+-- all columns so: it is slower, and nothing has to be asked.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.read_template(target regclass, template text, OUT columns name[], OUT expression text, OUT longest int, OUT typed text)
+CREATE FUNCTION fencedb.read_template(target regclass, template text, OUT columns name[], OUT expression text, OUT longest int, OUT typed text, OUT printed text)
     LANGUAGE plpgsql STABLE
     SET search_path = pg_catalog, pg_temp SET quote_all_identifiers = off
 AS $$
@@ -332,6 +333,7 @@ DECLARE
     type    text;
     read    text;
     terms   text[] := '{}';
+    prints  text[] := '{}';
     cast_only boolean; -- a type of Postgres whose text is what a cast gives
     bytes   int := 0;
     problem text;
@@ -348,6 +350,7 @@ BEGIN
         IF part !~ '^\{[^{]' THEN
             part := CASE part WHEN '{{' THEN '{' WHEN '}}' THEN '}' ELSE part END;
             terms := terms || replace(quote_literal(part), '%', '%%');
+            prints := prints || replace(quote_literal(part), '%', '%%');
             bytes := bytes + octet_length(part);
             after_column := false;
             CONTINUE;
@@ -386,12 +389,12 @@ BEGIN
         columns := columns || col.attname;
         cast_only := col.atttypid = base.oid AND type IN ('smallint', 'integer', 'bigint', 'numeric', 'text', 'character varying', 'uuid');
         typed := concat_ws(' AND ', typed, CASE WHEN cast_only THEN format('pg_catalog.pg_typeof(%s) OPERATOR(pg_catalog.=) ''%s''::pg_catalog.oid', 'NEW.' || quote_ident(col.attname), base.oid) END);
-        read := replace(CASE type WHEN 'boolean' THEN 'CASE WHEN pg_catalog.concat(~) OPERATOR(pg_catalog.=) ''t'' THEN ''true'' WHEN pg_catalog.concat(~) OPERATOR(pg_catalog.=) ''f'' THEN ''false'' END'
+        prints := prints || replace(CASE type WHEN 'boolean' THEN 'CASE WHEN pg_catalog.concat(~) OPERATOR(pg_catalog.=) ''t'' THEN ''true'' WHEN pg_catalog.concat(~) OPERATOR(pg_catalog.=) ''f'' THEN ''false'' END'
             WHEN 'date' THEN 'CASE WHEN ~ IS NOT NULL THEN CASE WHEN pg_catalog.concat(~)::pg_catalog.date OPERATOR(pg_catalog.>=) ''0001-01-01''::pg_catalog.date AND pg_catalog.concat(~)::pg_catalog.date OPERATOR(pg_catalog.<=) ''9999-12-31''::pg_catalog.date
                 THEN pg_catalog.to_char(pg_catalog.concat(~)::pg_catalog.date::pg_catalog.timestamp, ''YYYY-MM-DD'') END END'
             WHEN 'character' THEN 'CASE WHEN ~ IS NOT NULL THEN pg_catalog.rtrim(pg_catalog.concat(~), '' '') END'
-            ELSE CASE WHEN cast_only THEN '~::pg_catalog.text' ELSE 'CASE WHEN ~ IS NOT NULL THEN pg_catalog.concat(~) END' END END, '~', read);
-        terms := terms || read;
+            ELSE 'CASE WHEN ~ IS NOT NULL THEN pg_catalog.concat(~) END' END, '~', read);
+        terms := terms || CASE WHEN cast_only THEN read || '::pg_catalog.text' ELSE prints[cardinality(prints)] END;
         bytes := bytes + CASE
             WHEN base.typtype = 'e' THEN 63
             WHEN type IN ('character varying', 'character') AND typmod >= 4 THEN least(typmod - 4, 1000) * 4
@@ -405,6 +408,7 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value', HINT = way_out;
     END IF;
     expression := array_to_string(terms, ' OPERATOR(pg_catalog.||) ');
+    printed := array_to_string(prints, ' OPERATOR(pg_catalog.||) ');
     longest := CASE WHEN template !~ '^\{[^{}]*\}$' OR type NOT IN ('text', 'character varying', 'character') THEN bytes END;
 END
 $$;

@@ -60,16 +60,19 @@ REVOKE ALL ON fencedb.history, fencedb.history_kept FROM PUBLIC;
 -- COMMITTED a row that has gone since the snapshot would raise 40001.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.prune_history(added bigint) RETURNS void
-    LANGUAGE sql
+    LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
-    DELETE FROM fencedb.history h
-    WHERE h.id IN (
-        SELECT o.id FROM fencedb.history o
-        WHERE o.id <= (SELECT max(f.id) FROM (SELECT id FROM fencedb.history ORDER BY id LIMIT 1000 + 10 * added) f)
-          AND o.at < clock_timestamp() - (SELECT k.period FROM fencedb.history_kept k)
-        FOR UPDATE SKIP LOCKED)
-      AND current_setting('transaction_isolation') LIKE 'read %'
+BEGIN
+    IF current_setting('transaction_isolation') LIKE 'read %' THEN
+        DELETE FROM fencedb.history h
+        WHERE h.id IN (
+            SELECT o.id FROM fencedb.history o
+            WHERE o.id <= (SELECT max(f.id) FROM (SELECT id FROM fencedb.history ORDER BY id LIMIT 1000 + 10 * added) f)
+              AND o.at < clock_timestamp() - (SELECT k.period FROM fencedb.history_kept k)
+            FOR UPDATE SKIP LOCKED);
+    END IF;
+END
 $$;
 -- +goose StatementEnd
 
@@ -99,46 +102,26 @@ $$;
 
 COMMENT ON FUNCTION fencedb.note_entry() IS 'Trigger of fencedb.fences while history is kept.';
 
--- Rows without a resource, or with one that no fence can have, come past a guard that observes, and
--- are nobody's history.
---
 -- Whoever takes over leaves no entry. Where a guard enforces, what has come past it without one has
 -- taken over, and has the fence.
---
--- With the arrays known, Postgres would plan the INSERT anew for each statement: a generic plan
--- spares a sixth of what history costs.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.note_writes(target oid, operation text, resources text[], counts bigint[]) RETURNS void
-    LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan
+CREATE FUNCTION fencedb.has_taken_over(target oid) RETURNS boolean
+    LANGUAGE sql
+    SET search_path = pg_catalog, pg_temp
 AS $$
-DECLARE
-    entered boolean := fencedb.left_ms() IS NOT NULL;
-    takes   boolean := NOT entered AND fencedb.overtakes(target) AND EXISTS (SELECT FROM fencedb.protected_tables p WHERE p.table_name = fencedb.guarded_root(target) AND NOT p.observed);
-    due     boolean;
-BEGIN
-    WITH noted AS (
-        INSERT INTO fencedb.history (resource, event, token, lease_id, table_name, row_count)
-        SELECT w.resource, lower(operation), f.last_fencing_token, f.lease_id, target::regclass, w.n
-        FROM unnest(resources, counts) w(resource, n)
-        LEFT JOIN fencedb.fences f ON f.resource = w.resource COLLATE "C" AND (takes OR entered AND fencedb.says_entered(f.resource, f.last_fencing_token, f.lease_id))
-        WHERE octet_length(w.resource) BETWEEN 1 AND 512 AND EXISTS (SELECT FROM fencedb.history_kept)
-        ORDER BY w.resource COLLATE "C"
-        RETURNING id
-    )
-    SELECT bool_or(n.id % 100 = 0) INTO due FROM noted n;
-    IF due THEN
-        PERFORM fencedb.prune_history(cardinality(resources));
-    END IF;
-END
+    SELECT fencedb.left_ms() IS NULL AND fencedb.overtakes(target) AND EXISTS (SELECT FROM fencedb.protected_tables p WHERE p.table_name = fencedb.guarded_root(target) AND NOT p.observed)
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.note_writes(oid, text, text[], bigint[]) IS 'Inner function. Adds what a statement has written to fencedb.history, by resource, if that is kept.';
+COMMENT ON FUNCTION fencedb.has_taken_over(oid) IS 'Inner function. Whether this transaction has written to a table as a role that takes over.';
 
--- The triggers of a table that keeps history run one function, in this schema, as its owner. It
--- reads the resources of rows as the guard does, so it first makes sure that the columns have the
--- types that they had, as the guard does.
+-- The triggers of a table that keeps history run one function, in this schema, as its owner. It has
+-- no SET, as a guard has none: every name in it has its schema. It may be on a table of somebody
+-- else, so it reads columns by their output functions alone (see read_template). It is one query,
+-- because what it costs is what the executor sets up.
+--
+-- Rows without a resource, or with one that is too long for a fence, come past a guard that
+-- observes, and are nobody's history.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.write_notes(target regclass) RETURNS regprocedure
     LANGUAGE plpgsql SECURITY DEFINER
@@ -147,34 +130,38 @@ AS $$
 DECLARE
     protection fencedb.protected_tables;
     notes      text;
-    resources  text;
-    typed      text;
+    resource   text;
+    sources    text[];
+    note       text := $note$
+        INSERT INTO fencedb.history (resource, event, token, lease_id, table_name, row_count)
+        SELECT w.resource, pg_catalog.lower(TG_OP), f.last_fencing_token, f.lease_id, pg_catalog.format('%%I.%%I', TG_TABLE_SCHEMA, TG_TABLE_NAME), w.n
+        FROM (SELECT r.resource, %s AS n FROM (%s) r GROUP BY r.resource ORDER BY r.resource) w
+        LEFT JOIN fencedb.fences f ON f.resource OPERATOR(pg_catalog.=) w.resource AND (fencedb.says_entered(f.resource, f.last_fencing_token, f.lease_id) OR fencedb.has_taken_over(TG_RELID))
+        WHERE pg_catalog.octet_length(w.resource) OPERATOR(pg_catalog.<=) 512 AND EXISTS (SELECT FROM fencedb.history_kept);$note$;
 BEGIN
     PERFORM fencedb.require_owner(target);
     SELECT * INTO protection FROM fencedb.protected_tables p WHERE p.table_name = target AND p.resource IS NOT NULL;
     notes := (SELECT format('fencedb.%I', regexp_replace(p.proname, '^guard_', 'noted_')) FROM pg_proc p WHERE p.oid = protection.guard);
-    SELECT string_agg(format(r.expression, 'NEW'), ', '), string_agg(r.typed, ' AND ') INTO resources, typed
-    FROM unnest(protection.resource) t, fencedb.read_template(target, t) r;
-    EXECUTE format('CREATE OR REPLACE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS %L', notes, format($note$
+    resource := (SELECT string_agg(format((fencedb.read_template(target, t)).printed, 'NEW'), ', ') FROM unnest(protection.resource) t);
+    resource := CASE WHEN cardinality(protection.resource) > 1 THEN format('pg_catalog.unnest(ARRAY[%s])', resource) ELSE resource END;
+    sources := ARRAY(SELECT format('SELECT (%s) COLLATE pg_catalog."C" AS resource, %s AS after FROM %s AS NEW', resource, t.after, t.name) FROM (VALUES ('true', 'written'), ('false', 'former')) t(after, name));
+    EXECUTE format('CREATE OR REPLACE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS %L', notes, format($notes$
 #variable_conflict use_column
 DECLARE
-    noted record;
+    n pg_catalog.int8;
 BEGIN
-    IF (SELECT %1$s FROM written AS NEW LIMIT 1) IS NOT TRUE THEN
-        RETURN NULL; -- no row was written
-    ELSIF TG_OP = 'UPDATE' THEN
-        SELECT array_agg(r.resource) AS resources, array_agg(r.n) AS counts INTO noted FROM (
-            SELECT s.resource, max(s.n) AS n FROM (
-                SELECT u.resource, count(*) AS n FROM former AS NEW, unnest(ARRAY[%2$s]) u(resource) GROUP BY 1 UNION ALL
-                SELECT u.resource, count(*) AS n FROM written AS NEW, unnest(ARRAY[%2$s]) u(resource) GROUP BY 1) s GROUP BY 1) r;
-    ELSE
-        SELECT array_agg(r.resource) AS resources, array_agg(r.n) AS counts INTO noted FROM (
-            SELECT u.resource, count(*) AS n FROM written AS NEW, unnest(ARRAY[%2$s]) u(resource) GROUP BY 1) r;
+    IF TG_OP OPERATOR(pg_catalog.=) 'UPDATE' THEN%s
+    ELSE%s
     END IF;
-    PERFORM fencedb.note_writes(TG_RELID, TG_OP, noted.resources, noted.counts);
+    GET DIAGNOSTICS n = ROW_COUNT;
+    IF n OPERATOR(pg_catalog.>) 0 AND pg_catalog.currval('fencedb.history_id_seq') OPERATOR(pg_catalog.%%) 100 OPERATOR(pg_catalog.<) n THEN
+        PERFORM fencedb.prune_history(n);
+    END IF;
     RETURN NULL;
 END
-$note$, typed, resources));
+$notes$,
+        format(note, 'greatest(pg_catalog.count(*) FILTER (WHERE r.after), pg_catalog.count(*) FILTER (WHERE NOT r.after))', array_to_string(sources, ' UNION ALL ')),
+        format(note, 'pg_catalog.count(*)', sources[1])));
     EXECUTE format('GRANT EXECUTE ON FUNCTION %s() TO %s', notes, (SELECT c.relowner::regrole FROM pg_class c WHERE c.oid = target)); -- to make the triggers
     EXECUTE format('COMMENT ON FUNCTION %s() IS %L', notes, jsonb_build_object('table', target::text, 'since', coalesce(protection.history_since, clock_timestamp())));
     RETURN (notes || '()')::regprocedure;
@@ -255,7 +242,7 @@ $$;
 
 COMMENT ON FUNCTION fencedb.keep_history(interval) IS 'From now on, who enters which resource is kept in fencedb.history for so long, and what is written to tables that are protected with history => true. A row has some 200 bytes; there is one for each token that enters, and for each statement and resource. NULL or 0 switches it off, and forgets what was kept. Recorded in fencedb.audit. Switching on and off waits for open transactions that have entered, and blocks new ones meanwhile: set lock_timeout and try again.';
 
-REVOKE ALL ON FUNCTION fencedb.keep_history(interval), fencedb.write_notes(regclass), fencedb.note_writes(oid, text, text[], bigint[]), fencedb.note_entry(), fencedb.prune_history(bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION fencedb.keep_history(interval), fencedb.write_notes(regclass), fencedb.has_taken_over(oid), fencedb.note_entry(), fencedb.prune_history(bigint) FROM PUBLIC;
 -- Who protects a table calls these.
 GRANT EXECUTE ON FUNCTION fencedb.set_history(regclass, boolean), fencedb.write_notes(regclass) TO PUBLIC;
 
@@ -290,5 +277,5 @@ END
 $$;
 -- +goose StatementEnd
 DROP TRIGGER IF EXISTS note ON fencedb.fences;
-DROP FUNCTION fencedb.keep_history(interval), fencedb.set_history(regclass, boolean), fencedb.write_notes(regclass), fencedb.note_writes(oid, text, text[], bigint[]), fencedb.note_entry(), fencedb.prune_history(bigint);
+DROP FUNCTION fencedb.keep_history(interval), fencedb.set_history(regclass, boolean), fencedb.write_notes(regclass), fencedb.has_taken_over(oid), fencedb.note_entry(), fencedb.prune_history(bigint);
 DROP TABLE fencedb.history, fencedb.history_kept;
