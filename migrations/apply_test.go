@@ -1,8 +1,10 @@
 package migrations_test
 
 import (
+	"errors"
 	"testing"
 	"testing/fstest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
@@ -18,18 +20,25 @@ var ofAnApplication = fstest.MapFS{
 		"-- +goose Down\nSELECT fencedb.unprotect('tables');")},
 }
 
-// Each program finds nothing, and each but one finds everything when it has the lock.
+// Each program finds nothing, and each but one finds everything when it has the lock. No
+// transaction fails meanwhile, so nothing is in the log of Postgres.
 func TestProgramsMayApplyTheirOwnMigrationsAtOnce(t *testing.T) {
 	t.Parallel()
 	url := testenv.PostgresURL(t)
+	psql := connect(t, url)
 	var programs errgroup.Group
 	for range 8 {
 		db := open(t, url)
-		programs.Go(func() error { return migrations.Apply(t.Context(), db, ofAnApplication, "goose_db_version") })
+		programs.Go(func() error {
+			return errors.Join(migrations.Apply(t.Context(), db, ofAnApplication, "goose_db_version"), db.Close())
+		})
 	}
 	require.NoError(t, programs.Wait())
 
-	psql := connect(t, url)
+	require.Eventually(t, func() bool { // a session tells what it has counted when it ends
+		return psql.one(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()`) == "1"
+	}, time.Minute, 5*time.Millisecond)
+	require.Equal(t, "0", psql.one(`SELECT xact_rollback FROM pg_stat_database WHERE datname = current_database()`))
 	require.Equal(t, "1", psql.one("SELECT count(*) FROM fencedb.protected_tables"))
 	require.Equal(t, "2", psql.one("SELECT max(version_id) FROM goose_db_version"))
 }

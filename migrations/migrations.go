@@ -93,9 +93,19 @@ type Migration struct {
 func Up(ctx context.Context, db *sql.DB) error {
 	provider, err := open(ctx, db)
 	if err == nil {
-		_, err = provider.Up(ctx)
+		err = up(ctx, provider)
 	}
 	return failed("up", err)
+}
+
+// up makes the version table first, which asking for the version does under the lock. Provider.Up
+// would begin with making it without: two at once would collide, and Postgres would log an error.
+func up(ctx context.Context, provider *goose.Provider) error {
+	_, err := provider.GetDBVersion(ctx)
+	if err == nil {
+		_, err = provider.Up(ctx)
+	}
+	return err
 }
 
 // Down undoes the newest migration that the database has, in a transaction of its own, with what it
@@ -283,7 +293,7 @@ func Apply(ctx context.Context, db *sql.DB, files fs.FS, table string) error {
 			"for //go:embed schema/*.sql pass fs.Sub(files, \"schema\"): %w", err)
 	}
 	if err == nil {
-		_, err = provider.Up(ctx)
+		err = up(ctx, provider)
 	}
 	return failed("apply", err)
 }
