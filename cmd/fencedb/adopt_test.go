@@ -1,8 +1,6 @@
 package main
 
 import (
-	"os"
-	"regexp"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -161,16 +159,21 @@ func TestAdoptWithoutATableListsAll(t *testing.T) {
 	require.Contains(t, w.ok("adopt"), "No table is protected")
 }
 
-// What the guide has monitoring ask.
-func TestTheGuideAsksForWhatWasObserved(t *testing.T) {
+// What Prometheus learns of a table in observe mode, from whoever scrapes Postgres.
+func TestTheCollectorTellsWhenATableWasWrittenWithoutAToken(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	guide, err := os.ReadFile("../../docs/adopting.md")
-	require.NoError(t, err)
-	question := regexp.MustCompile(`-Atc "(SELECT .*)"\n`).FindSubmatch(guide)
-	require.NotNil(t, question)
-	w.exec(`SELECT fencedb.observe('seats')`)
-	require.Equal(t, "0", w.one(string(question[1])))
-	w.exec(`INSERT INTO seats VALUES (2, 'Bob')`)
-	require.Equal(t, "1", w.one(string(question[1])))
+	query := newSQLExporter(w).Metrics[0].Query
+	for _, c := range []struct{ sql, want string }{
+		{`SELECT fencedb.observe('seats')`, ""},
+		{`INSERT INTO seats VALUES (2, 'Bob')`, "seats true"},
+		{`SELECT fencedb.enforce('seats')`, ""},
+		{`SELECT fencedb.observe('seats')`, ""}, // of what came before, nothing is told
+		{`SELECT setval('fencedb.unrecorded', (extract(epoch FROM clock_timestamp()) * 1000)::bigint)`, "seats true"},
+	} {
+		w.exec(c.sql)
+		require.Equal(t, c.want, w.one(`SELECT coalesce(string_agg(concat_ws(' ', table_name, CASE WHEN age_seconds BETWEEN 0 AND 600 THEN 'true' END), ','), '') FROM (`+query+`) q`), c.sql)
+	}
+	_, err := w.pool.Exec(t.Context(), `SET ROLE pg_monitor; `+query)
+	require.ErrorContains(t, err, "permission denied", "which sees no record")
 }

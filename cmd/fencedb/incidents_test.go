@@ -373,6 +373,26 @@ var incidents = map[string]incident{
 		repair: func(*night) string { return "the right grant" },
 	},
 
+	"a job writes without a token to a table in observe mode": {
+		alerts: []string{"TableWrittenWithoutToken"}, section: "a-table-is-written-without-a-token",
+		stage: func(n *night) {
+			n.exec(`CREATE TABLE bookings (table_id int NOT NULL); SELECT fencedb.protect('bookings', 'table:{table_id}', mode => 'observe'), fencedb.observe('seats')`)
+			n.fail = func() {
+				conn, err := pgx.Connect(n.Context(), n.pool.Config().ConnString()+"&application_name=month-end")
+				require.NoError(n, err)
+				defer conn.Close(context.Background()) //nolint:errcheck // it has written
+				_, err = conn.Exec(n.Context(), `INSERT INTO bookings VALUES (12)`)
+				require.NoError(n, err)
+			}
+			n.miss = func() { // with a token, to a table that is observed as well
+				_, err := fencedb.Exec(n.Context(), n.db, n.grant("seat:7", int64(n.minute)), `INSERT INTO seats VALUES (7, 'Ann')`)
+				require.NoError(n, err)
+			}
+		},
+		names:  `month-end +INSERT +no token`,
+		repair: func(*night) string { return "take a lease" },
+	},
+
 	"Redis is full": {
 		alerts: []string{"LeaseRedisRefuses"}, section: "redis-answers-and-refuses",
 		stage: func(n *night) {

@@ -24,8 +24,9 @@ func (a *app) inspect() *cli.Command {
 can write now, and whether Redis has lost data. It looks in every namespace
 that Redis has, and names those that have the resource too. If one server
 does not answer, it shows what the other knows; the exit code is 1 then. It
-shows the last refusals if programs publish events (see watch). Of a
-semaphore, fencedb leases shows who has its permits.
+shows the last renewal with its TTL, and the last refusals, if programs
+publish events (see watch): Redis knows only what remains. Of a semaphore,
+fencedb leases shows who has its permits.
 
    fencedb inspect table:12`,
 		Action: a.read(onBoth|halves, nil, func(ctx context.Context, s *servers) (report, error) {

@@ -20,6 +20,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	promclient "github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
+	"go.yaml.in/yaml/v3"
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/lease"
@@ -64,7 +65,7 @@ func newNight(t *testing.T) *night {
 		_ = n.events.Close(ctx)
 	})
 	n.metrics = prom.New(prom.Config{Dropped: n.events.Dropped})
-	n.registry.MustRegister(n.metrics)
+	n.registry.MustRegister(n.metrics, newSQLExporter(n.world))
 	n.issuer = n.lease(lease.Config{TTL: time.Minute})
 	n.db = fencedb.With(n.pool, fencedb.Trace(n.metrics))
 	n.fail, n.miss, n.well = func() {}, func() {}, func() {}
@@ -352,5 +353,52 @@ func (n *night) read() {
 			"revoked":              n.redis.Exists(n.Context(), key+"ended").Val() == 1,
 		}[said.Code]
 		require.True(n, known && so, "%s: %s", said.Code, said.Text)
+	}
+}
+
+// sqlExporter tells what the shipped collector asks Postgres, as sql_exporter does.
+type sqlExporter struct {
+	world   *world
+	Metrics []struct {
+		Name   string   `yaml:"metric_name"`
+		Help   string   `yaml:"help"`
+		Labels []string `yaml:"key_labels"`
+		Values []string `yaml:"values"`
+		Query  string   `yaml:"query"`
+	}
+}
+
+func newSQLExporter(w *world) *sqlExporter {
+	w.Helper()
+	text, err := os.ReadFile("../../observe/dashboards/fencedb.collector.yml")
+	require.NoError(w, err)
+	e := &sqlExporter{world: w}
+	require.NoError(w, yaml.Unmarshal(text, e))
+	require.NotEmpty(w, e.Metrics)
+	return e
+}
+
+// Describe tells nothing beforehand: a table has its series when it has been written to.
+func (e *sqlExporter) Describe(chan<- *promclient.Desc) {}
+
+// Collect asks, unless Postgres is what is staged to be away.
+func (e *sqlExporter) Collect(metrics chan<- promclient.Metric) {
+	for _, m := range e.Metrics {
+		rows, err := e.world.pool.Query(e.world.Context(), m.Query)
+		if err != nil {
+			return
+		}
+		all, err := pgx.CollectRows(rows, pgx.RowToMap)
+		if err != nil {
+			return
+		}
+		for _, row := range all {
+			var labels []string
+			for _, name := range m.Labels {
+				labels = append(labels, row[name].(string))
+			}
+			desc := promclient.NewDesc(m.Name, m.Help, m.Labels, nil)
+			metrics <- promclient.MustNewConstMetric(desc, promclient.GaugeValue, row[m.Values[0]].(float64), labels...)
+		}
 	}
 }
