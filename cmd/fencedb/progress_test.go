@@ -1,7 +1,10 @@
 package main
 
 import (
+	"bytes"
+	"io"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -38,5 +41,13 @@ func TestAPersonLearnsWhatIsWaitedFor(t *testing.T) {
 			}
 		})
 	}
+
+	w.acquire("seat:1")
+	said := new(bytes.Buffer)
+	a := &app{in: strings.NewReader(""), out: io.Discard, errOut: said, watched: true}
+	code := a.run(t.Context(), slices.Concat([]string{"fencedb"}, w.flags, []string{"--timeout", "8s", "with", "--wait", "2s", "seat:1", "--", "true"}))
+	require.Equal(t, exitHeld, code, said)
+	require.Contains(t, said.String(), "waiting for seat:1, for 10s at most (--wait and --timeout)")
+
 	require.Empty(t, newConsole(t, "--postgres", testenv.PostgresURL(t)).run("migrate", "status").errOut, "what is quick is not told")
 }
