@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math/big"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -38,6 +39,9 @@ type part struct {
 	column bool
 }
 
+// templateWord is a brace, a column or literal text.
+var templateWord = regexp.MustCompile(`^(\{\{|\}\}|\{[^{}]+\}|[^{}]+)`)
+
 // ParseTemplate reads a template. Its error says what is wrong, and at which character.
 func ParseTemplate(text string) (*Template, error) {
 	t := &Template{text: text}
@@ -47,43 +51,26 @@ func ParseTemplate(text string) (*Template, error) {
 	if text == "" || !utf8.ValidString(text) || strings.ContainsRune(text, 0) {
 		return nil, wrong(0, "it must be UTF-8 without NUL, and not empty")
 	}
-	var literal strings.Builder
-	for i := 0; i < len(text); {
-		pair, open := text[i:min(i+2, len(text))], text[i] == '{'
+	last := part{}
+	for at := 0; at < len(text); {
+		found := templateWord.FindString(text[at:])
 		switch {
-		case pair == "{{", pair == "}}":
-			literal.WriteByte(text[i])
-			i += 2
-		case open:
-			name, _, closed := strings.Cut(text[i+1:], "}")
-			switch {
-			case !closed:
-				return nil, wrong(i, "this { is not closed; write {{ for a brace")
-			case strings.Contains(name, "{"):
-				return nil, wrong(i+1+strings.Index(name, "{"), "a column's name has no {")
-			case name == "":
-				return nil, wrong(i, "{} names no column")
-			case i > 0 && literal.Len() == 0:
-				return nil, wrong(i, "it touches the column before; put text between them, so that they can be told apart")
+		case found == "":
+			return nil, wrong(at, "this brace is of no {column}; write {{ or }} for a brace")
+		case found == "{{" || found == "}}":
+			last = part{text: found[:1]}
+		case found[0] == '{' && last.column:
+			return nil, wrong(at, "it touches the column before; put text between them, so that they can be told apart")
+		case found[0] == '{':
+			last = part{found[1 : len(found)-1], true}
+			if !slices.Contains(t.columns, last.text) {
+				t.columns = append(t.columns, last.text)
 			}
-			if literal.Len() > 0 {
-				t.parts = append(t.parts, part{text: literal.String()})
-				literal.Reset()
-			}
-			t.parts = append(t.parts, part{name, true})
-			if !slices.Contains(t.columns, name) {
-				t.columns = append(t.columns, name)
-			}
-			i += len(name) + 2
-		case text[i] == '}':
-			return nil, wrong(i, "this } closes nothing; write }} for a brace")
 		default:
-			literal.WriteByte(text[i])
-			i++
+			last = part{text: found}
 		}
-	}
-	if literal.Len() > 0 {
-		t.parts = append(t.parts, part{text: literal.String()})
+		t.parts = append(t.parts, last)
+		at += len(found)
 	}
 	return t, nil
 }
@@ -118,25 +105,12 @@ func (t *Template) Format(values ...any) (string, error) {
 	if len(values) != len(t.columns) {
 		return "", fmt.Errorf("fencedb: the template %q needs values for %q, it got %d", t.text, t.columns, len(values))
 	}
-	row := make(map[string]any, len(values))
-	for i, column := range t.columns {
-		row[column] = values[i]
-	}
-	return t.FormatRow(row)
-}
-
-// FormatRow is Format for a row, such as pgx.RowToMap returns. It may have other columns too.
-func (t *Template) FormatRow(row map[string]any) (string, error) {
 	var resource strings.Builder
 	for _, p := range t.parts {
 		text := p.text
 		if p.column {
-			value, given := row[p.text]
-			if !given {
-				return "", fmt.Errorf("fencedb: the template %q needs a value for %q, which is not in the row", t.text, p.text)
-			}
 			var err error
-			if text, err = textOf(value); err != nil {
+			if text, err = textOf(values[slices.Index(t.columns, p.text)]); err != nil {
 				return "", fmt.Errorf("fencedb: the template %q: column %q: %w", t.text, p.text, err)
 			}
 		}
@@ -204,62 +178,45 @@ func dateText(t time.Time) (string, error) {
 
 // Parse returns the text of each column in a resource. It is an error if the template does not make
 // such a resource, or makes it in more than one way, as "{a}-{b}" makes 1-2-3: the error names two.
+// A template that names a column twice formats only.
 func (t *Template) Parse(resource string) (map[string]string, error) {
-	var readings []map[string]string
-	t.read(resource, t.parts, map[string]string{}, map[[2]int]bool{}, &readings)
-	switch len(readings) {
-	case 0:
-		return nil, fmt.Errorf("fencedb: the template %q does not make the resource %q", t.text, resource)
-	case 1:
-		return readings[0], nil
+	// Of all readings, the first has the shortest texts from the left on, and the last the longest.
+	first, err := t.read(resource, "(.*?)")
+	if err != nil {
+		return nil, err
 	}
-	return nil, fmt.Errorf("fencedb: the template %q makes %q in more than one way, of %q and of %q", t.text, resource, readings[0], readings[1])
+	last, err := t.read(resource, "(.*)")
+	if err == nil && !maps.Equal(first, last) {
+		err = fmt.Errorf("fencedb: the template %q makes %q in more than one way, of %q and of %q", t.text, resource, first, last)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return first, nil
 }
 
-// read collects the first two readings of rest. Where a part cannot begin is tried once: failed
-// has how many parts and bytes were left. It says nothing of a column that comes twice, whose
-// second text is not free.
-func (t *Template) read(rest string, parts []part, so map[string]string, failed map[[2]int]bool,
-	readings *[]map[string]string) {
-	place := [2]int{len(parts), len(rest)}
-	known := len(*readings)
-	switch {
-	case known == 2 || failed[place]:
-		return
-	case len(parts) == 0:
-		if rest == "" {
-			*readings = append(*readings, maps.Clone(so))
-		}
-		return
-	}
-	text, bound := parts[0].text, true
-	if parts[0].column {
-		text, bound = so[parts[0].text]
-	}
-	if bound {
-		if after, ok := strings.CutPrefix(rest, text); ok {
-			t.read(after, parts[1:], so, failed, readings)
-		}
-	} else {
-		column := parts[0].text
-		for end := 0; end <= len(rest); end++ {
-			if end == len(rest) || utf8.RuneStart(rest[end]) {
-				so[column] = rest[:end]
-				t.read(rest[end:], parts[1:], so, failed, readings)
-			}
-		}
-		delete(so, column)
-	}
-	failed[place] = len(*readings) == known && !t.repeats()
-}
-
-// repeats reports whether a column comes twice.
-func (t *Template) repeats() bool {
-	columns := 0
+// read reads each column by the pattern.
+func (t *Template) read(resource, pattern string) (map[string]string, error) {
+	expression := `(?s)\A`
+	groups := 0
 	for _, p := range t.parts {
 		if p.column {
-			columns++
+			expression += pattern
+			groups++
+		} else {
+			expression += regexp.QuoteMeta(p.text)
 		}
 	}
-	return columns > len(t.columns)
+	if groups > len(t.columns) {
+		return nil, fmt.Errorf("fencedb: the template %q names a column twice, and Parse does not read that", t.text)
+	}
+	found := regexp.MustCompile(expression + `\z`).FindStringSubmatch(resource)
+	if found == nil {
+		return nil, fmt.Errorf("fencedb: the template %q does not make the resource %q", t.text, resource)
+	}
+	texts := make(map[string]string, groups)
+	for i, column := range t.columns {
+		texts[column] = found[i+1]
+	}
+	return texts, nil
 }
