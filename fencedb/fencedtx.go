@@ -13,6 +13,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/fencedb/fencedb/internal/rows"
 )
 
 // fencedTx is the pgx.Tx that the function of Tx gets. Its first statement begins the transaction,
@@ -155,43 +157,43 @@ func (tx *fencedTx) exec(ctx context.Context, sql string, args []any) (pgconn.Co
 
 func (tx *fencedTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
 	if !tx.mu.TryLock() {
-		return noRows(errInUse)
+		return rows.Failed(errInUse)
 	}
 	defer tx.mu.Unlock()
-	rows, finish, err := tx.query(tx.within(ctx), sql, args)
+	result, end, err := tx.query(tx.within(ctx), sql, args)
 	if err != nil {
 		tx.note(sql, err)
-		return noRows(err)
+		return rows.Failed(err)
 	}
-	return &firstRows{Rows: rows, close: func() error {
-		err := rows.Err()
-		if finish != nil {
-			err = finish()
+	return rows.OnClose(result, func() error {
+		err := result.Err()
+		if end != nil {
+			err = end()
 		}
 		tx.note(sql, err)
 		return err
-	}}, nil
+	}), nil
 }
 
 // query returns what closes the batch that the rows are part of, if they are.
-func (tx *fencedTx) query(ctx context.Context, sql string, args []any) (rows pgx.Rows, finish func() error, err error) {
+func (tx *fencedTx) query(ctx context.Context, sql string, args []any) (result pgx.Rows, end func() error, err error) {
 	results, err := tx.first(ctx, sql, args)
 	switch {
 	case err != nil:
 		return nil, nil, err
 	case results != nil:
-		if rows, err = results.Query(); err != nil {
+		if result, err = results.Query(); err != nil {
 			err = cmp.Or(err, results.Close())
 		}
-		return rows, results.Close, err
+		return result, results.Close, err
 	}
-	rows, err = tx.inner.Query(ctx, sql, args...)
-	return rows, nil, err
+	result, err = tx.inner.Query(ctx, sql, args...)
+	return result, nil, err
 }
 
 func (tx *fencedTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	rows, _ := tx.Query(ctx, sql, args...) // kept in rows
-	return onlyRow{rows}
+	result, _ := tx.Query(ctx, sql, args...) // has its error
+	return onlyRow{result}
 }
 
 func (tx *fencedTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
@@ -375,76 +377,6 @@ func (s *savepoint) close(ctx context.Context, sql string) error {
 }
 
 func (s *savepoint) Conn() *pgx.Conn { return s.of.Conn() }
-
-// The results of a first or only statement are part of a batch. These types close the batch where
-// pgx would have freed the connection: when the rows are read to their end or closed.
-
-type firstRows struct {
-	pgx.Rows
-	close    func() error // closes the batch; what it returns is the error of the rows
-	closed   bool
-	closeErr error
-	fields   []pgconn.FieldDescription // when it is closed, which resets those of pgx
-}
-
-func (r *firstRows) Next() bool {
-	if r.Rows.Next() {
-		return true
-	}
-	r.Close()
-	return false
-}
-
-// Scan closes the rows if it fails, as that of pgx does.
-func (r *firstRows) Scan(dest ...any) error {
-	err := r.Rows.Scan(dest...)
-	if err != nil {
-		r.Close()
-	}
-	return err
-}
-
-func (r *firstRows) Values() ([]any, error) {
-	values, err := r.Rows.Values()
-	if err != nil {
-		r.Close()
-	}
-	return values, err
-}
-
-func (r *firstRows) Close() {
-	r.Rows.Close()
-	if !r.closed {
-		r.fields = slices.Clone(r.Rows.FieldDescriptions())
-		r.closed, r.closeErr = true, r.close()
-	}
-}
-
-func (r *firstRows) FieldDescriptions() []pgconn.FieldDescription {
-	if r.closed {
-		return r.fields
-	}
-	return r.Rows.FieldDescriptions()
-}
-
-func (r *firstRows) Err() error {
-	if r.closeErr != nil {
-		return r.closeErr
-	}
-	return r.Rows.Err()
-}
-
-// noRows returns what Query answers instead of rows. Those of pgx panic when they are asked for
-// what they do not have.
-func noRows(err error) (pgx.Rows, error) {
-	rows, err := pgx.FailedBatchResults(&pgx.Batch{}, err).Query()
-	return failedRows{rows}, err
-}
-
-type failedRows struct{ pgx.Rows }
-
-func (failedRows) FieldDescriptions() []pgconn.FieldDescription { return nil }
-func (r failedRows) Scan(...any) error                          { return r.Err() }
 
 type onlyRow struct{ rows pgx.Rows }
 

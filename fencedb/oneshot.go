@@ -9,6 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/fencedb/fencedb/internal/rows"
 )
 
 // Exec runs one statement behind the fence of grant, in a transaction of its own and one round
@@ -43,20 +45,15 @@ func Exec(ctx context.Context, db DB, grant Grant, sql string, args ...any) (tag
 // the row was missing, or could not be scanned, of a statement that has committed something.
 // Options come with db: see With.
 func QueryRow(ctx context.Context, db DB, grant Grant, sql string, args ...any) pgx.Row {
-	var sent bool
-	return oneRow(func(dest ...any) error {
+	return rows.Once(func(dest ...any) error {
 		if err := refuseDriverBytes(dest); err != nil {
 			return err
 		}
-		if sent {
-			return errors.New("fencedb: the row has been scanned before, which has sent the statement; nothing was written this time")
-		}
-		sent = true
 		var nothing error
 		b := &pgx.Batch{}
-		b.Queue(sql, args...).Query(func(rows pgx.Rows) error {
-			err := onlyRow{rows}.Scan(dest...)
-			word, found := firstWord(sql, args), rows.CommandTag().RowsAffected()
+		b.Queue(sql, args...).Query(func(result pgx.Rows) error {
+			err := onlyRow{result}.Scan(dest...)
+			word, found := firstWord(sql, args), result.CommandTag().RowsAffected()
 			if err == pgx.ErrNoRows && found == 0 && slices.Contains([]string{"INSERT", "UPDATE", "DELETE", "MERGE"}, word) {
 				nothing, err = err, nil
 			}
@@ -66,10 +63,6 @@ func QueryRow(ctx context.Context, db DB, grant Grant, sql string, args ...any) 
 	})
 }
 
-type oneRow func(dest ...any) error
-
-func (scan oneRow) Scan(dest ...any) error { return scan(dest...) }
-
 // Query is Exec for a statement that returns rows. Close the rows, or read them to the end, and ask
 // their Err: only then is known what became of the statement. It is one of the errors of Tx, and
 // ErrCommitted if the statement has committed but its rows did not all come, or one could not be
@@ -78,20 +71,20 @@ func (scan oneRow) Scan(dest ...any) error { return scan(dest...) }
 func Query(ctx context.Context, db DB, grant Grant, sql string, args ...any) (pgx.Rows, error) {
 	queries := []*pgx.QueuedQuery{{SQL: sql, Arguments: args}}
 	if err := checkBatch(queries); err != nil {
-		return noRows(err)
+		return rows.Failed(err)
 	}
 	if !keepsOpen(sql, args) {
 		return queryTx(ctx, db, grant, sql, args)
 	}
 	s := send(ctx, db, grant, queries, nil, false)
-	var rows pgx.Rows
+	var result pgx.Rows
 	if s.err == nil {
-		rows, s.err = s.results.Query()
+		result, s.err = s.results.Query()
 	}
 	if s.err != nil {
-		return noRows(s.end())
+		return rows.Failed(s.end())
 	}
-	return &firstRows{Rows: rows, close: func() error { return toldBehind(s.end(), rows.Err()) }}, nil
+	return rows.OnClose(result, func() error { return toldBehind(s.end(), result.Err()) }), nil
 }
 
 // toldBehind is the error of rows that were closed with err, after the transaction has ended with
@@ -108,19 +101,19 @@ func toldBehind(outcome, err error) error {
 func queryTx(ctx context.Context, db DB, grant Grant, sql string, args []any) (pgx.Rows, error) {
 	tx, err := newTx(ctx, db, grant, nil)
 	if err != nil {
-		return noRows(err)
+		return rows.Failed(err)
 	}
-	rows, err := tx.Query(ctx, sql, args...)
+	result, err := tx.Query(ctx, sql, args...)
 	if err != nil {
-		return noRows(tx.finish(err))
+		return rows.Failed(tx.finish(err))
 	}
-	return &firstRows{Rows: rows, close: func() error {
-		err := rows.Err()
+	return rows.OnClose(result, func() error {
+		err := result.Err()
 		if conn := tx.inner.Conn(); !conn.IsClosed() && conn.PgConn().TxStatus() == 'T' { // of scanning a row
 			return toldBehind(tx.finish(nil), err)
 		}
 		return tx.finish(err)
-	}}, nil
+	}), nil
 }
 
 // SendBatch runs the statements of b behind the fence of grant, in one transaction and one round

@@ -47,12 +47,12 @@ package guard
 
 import (
 	"context"
-	"errors"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/rows"
 	"github.com/fencedb/fencedb/lease"
 )
 
@@ -167,16 +167,21 @@ func (d *Desk) Exec(ctx context.Context, resource, sql string, args ...any) (tag
 // until they are closed or read to their end; ask their Err then: it is one of the errors of
 // [fencedb.Query], and tells what became of the statement.
 func (d *Desk) Query(ctx context.Context, resource, sql string, args ...any) (pgx.Rows, error) {
-	var kept *heldRows
+	var kept pgx.Rows
 	err := d.write(ctx, []string{resource}, nil, func(t *turn) error {
-		rows, err := t.Query(t.ctx, sql, args...)
-		if err == nil {
-			kept, t.kept = &heldRows{Rows: rows, turn: t}, true
+		result, err := t.Query(t.ctx, sql, args...)
+		if err != nil {
+			return err
 		}
-		return err
+		t.kept = true
+		kept = rows.OnClose(result, func() error {
+			defer t.giveBack()
+			return t.why(result.Err())
+		})
+		return nil
 	})
 	if err != nil {
-		return noRows(err)
+		return rows.Failed(err)
 	}
 	return kept, nil
 }
@@ -186,12 +191,7 @@ func (d *Desk) Query(ctx context.Context, resource, sql string, args ...any) (pg
 // has been given back when Scan returns. The errors are those of [fencedb.QueryRow]: pgx.ErrNoRows
 // alone only where it is known that the statement found nothing to write.
 func (d *Desk) QueryRow(ctx context.Context, resource, sql string, args ...any) pgx.Row {
-	var sent bool
-	return oneRow(func(dest ...any) error {
-		if sent {
-			return errors.New("guard: the row has been scanned before, which has sent the statement; nothing was written this time")
-		}
-		sent = true
+	return rows.Once(func(dest ...any) error {
 		return d.write(ctx, []string{resource}, nil, func(t *turn) error {
 			return t.QueryRow(t.ctx, sql, args...).Scan(dest...)
 		})

@@ -6,9 +6,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
-
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/lease"
 )
@@ -73,67 +70,3 @@ func (t *turn) behind(err error) bool {
 	verdict, err := t.leases[i].Verify(t.ctx)
 	return err == nil && verdict != lease.LeaseLost
 }
-
-type oneRow func(dest ...any) error
-
-func (scan oneRow) Scan(dest ...any) error { return scan(dest...) }
-
-// heldRows give the leases back when they are closed, or read to their end.
-type heldRows struct {
-	pgx.Rows
-	turn   *turn
-	closed bool
-	err    error // once they are closed
-}
-
-func (r *heldRows) Next() bool {
-	if r.Rows.Next() {
-		return true
-	}
-	r.Close()
-	return false
-}
-
-// Scan closes the rows if it fails, as that of pgx does.
-func (r *heldRows) Scan(dest ...any) error {
-	err := r.Rows.Scan(dest...)
-	if err != nil {
-		r.Close()
-	}
-	return err
-}
-
-func (r *heldRows) Values() ([]any, error) {
-	values, err := r.Rows.Values()
-	if err != nil {
-		r.Close()
-	}
-	return values, err
-}
-
-func (r *heldRows) Close() {
-	r.Rows.Close()
-	if !r.closed {
-		r.closed, r.err = true, r.turn.why(r.Rows.Err())
-		r.turn.giveBack()
-	}
-}
-
-func (r *heldRows) Err() error {
-	if r.closed {
-		return r.err
-	}
-	return r.Rows.Err()
-}
-
-// noRows is what Query answers instead of rows. Those of pgx panic when they are asked for what
-// they do not have.
-func noRows(err error) (pgx.Rows, error) {
-	rows, err := pgx.FailedBatchResults(new(pgx.Batch), err).Query()
-	return failedRows{rows}, err
-}
-
-type failedRows struct{ pgx.Rows }
-
-func (failedRows) FieldDescriptions() []pgconn.FieldDescription { return nil }
-func (r failedRows) Scan(...any) error                          { return r.Err() }
