@@ -166,8 +166,8 @@ var guards = []struct {
 		{"S1", "a permit of a semaphore does not travel as a grant", "ok && permit.IsPermit() {", "ok && permit.IsPermit() && false {", "grant.TestOnlyAGrantThatCanBeUsedIsEncoded"},
 	}},
 	{"grant/trust.go", []guard{
-		{"S4", "a grant that Redis does not know is not believed", "case found.Holder == g.leaseID && found.Token == g.token && found.LastToken <= g.token:", "case true:", "grant.TestALineThatWasMadeUpShutsNobodyOutWhoIsVerified"},
-		{"S7", "a grant from elsewhere lasts no longer than Redis keeps the lease", "until.Before(g.validUntil) {", "until.Before(g.validUntil) && false {", "grant.TestWhatIsBelievedIsNoLongerThanRedisSays"},
+		{"S4", "a grant that Redis does not know is not believed", "case current && found.LastToken <= g.Token():", "case true:", "grant.TestALineThatWasMadeUpShutsNobodyOutWhoIsVerified"},
+		{"S7", "a grant from elsewhere lasts no longer than Redis keeps the lease", "until.Before(validUntil(g)) {", "until.Before(validUntil(g)) && false {", "grant.TestWhatIsBelievedIsNoLongerThanRedisSays"},
 		{"S4", "a receiver that has chosen nobody believes nobody", "if t == (Trust{}) {", "if false {", "grant.TestWhatAHandlerDoesWithALine"},
 	}},
 	{"grant/http.go", []guard{

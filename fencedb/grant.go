@@ -64,6 +64,14 @@ func (g foreignGrant) Token() int64          { return g.token }
 func (g foreignGrant) LeaseID() uuid.UUID    { return g.leaseID }
 func (g foreignGrant) ValidUntil() time.Time { return g.validUntil }
 
+// String is for logs, which must not have the lease id of a grant that another process has sent.
+func (g foreignGrant) String() string {
+	return fmt.Sprintf("grant for %q with token %d", g.resource, g.token)
+}
+
+// GoString is String.
+func (g foreignGrant) GoString() string { return g.String() }
+
 // All returns a grant that stands for several, to write to several resources in one transaction.
 // Their fences are taken in one order everywhere, so transactions over overlapping sets cannot
 // deadlock.

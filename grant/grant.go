@@ -158,10 +158,15 @@ func Decode(line string, atMost time.Duration) (fencedb.Grant, error) {
 		}
 		all = append(all, g)
 	}
+	return join(all), nil
+}
+
+// join returns one grant for all of a line.
+func join(all []fencedb.Grant) fencedb.Grant {
 	if len(all) == 1 {
-		return all[0], nil
+		return all[0]
 	}
-	return fencedb.All(all...), nil
+	return fencedb.All(all...)
 }
 
 func decode(line string, now time.Time, atMost time.Duration) (fencedb.Grant, error) {
@@ -198,30 +203,9 @@ func decode(line string, now time.Time, atMost time.Duration) (fencedb.Grant, er
 	if left <= 0 {
 		return nil, fmt.Errorf("%w: that on %q, when it arrived; did it wait on its way, or is this clock ahead of the sender's?", fencedb.ErrLeaseOver, resource)
 	}
-	return received{resource, token, id, now.Add(time.Duration(left) * time.Millisecond)}, nil
+	return fencedb.NewGrant(resource, token, id, now.Add(time.Duration(left)*time.Millisecond)), nil
 }
 
 func malformed(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrMalformed, fmt.Sprintf(format, args...))
 }
-
-// received is a grant of another process.
-type received struct {
-	resource   string
-	token      int64
-	leaseID    uuid.UUID
-	validUntil time.Time
-}
-
-func (g received) Resource() string      { return g.resource }
-func (g received) Token() int64          { return g.token }
-func (g received) LeaseID() uuid.UUID    { return g.leaseID }
-func (g received) ValidUntil() time.Time { return g.validUntil }
-
-// String is for logs, which must not have the lease id.
-func (g received) String() string {
-	return fmt.Sprintf("grant for %q with token %d", g.resource, g.token)
-}
-
-// GoString is String.
-func (g received) GoString() string { return g.String() }

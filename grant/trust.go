@@ -57,45 +57,42 @@ func (t Trust) Accept(ctx context.Context, line string) (context.Context, contex
 	var all []fencedb.Grant
 	var end time.Time
 	for _, one := range each(g) {
-		known := one.(received)
 		if t.issuer != nil {
-			if known, err = t.verify(ctx, known); err != nil {
+			if one, err = t.verify(ctx, one); err != nil {
 				return nil, nil, err
 			}
 		}
-		if end.IsZero() || known.validUntil.Before(end) {
-			end = known.validUntil
+		if until := validUntil(one); end.IsZero() || until.Before(end) {
+			end = until
 		}
-		all = append(all, known)
+		all = append(all, one)
 	}
-	g = all[0]
-	if len(all) > 1 {
-		g = fencedb.All(all...)
-	}
+	g = join(all)
 	ctx, cancel := context.WithDeadlineCause(ctx, end, fmt.Errorf("%w: what remained of the caller's grant on %q", fencedb.ErrLeaseOver, g.Resource()))
 	return NewContext(ctx, g), cancel, nil
 }
 
 // verify asks Redis for the lease. What is left of it there counts from before the question.
-func (t Trust) verify(ctx context.Context, g received) (received, error) {
+func (t Trust) verify(ctx context.Context, g fencedb.Grant) (fencedb.Grant, error) {
 	asked := time.Now()
-	found, err := t.issuer.Inspect(ctx, g.resource)
+	found, err := t.issuer.Inspect(ctx, g.Resource())
+	current := found.Holder == g.LeaseID() && found.Token == g.Token()
 	switch {
 	case err != nil:
-		return g, fmt.Errorf("grant: %w", err)
-	case found.Holder == g.leaseID && found.Token == g.token && found.LastToken <= g.token:
-		if until := asked.Add(found.ExpiresIn); until.Before(g.validUntil) {
-			g.validUntil = until
+		return nil, fmt.Errorf("grant: %w", err)
+	case current && found.LastToken <= g.Token():
+		if until := asked.Add(found.ExpiresIn); until.Before(validUntil(g)) {
+			g = fencedb.NewGrant(g.Resource(), g.Token(), g.LeaseID(), until)
 		}
 		return g, nil
-	case found.Holder == g.leaseID && found.Token == g.token:
+	case current:
 		err = lease.ErrStale
-	case found.Revoked == g.leaseID:
+	case found.Revoked == g.LeaseID():
 		err = lease.ErrRevoked
 	default:
 		err = lease.ErrLost
 	}
-	return g, fmt.Errorf("grant: the lease on %q is not current: %w", g.resource, err)
+	return nil, fmt.Errorf("grant: the lease on %q is not current: %w", g.Resource(), err)
 }
 
 type key struct{}
