@@ -77,6 +77,7 @@ type entry struct {
 	giveBack func()      // for release
 	overdue  *time.Timer // of watch
 
+	pid       int         // of the session that has entered, in database/sql
 	looking   *time.Timer // of lookout
 	blockedBy atomic.Pointer[[]Blocker]
 }
@@ -427,7 +428,7 @@ func (e *entry) watch() {
 		wire := e.pg.PgConn().Conn()
 		e.overdue = time.AfterFunc(left, func() { _ = wire.Close() })
 		if others {
-			e.lookout(askOn(e.db), byPID, e.pg.PgConn().PID())
+			e.lookout(askOn(e.db), int(e.pg.PgConn().PID()))
 		}
 	default: // with another limit
 		e.overdue.Reset(left)

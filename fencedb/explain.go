@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -162,21 +161,17 @@ func (e *entry) blockers(ctx context.Context, server asker) []Blocker {
 
 // named reads a list of rows of fencedb.blockers. Without one it returns nil.
 func named(list []byte) []Blocker {
-	var rows []struct { // null is "", and a time that is not visible
+	var told []struct { // null is "", or a time that is not visible
 		PID                int
 		Application, State string
-		OpenMS             *int64 `json:"open_ms"`
+		OpenMS             time.Duration `json:"open_ms"`
 	}
-	if json.Unmarshal(list, &rows) != nil {
+	if json.Unmarshal(list, &told) != nil {
 		return nil
 	}
-	blockers := make([]Blocker, len(rows))
-	for i, b := range rows {
-		if blockers[i] = (Blocker{PID: b.PID, Application: b.Application, State: b.State}); b.OpenMS != nil {
-			blockers[i].Open = time.Duration(*b.OpenMS) * time.Millisecond
-		} else if !strings.HasPrefix(b.State, notVisible) {
-			blockers[i].State = notVisible + "the owner of the schema fencedb"
-		}
+	blockers := make([]Blocker, len(told))
+	for i, b := range told {
+		blockers[i] = Blocker{b.PID, b.Application, b.State, b.OpenMS * time.Millisecond}
 	}
 	return blockers
 }
@@ -186,9 +181,9 @@ func named(list []byte) []Blocker {
 const lookoutTime = 250 * time.Millisecond
 
 // lookout finds out who is in the way of a statement, shortly before the server ends it: afterwards
-// nobody could tell. It asks on another connection, where whose is the pid of the one that waits,
-// as SQL for $1. unwatch ends it.
-func (e *entry) lookout(server asker, whose string, id any) {
+// nobody could tell. It asks on another connection; pid is that of the one that waits. unwatch ends
+// it.
+func (e *entry) lookout(server asker, pid int) {
 	if e.until.IsZero() {
 		return
 	}
@@ -196,7 +191,7 @@ func (e *entry) lookout(server asker, whose string, id any) {
 		ctx, cancel := context.WithTimeout(context.Background(), lookoutTime)
 		defer cancel()
 		var found []byte
-		_ = server(ctx, &found, fmt.Sprintf(inTheWay, whose), id)
+		_ = server(ctx, &found, inTheWay, pid)
 		blockers := named(found)
 		e.blockedBy.Store(&blockers)
 	})
@@ -208,15 +203,10 @@ func (e *entry) untilLookout() time.Duration {
 	return left - min(left/4, lookoutTime)
 }
 
-const (
-	inTheWay = `SELECT coalesce(jsonb_agg(jsonb_build_object('pid', b.pid, 'application', a.application_name,
-			'state', CASE WHEN a.xact_start IS NULL THEN pg_catalog.format('` + notVisible + `%%I', current_user) ELSE a.state END,
+const inTheWay = `SELECT coalesce(jsonb_agg(jsonb_build_object('pid', b.pid, 'application', a.application_name,
+			'state', CASE WHEN a.xact_start IS NULL THEN pg_catalog.format('` + notVisible + `%I', current_user) ELSE a.state END,
 			'open_ms', (date_part('epoch', pg_catalog.clock_timestamp() - a.xact_start) * 1000)::bigint)), '[]')::pg_catalog.text
-		FROM unnest(pg_catalog.pg_blocking_pids(%s)) b(pid) LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = b.pid`
-	byPID = `$1::int`
-	byXID = `(SELECT l.pid FROM pg_catalog.pg_locks l WHERE l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted
-		AND l.transactionid = $1::pg_catalog.text::pg_catalog.xid)`
-)
+		FROM unnest(pg_catalog.pg_blocking_pids($1::int)) b(pid) LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = b.pid`
 
 // ExplainNoRows tells why a conditional UPDATE on a table without triggers has matched no row:
 //

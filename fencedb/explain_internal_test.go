@@ -106,11 +106,9 @@ func TestAnAnswerWithoutARowAdmitsToNothing(t *testing.T) {
 	require.Zero(t, e.xid)
 }
 
-// An older schema says nothing of a session that it may not look at.
 func TestABlockerWithoutATimeIsNotVisible(t *testing.T) {
 	t.Parallel()
 	for list, want := range map[string]string{
-		`[{"pid":7,"application":null,"state":null,"open_ms":null}]`:                                            "pid 7 (not visible: grant pg_read_all_stats to the owner of the schema fencedb)",
 		`[{"pid":7,"application":"shop","state":"not visible: grant pg_read_all_stats to app","open_ms":null}]`: "pid 7 (shop, not visible: grant pg_read_all_stats to app)",
 		`[{"pid":7,"application":"shop","state":"idle in transaction","open_ms":12}]`:                           "pid 7 (shop, idle in transaction, open for 12ms)",
 	} {

@@ -7,7 +7,6 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -99,7 +98,7 @@ func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions
 		return e.explainSQL(ctx, askSQL(db), err)
 	}
 	conn.closeWhenOverdue(e.until)
-	e.lookout(askSQL(db), byXID, strconv.FormatUint(uint64(uint32(e.xid)), 10))
+	e.lookout(askSQL(db), e.pid)
 	defer e.unwatch()
 	err = fn(tx)
 	own := err != nil
@@ -292,7 +291,7 @@ func (e *entry) enterSQL(ctx context.Context, tx SQLTx) error {
 	bounded, cancel := e.untilOverdue(ctx)
 	defer cancel()
 	var answer string
-	err = queryOne(bounded, tx, query, args, &answer)
+	err = queryOne(bounded, tx, query+`, pg_catalog.pg_backend_pid()`, args, &answer, &e.pid)
 	if err := e.admission([]byte(answer), err); err != nil {
 		return err
 	}
