@@ -100,10 +100,7 @@ func (e *entry) enter(ctx context.Context, tx pgx.Tx) error {
 // connection, is waited for until five seconds after the end of its lease. The wait is as long for
 // a server that does not answer. Cancelling ctx ends it five seconds later.
 func (e *Entry) Outcome(ctx context.Context, db DB, err error) error {
-	if own, ok := db.(withOptions); ok {
-		db = own.DB
-	}
-	return e.outcome(ctx, askOn(db), err)
+	return e.outcome(ctx, askOn(new(config).with(db, nil)), err)
 }
 
 func (e *Entry) outcome(ctx context.Context, server asker, err error) error {

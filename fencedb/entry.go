@@ -45,6 +45,17 @@ type withOptions struct {
 	opts []Option
 }
 
+// with sets the options that come with db, then opts, and returns the database without them.
+func (c *config) with(db DB, opts []Option) DB {
+	if own, ok := db.(withOptions); ok {
+		db, opts = own.DB, slices.Concat(own.opts, opts)
+	}
+	for _, opt := range opts {
+		opt(c)
+	}
+	return db
+}
+
 // TxOptions sets the isolation level and what else pgx can say in BEGIN. Defaults to READ
 // COMMITTED, which is enough: the fence keeps every other holder out, and statements see what the
 // last one committed. At REPEATABLE READ and SERIALIZABLE the fence has to be older than the
@@ -83,13 +94,8 @@ type entry struct {
 }
 
 func newEntry(db DB, grant Grant, opts []Option) (*entry, error) {
-	if own, ok := db.(withOptions); ok {
-		db, opts = own.DB, slices.Concat(own.opts, opts)
-	}
-	e := &entry{db: db, grants: flatten(grant)}
-	for _, opt := range opts {
-		opt(&e.config)
-	}
+	e := &entry{grants: flatten(grant)}
+	e.db = e.with(db, opts)
 	err := check(e.grants)
 	if err == nil && !e.sealing {
 		err = checkEnds(e.grants)

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -320,13 +319,7 @@ var withoutValues = map[string]error{
 	codeTooLong: ErrTooLong, codeIdleInTransaction: ErrTooLong, codeTransactionTimeout: ErrTooLong,
 }
 
-func alreadyTyped(err error) bool {
-	typed := []error{
-		ErrTxEnded, ErrStale, ErrNoToken, ErrWrongResource, ErrLeaseOver, ErrTooLong, ErrUnsealed, ErrBusy, ErrKeyReused,
-		ErrInvalidGrant,
-	}
-	return slices.ContainsFunc(typed, func(sentinel error) bool { return errors.Is(err, sentinel) })
-}
+func alreadyTyped(err error) bool { return outcomeOf(err) != "error" || errors.Is(err, ErrKeyReused) }
 
 // answer is what a client must read of the server's refusals.
 type answer struct {

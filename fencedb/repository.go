@@ -44,14 +44,8 @@ func (r *Repository[T]) Write(ctx context.Context, grant Grant, fn func(T) error
 // those of fn and of its statements, as Explain returns them. Cancelling ctx closes the connection,
 // as in every pgx call. The T is over when fn returns.
 func (r *Repository[T]) Read(ctx context.Context, fn func(T) error) error {
-	db, c := r.db, config{}
-	if own, ok := db.(withOptions); ok {
-		db = own.DB
-		for _, opt := range own.opts {
-			opt(&c)
-		}
-	}
-	conn, release, err := acquire(ctx, db)
+	var c config
+	conn, release, err := acquire(ctx, c.with(r.db, nil))
 	if err != nil {
 		return err
 	}

@@ -79,8 +79,12 @@ func (e TraceEnd) Outcome() string {
 	if e.Err == nil {
 		return "committed"
 	}
+	return outcomeOf(e.Err)
+}
+
+func outcomeOf(err error) string {
 	for _, known := range outcomes {
-		if errors.Is(e.Err, known.err) {
+		if errors.Is(err, known.err) {
 			return known.word
 		}
 	}
