@@ -5,12 +5,15 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
@@ -298,4 +301,139 @@ func TestRowsThatCannotBeScannedGiveTheConnectionBack(t *testing.T) {
 		w.awaitIdle(w.pool)
 		require.Len(t, w.guests(), id, "it has committed all the same")
 	}
+}
+
+// A thousand transactions of Tx, and five hundred behind Enter, cut at random places, some with
+// their context cancelled as well. Nothing but the truth.
+func TestRandomCutsRoundCommit(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+
+	cuts := 1000
+	if testing.Short() {
+		cuts = 300
+	}
+	tally := w.cutAtRandom(cuts, func(ctx context.Context, pool *pgxpool.Pool, id int, fn func(pgx.Tx) error) answer {
+		g := grant(fmt.Sprintf("effect:%d", id), 1)
+		var err error
+		if id%3 > 0 {
+			err = fencedb.Tx(ctx, pool, g, fn)
+		} else {
+			err = enterAndAsk(ctx, pool, g, fn)
+		}
+		switch {
+		case err == nil:
+			return saysCommitted
+		case errors.Is(err, fencedb.ErrCommitUnknown):
+			return saysUnknown
+		}
+		return saysRolledBack
+	})
+
+	t.Logf("%+v", tally)
+	require.Zero(t, tally.wrong)
+	require.Zero(t, tally.unknown)
+	require.NotZero(t, tally.lost, "no answer to a COMMIT that took effect was ever lost: the test tests nothing")
+}
+
+// The control: the same cuts, judged by what pgx says about running the transaction again.
+func TestRandomCutsJudgedBySafeToRetryAreMisjudged(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+
+	tally := w.cutAtRandom(300, func(ctx context.Context, pool *pgxpool.Pool, _ int, fn func(pgx.Tx) error) answer {
+		err := pgx.BeginFunc(ctx, pool, fn)
+		switch {
+		case err == nil:
+			return saysCommitted
+		case pgconn.SafeToRetry(err):
+			return saysRolledBack
+		}
+		return saysUnknown
+	})
+
+	t.Logf("%+v", tally)
+	require.NotZero(t, tally.wrong, "when pgx answers this rightly, the controls can go")
+}
+
+// answer is what a way of running transactions says became of one.
+type answer int
+
+const (
+	saysCommitted answer = iota
+	saysRolledBack
+	saysUnknown
+)
+
+type tally struct {
+	wrong, unknown int
+	lost           int // the connection was cut, and yet it committed
+}
+
+// cutAtRandom runs n transactions on four connections at once, cuts each at a random message, and
+// compares what run answers with what the database holds.
+func (w *world) cutAtRandom(n int,
+	run func(ctx context.Context, pool *pgxpool.Pool, id int, fn func(pgx.Tx) error) answer) tally {
+	w.exec(`CREATE TABLE effects (id int PRIMARY KEY)`)
+	const workers = 4
+	var (
+		group sync.WaitGroup
+		mu    sync.Mutex
+		sum   tally
+	)
+	for worker := range workers {
+		pool, proxy := w.behindProxy()
+		random := rand.New(rand.NewPCG(1, uint64(worker)))
+		group.Go(func() {
+			for id := worker; id < n; id += workers {
+				says, cut := cutOnce(w.Context(), pool, proxy, random, id, run)
+				committed := w.has(id)
+				mu.Lock()
+				if says == saysUnknown {
+					sum.unknown++
+				} else if (says == saysCommitted) != committed {
+					sum.wrong++
+				}
+				if cut && committed {
+					sum.lost++
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	group.Wait()
+	return sum
+}
+
+// cutOnce runs one transaction and cuts it at a random message after its first statement.
+func cutOnce(ctx context.Context, pool *pgxpool.Pool, proxy *faulty.PostgresProxy, random *rand.Rand, id int,
+	run func(context.Context, *pgxpool.Pool, int, func(pgx.Tx) error) answer) (says answer, cut bool) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	const messages = 6 // INSERT and COMMIT, each a Query, a CommandComplete and a ReadyForQuery
+	verdict := []faulty.Fate{faulty.Cut, faulty.CutHalf, faulty.CutAfter}[random.IntN(3)]
+	countdown, cancelToo := 1+random.IntN(messages+1), random.IntN(4) == 0
+	judge := func() faulty.Fate { // called for one message at a time
+		if countdown--; countdown != 0 {
+			return faulty.Pass
+		}
+		if cancelToo {
+			cancel()
+		}
+		cut = true
+		return verdict
+	}
+
+	says = run(ctx, pool, id, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SELECT 1`); err != nil {
+			return err
+		}
+		proxy.OnClient(func(pgproto3.FrontendMessage) faulty.Fate { return judge() })
+		proxy.OnServer(func(pgproto3.BackendMessage) faulty.Fate { return judge() })
+		_, err := tx.Exec(ctx, fmt.Sprintf(`INSERT INTO effects VALUES (%d)`, id)) // no arguments: one message
+		return err
+	})
+	proxy.OnClient(nil)
+	proxy.OnServer(nil)
+	return says, cut
 }

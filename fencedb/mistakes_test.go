@@ -109,38 +109,6 @@ func TestOptionsAmongTheArgumentsAreRefusedByName(t *testing.T) {
 	w.awaitIdle(w.pool)
 }
 
-// embedsAGrant hides what the grant has beside the interface.
-type embedsAGrant struct{ fencedb.Grant }
-
-func TestAGrantThatDoesNotSayWhenItEndsIsRefused(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	db := w.sqlDB()
-	bounded := grantFor("table:12", 41, time.Minute)
-	for name, c := range map[string]struct {
-		grant fencedb.Grant
-		hint  string
-	}{
-		"it hides its lease": {embedsAGrant{bounded}, "embeds a Grant"},
-		"among others":       {fencedb.All(grant("table:13", 41), fencedb.Grant(embedsAGrant{bounded})), `"table:12", a fencedb_test.embedsAGrant`},
-		"it has no time":     {fencedb.NewGrant("table:12", 41, uuid.New(), time.Time{}), "or fencedb.NoEnd"},
-	} {
-		all := map[string]error{
-			"Enter": enter(t.Context(), nil, c.grant), "EnterSQL": enterSQL(t.Context(), nil, c.grant),
-			"TxSQL": fencedb.TxSQL(t.Context(), db, c.grant, func(*sql.Tx) error { return nil }),
-		}
-		for call, run := range calls {
-			all[call] = run(t.Context(), w, c.grant, insertAnn, 1)
-		}
-		for call, err := range all {
-			require.ErrorIs(t, err, fencedb.ErrInvalidGrant, "%s: %s", name, call)
-			require.ErrorContains(t, err, c.hint, "%s: %s", name, call)
-		}
-	}
-	require.Zero(t, w.fence("table:12"))
-	require.NoError(t, fencedb.Seal(t.Context(), w.pool, embedsAGrant{bounded}), "nothing can hang in a seal")
-}
-
 // over is a grant that tells why it is over, as a lease does.
 type over struct {
 	fencedb.Grant
