@@ -498,3 +498,12 @@ func TestARefusalNamesOneRemedy(t *testing.T) {
 		require.Equal(t, 1, strings.Count(text, "shorter transaction")+strings.Count(text, "Acquire the lease"), text)
 	}
 }
+
+// The cause of what has committed, or may have, can be a refusal of another database.
+func TestWhatMayHaveCommittedIsNoRefusal(t *testing.T) {
+	t.Parallel()
+	for _, outcome := range []error{fencedb.ErrCommitted, fencedb.ErrCommitUnknown, fencedb.ErrTxEnded} {
+		err := fmt.Errorf("%w: %w", outcome, &pgconn.PgError{Code: "FN001"})
+		require.Equal(t, err, fencedb.Explain(err))
+	}
+}
