@@ -40,7 +40,7 @@ type Grant = interface {
 //
 // All tokens of a resource must come from one issuer, or its order is lost. One above 2^53 - 1
 // would shut package lease out for good, so it is refused with ErrInvalidGrant unless the type of
-// the resource was declared with fencedb.declare_foreign.
+// the resource is in the table fencedb.foreign_issuers.
 //
 // validUntil is when the holder must have stopped, or NoEnd if the issuer sets no limit. A grant
 // that cannot be right is refused where it is used, with ErrInvalidGrant.

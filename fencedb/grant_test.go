@@ -80,7 +80,7 @@ func TestResourcesOfEveryShape(t *testing.T) {
 func TestTokensOfEverySize(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.exec(`SELECT fencedb.declare_foreign('zxid')`)
+	w.exec(`INSERT INTO fencedb.foreign_issuers VALUES ('zxid')`)
 	for _, token := range []int64{1, 1<<53 - 1, 1 << 53, 1<<53 + 1, 1<<63 - 2, 1<<63 - 1} {
 		resources := []string{"zxid:12", "table:12"}
 		if token > 1<<53-1 {

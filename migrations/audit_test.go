@@ -199,7 +199,7 @@ func TestAnOperatorCannotRecordWhatTheServerDoes(t *testing.T) {
 	s := newSession(t)
 	s.exec(`SET SESSION AUTHORIZATION ` + s.withRole("allow_operator"))
 	const invalidParameter = "22023"
-	for _, event := range []string{"protect", "unprotect", "reset", "prune_audit", "declare_foreign"} {
+	for _, event := range []string{"protect", "unprotect", "reset", "prune_audit", "keep_history"} {
 		s.refused(invalidParameter, `SELECT fencedb.record('`+event+`', NULL, 'bob@host', 'by fencedb.`+event+`', '{"table": "public.seats"}')`)
 	}
 	require.Equal(t, "0", s.one(`SELECT count(*) FROM fencedb.audit`))

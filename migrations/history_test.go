@@ -28,7 +28,7 @@ func (s *session) noted() string {
 func TestEveryEntryIsKept(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
-	s.exec(keepHistory + `CREATE TABLE seats (id int NOT NULL, room text NOT NULL); SELECT fencedb.protect('seats', 'room:{room}'), fencedb.take_over_as('seats', session_user::regrole, 'tomorrow'), fencedb.declare_foreign('room')`)
+	s.exec(keepHistory + `CREATE TABLE seats (id int NOT NULL, room text NOT NULL); SELECT fencedb.protect('seats', 'room:{room}'), fencedb.take_over_as('seats', session_user::regrole, 'tomorrow'); INSERT INTO fencedb.foreign_issuers VALUES ('room')`)
 	for _, c := range []struct{ sql, want string }{
 		{enter(41, "room:red"), "enter room:red 41"},
 		{enter(41, "room:red"), ""},
@@ -83,7 +83,7 @@ func TestWhatAStatementWritesIsKeptByResource(t *testing.T) {
 	t.Parallel()
 	s := newNoted(t)
 	s.exec(`CREATE TABLE jobs (name text NOT NULL, day date NOT NULL, n int); CREATE TABLE logs (room text NOT NULL);
-		SELECT fencedb.protect('jobs', resource => ARRAY['job:{name}', 'on:{day}'], history => true), fencedb.protect('logs', resource => 'log:{room}', stamp => false, history => true), fencedb.declare_foreign('room')`)
+		SELECT fencedb.protect('jobs', resource => ARRAY['job:{name}', 'on:{day}'], history => true), fencedb.protect('logs', resource => 'log:{room}', stamp => false, history => true); INSERT INTO fencedb.foreign_issuers VALUES ('room')`)
 	both := "BEGIN; " + enter(41, "room:red") + "; " + enter(41, "room:blue") + "; "
 	s.exec(both + `COMMIT; ` + enter(41, "job:a") + `; ` + enter(41, "on:2026-11-20") + `; ` + enter(41, "log:red"))
 	s.noted()
@@ -110,7 +110,7 @@ func TestAWriteWithoutALeaseIsToldAsOne(t *testing.T) {
 	s := newNoted(t)
 	const write = `UPDATE seats SET guest = 'eve' WHERE room = 'red'`
 	const without, with = "update room:red none 2 of public.seats", "update room:red 41 2 of public.seats"
-	s.exec(`SELECT fencedb.observe('seats'), fencedb.declare_foreign('room'); ` + enter(41, "room:red") + "; " + enter(41, "room:blue"))
+	s.exec(`SELECT fencedb.observe('seats'); INSERT INTO fencedb.foreign_issuers VALUES ('room'); ` + enter(41, "room:red") + "; " + enter(41, "room:blue"))
 	s.noted()
 	for sql, want := range map[string]string{
 		write:                            without,

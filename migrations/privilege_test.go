@@ -144,7 +144,7 @@ func TestNoImpostorIsCalledByOurFunctions(t *testing.T) {
 				`SELECT * FROM fencedb.enter_all('{red,blue}', '{60,60}', ARRAY['6ba7b810-9dad-11d1-80b4-00c04fd430c8', '6ba7b810-9dad-11d1-80b4-00c04fd430c8']::uuid[], 60000, 60000)`,
 				`BEGIN; ` + reenter(60, "red", "5000"),
 				`SELECT fencedb.outcome('800', 1)`,
-				`SELECT fencedb.declare_foreign('zxid')`,
+				`INSERT INTO fencedb.foreign_issuers VALUES ('zxid')`,
 				`SELECT fencedb.reset_fence('red', 45, 'ann@host', 'a mistake')`,
 				`SELECT fencedb.old_audit('365 days'), fencedb.forget_audit('365 days', 'ann@host', 'yearly')`,
 				`SELECT * FROM fencedb.blockers('{red}')`,

@@ -174,7 +174,7 @@ func TestAResetWaitsForOpenTransactionsAndNamesThem(t *testing.T) {
 func TestTheHighestTokenOfAnotherIssuerIsSetBack(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
-	s.exec(`CREATE TABLE nodes (id int PRIMARY KEY); INSERT INTO nodes VALUES (1); SELECT fencedb.protect('nodes', resource => 'zxid:{id}'); SELECT fencedb.declare_foreign('zxid')`)
+	s.exec(`CREATE TABLE nodes (id int PRIMARY KEY); INSERT INTO nodes VALUES (1); SELECT fencedb.protect('nodes', resource => 'zxid:{id}'); INSERT INTO fencedb.foreign_issuers VALUES ('zxid')`)
 	write := func(token int) string { return s.fenced(token, "zxid:1", `UPDATE nodes SET id = id`) }
 	s.exec(write(math.MaxInt64))
 	s.refused("FN001", write(math.MaxInt64-1))

@@ -62,7 +62,7 @@ func TestATakeOverIsOfWhatIsWritten(t *testing.T) {
 
 	require.Equal(t, "room:blue 42, room:red 43", s.one(`SELECT string_agg(resource || ' ' || last_fencing_token, ', ' ORDER BY resource) FROM fencedb.fences WHERE resource <> 'room:new'`),
 		"tokens that are not of package lease stay small")
-	s.exec(`SELECT fencedb.declare_foreign('zxid'); CREATE TABLE nodes (id int NOT NULL); SELECT fencedb.protect('nodes', 'zxid:{id}')`)
+	s.exec(`INSERT INTO fencedb.foreign_issuers VALUES ('zxid'); CREATE TABLE nodes (id int NOT NULL); SELECT fencedb.protect('nodes', 'zxid:{id}')`)
 	role := legacy.one(`quote_ident(session_user)`)
 	s.exec(`GRANT ALL ON nodes TO ` + role)
 	legacy.refused("FN002", `INSERT INTO nodes VALUES (1)`) // it overtakes in another table
@@ -274,7 +274,7 @@ func TestATakeOverOfAForeignIssuersResourceCountsByOne(t *testing.T) {
 	t.Parallel()
 	s, _, role := newLegacy(t)
 	const most = 1 << 53
-	s.exec(`SELECT fencedb.declare_foreign('zxid'); CREATE TABLE nodes (id int NOT NULL, room text NOT NULL DEFAULT 'red'); SELECT fencedb.protect('nodes', ARRAY['zxid:{id}', 'room:{room}']); GRANT ALL ON nodes TO ` + role + `;
+	s.exec(`INSERT INTO fencedb.foreign_issuers VALUES ('zxid'); CREATE TABLE nodes (id int NOT NULL, room text NOT NULL DEFAULT 'red'); SELECT fencedb.protect('nodes', ARRAY['zxid:{id}', 'room:{room}']); GRANT ALL ON nodes TO ` + role + `;
 		SELECT fencedb.take_over_as('nodes', '` + role + `', now() + interval '1 hour')`)
 	s.exec(fmt.Sprintf(`SELECT fencedb.enter('zxid:2', %d, gen_random_uuid()), fencedb.enter('zxid:3', 9223372036854775807, gen_random_uuid())`, most))
 

@@ -313,5 +313,5 @@ WHERE p.prepared < clock_timestamp() - make_interval(secs => @long) ORDER BY 1;
 
 -- error fence_too_high: the fence of %s is at the highest token that there is, or above
 -- Why: no lease gets past it, so nobody can write to its rows
--- Do: stop what entered it, and run fencedb reset for the resource; if another issuer makes such tokens, call fencedb.declare_foreign
+-- Do: stop what entered it, and run fencedb reset for the resource; if another issuer makes such tokens, insert the type into fencedb.foreign_issuers
 SELECT f.resource FROM fencedb.fences f WHERE @too_high ORDER BY 1 LIMIT 100;

@@ -345,7 +345,7 @@ func TestDoctorNamesAClockThatIsOff(t *testing.T) {
 func TestDoctorLeavesTheTokensOfAnotherIssuerAlone(t *testing.T) {
 	t.Parallel()
 	w := sound(t)
-	w.exec(`SELECT fencedb.declare_foreign('zxid')`)
+	w.exec(`INSERT INTO fencedb.foreign_issuers VALUES ('zxid')`)
 	w.exec(`INSERT INTO fencedb.fences VALUES ('zxid:1', 9223372036854775807, gen_random_uuid()), ('zxid:2', 9007199254740000, gen_random_uuid())`)
 	require.Empty(t, w.diagnosed(exitDone))
 }

@@ -159,7 +159,7 @@ func TestASealThatCannotBeMadeSaysSo(t *testing.T) {
 	require.NoError(t, tx.Commit(t.Context()))
 	require.NoError(t, w.book(l), "it can")
 
-	w.exec(fmt.Sprintf(`SELECT fencedb.declare_foreign('zxid'), fencedb.enter('zxid:1', 7, gen_random_uuid()), fencedb.enter('seat:2', %d, gen_random_uuid())`, int64(protocol.MaxNumber)))
+	w.exec(fmt.Sprintf(`INSERT INTO fencedb.foreign_issuers VALUES ('zxid'); SELECT fencedb.enter('zxid:1', 7, gen_random_uuid()), fencedb.enter('seat:2', %d, gen_random_uuid())`, int64(protocol.MaxNumber)))
 	for resource, says := range map[string]string{"zxid:1": "another issuer", "seat:2": "no token is above that"} {
 		got = seal(resource)
 		require.Equal(t, exitFailed, got.code)

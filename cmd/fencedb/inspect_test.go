@@ -98,7 +98,7 @@ func TestInspectNamesStaleHoldersAndARedisThatForgot(t *testing.T) {
 	ahead := time.Now().Add(time.Hour).UnixMicro()
 	require.NoError(t, w.book(fencedb.NewGrant("seat:1", ahead, uuid.New(), fencedb.NoEnd)))
 	require.Equal(t, []string{"stale_holder", "redis_behind"}, codes(w.inspected("seat:1").Notes))
-	w.exec(fmt.Sprintf(`SELECT fencedb.enter('seat:2', %[1]d, gen_random_uuid()), fencedb.declare_foreign('zxid'), fencedb.enter('zxid:1', %[1]d, gen_random_uuid())`, ahead))
+	w.exec(fmt.Sprintf(`SELECT fencedb.enter('seat:2', %[1]d, gen_random_uuid()); INSERT INTO fencedb.foreign_issuers VALUES ('zxid'); SELECT fencedb.enter('zxid:1', %[1]d, gen_random_uuid())`, ahead))
 	require.Equal(t, []string{"old_holder_may_write", "redis_behind"}, codes(w.inspected("seat:2").Notes), "it knows no token")
 	require.Equal(t, []string{"old_holder_may_write"}, codes(w.inspected("zxid:1").Notes), "which Redis never issues")
 

@@ -34,7 +34,7 @@ lease is held plus the time that a token is remembered. --older-than must be
 at least the sum of the two, as the programs set them in lease.Config, and
 should be longer than a process can be paused. The fences of resources that
 are held now are kept, those that were set back, and those of other issuers
-(fencedb.declare_foreign). It reads all keys of Redis, and refuses resources
+(fencedb.foreign_issuers). It reads all keys of Redis, and refuses resources
 that Redis knows only by another --namespace or --hash-resources.
 
 The records in fencedb.audit are kept for ever, unless --audit-older-than

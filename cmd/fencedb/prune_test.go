@@ -62,7 +62,7 @@ func TestPruneForgetsWhatIsOldAndFreeAndRecordsIt(t *testing.T) {
 func TestPruneLeavesFencesThatWereSetBackAndThoseOfOtherIssuers(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.exec(`SELECT fencedb.declare_foreign('zxid'), fencedb.enter(r, 50, gen_random_uuid()) FROM unnest('{a:1,a:2,zxid:1}'::text[]) r`)
+	w.exec(`INSERT INTO fencedb.foreign_issuers VALUES ('zxid'); SELECT fencedb.enter(r, 50, gen_random_uuid()) FROM unnest('{a:1,a:2,zxid:1}'::text[]) r`)
 	w.exec(`SELECT fencedb.reset_fence('a:1', 7, 'ann@host', 'typed')`)
 	w.exec(`UPDATE fencedb.fences SET advanced_at = clock_timestamp() - interval '31 days'`)
 	var r pruning

@@ -23,6 +23,7 @@
 -- in DETAIL.
 
 -- +goose Up
+-- +goose StatementBegin
 
 -- In every migration: what is read now (defaults, constraints, views, function bodies with RETURN)
 -- is not read in the search_path of whoever migrates, where others may have put functions and
@@ -57,7 +58,7 @@ CREATE TABLE fencedb.foreign_issuers (
     resource_type text COLLATE "C" PRIMARY KEY CHECK (resource_type <> '' AND strpos(resource_type, ':') = 0)
 );
 
-COMMENT ON TABLE fencedb.foreign_issuers IS 'The types of resources (the part of their names before the colon) whose tokens may exceed 2^53 - 1, because something else than package lease issues them. See fencedb.declare_foreign.';
+COMMENT ON TABLE fencedb.foreign_issuers IS 'The types of resources (the part of their names before the colon) whose tokens may exceed 2^53 - 1, because something else than package lease issues them. The owner of this schema inserts them.';
 
 -- Which functions and operators a function means must not depend on the search_path of its caller.
 -- So each one fixes its own, with SET or, where the body is a single expression, with RETURN, which
@@ -79,14 +80,10 @@ CREATE FUNCTION fencedb.entry(resource text, token bigint, lease_id uuid) RETURN
     LANGUAGE sql STABLE
     RETURN to_hex(hashtextextended(resource COLLATE "C", uuid_hash_extended(lease_id, hashint8extended(token, txid_current()))));
 
-COMMENT ON FUNCTION fencedb.entry(text, bigint, uuid) IS 'Inner function. How the setting fencedb.lease names a fence that this transaction has entered.';
-
 -- A space follows each entry, so something is behind it. strpos would count the characters before.
 CREATE FUNCTION fencedb.says_entered(resource text, token bigint, lease_id uuid) RETURNS boolean
     LANGUAGE sql STABLE
     RETURN split_part(current_setting('fencedb.lease', true), fencedb.entry(resource, token, lease_id) COLLATE "C", 2) <> '';
-
-COMMENT ON FUNCTION fencedb.says_entered(text, bigint, uuid) IS 'Inner function. Whether fencedb.lease says that this transaction has entered a fence.';
 
 -- VOLATILE, as the clock is, or it would cost a call.
 CREATE FUNCTION fencedb.left_ms() RETURNS float8
@@ -94,13 +91,7 @@ CREATE FUNCTION fencedb.left_ms() RETURNS float8
     RETURN CASE WHEN split_part(current_setting('fencedb.lease', true), ' ', 1) = pg_current_xact_id_if_assigned()::text
                 THEN split_part(current_setting('fencedb.lease', true), ' ', 3)::float8 - date_part('epoch', clock_timestamp() - transaction_timestamp()) * 1000 END;
 
-COMMENT ON FUNCTION fencedb.left_ms() IS 'How many milliseconds this transaction may still write, by what it says. NULL unless it has entered.';
-
-CREATE FUNCTION fencedb.untouched() RETURNS boolean
-    LANGUAGE sql STABLE
-    RETURN coalesce(current_setting('fencedb.lease', true), '') = '';
-
-COMMENT ON FUNCTION fencedb.untouched() IS 'Inner function. Whether this transaction has not entered, or says so wrongly, as by RESET ALL: for the fast ways alone. left_ms says it for certain.';
+COMMENT ON FUNCTION fencedb.left_ms IS 'How many milliseconds this transaction may still write, by what it says. NULL unless it has entered.';
 
 -- A limit counts from the start of each statement, so a later statement would get more time than is
 -- left. What the application or the role set tighter stays.
@@ -108,11 +99,10 @@ CREATE FUNCTION fencedb.lower_limit(name text, limit_ms bigint) RETURNS text
     LANGUAGE sql
     RETURN CASE WHEN coalesce(nullif(current_setting(name), '0')::interval > interval '1 ms' * limit_ms, true) THEN set_config(name, limit_ms::text, true) END;
 
-COMMENT ON FUNCTION fencedb.lower_limit(text, bigint) IS 'Lowers a time limit of Postgres to limit_ms milliseconds in this transaction, unless it is lower.';
+COMMENT ON FUNCTION fencedb.lower_limit IS 'Lowers a time limit of Postgres to limit_ms milliseconds in this transaction, unless it is lower.';
 
 -- transaction_timeout, of Postgres 17 and newer, counts from the start of the transaction, or from
 -- when it is switched on anew, hence the 0 before it.
--- +goose StatementBegin
 CREATE FUNCTION fencedb.lower_transaction_timeout(limit_ms bigint) RETURNS text
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -122,15 +112,13 @@ BEGIN
     WHERE transaction_timestamp() + current_setting('transaction_timeout')::interval > clock_timestamp() + interval '1 ms' * limit_ms;
 END
 $$;
--- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.lower_transaction_timeout(bigint) IS 'Inner function. lower_limit for transaction_timeout, where there is one.';
-
--- No transaction may outlive its lease, and the server itself ends it. The limits of statements are
--- one part in 256 short of what is left, and a guard draws them in again when that much has passed,
--- not in each millisecond. As an expression this costs no call; what it costs is each function in
--- it that the executor sets up. So the answer is put together in one go: its first word is the
--- transaction id, its last the epoch.
+-- admitted leaves what this transaction says of what it has entered, and bounds it: no transaction
+-- may outlive its lease, and the server itself ends it, left_ms from now, which is since_start_ms
+-- from its start. The limits of statements are one part in 256 short of what is left, and a guard
+-- draws them in again when that much has passed, not in each millisecond. As an expression this
+-- costs no call; what it costs is each function in it that the executor sets up. So the answer is
+-- put together in one go: its first word is the transaction id, its last the epoch.
 CREATE FUNCTION fencedb.admitted(since_start_ms bigint, left_ms bigint, limit_ms bigint, entries text, names text, may_idle boolean, epoch bigint) RETURNS text
     LANGUAGE sql
     RETURN concat_ws(' ',
@@ -142,9 +130,6 @@ CREATE FUNCTION fencedb.admitted(since_start_ms bigint, left_ms bigint, limit_ms
              WHEN current_setting('transaction_timeout', true) <> '0' THEN fencedb.lower_transaction_timeout(left_ms) END,
         epoch);
 
-COMMENT ON FUNCTION fencedb.admitted(bigint, bigint, bigint, text, text, boolean, bigint) IS 'Inner function. Leaves what this transaction says of what it has entered (see entry), bounds it to left_ms from now, which is since_start_ms from its start, and its statements to limit_ms; returns its id and the epoch. For may_idle, see enter.';
-
--- +goose StatementBegin
 CREATE FUNCTION fencedb.enter(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL, wait_ms bigint DEFAULT NULL, first boolean DEFAULT false, may_idle boolean DEFAULT true, OUT xid xid8, OUT epoch bigint)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
@@ -157,22 +142,22 @@ BEGIN
     -- The common cases, without calls: nobody stands in the way, and the fence has an older token,
     -- or this one and this lease already. enter_all does the rest. What take says of the order of
     -- locks, holds here too.
-    IF fencedb.untouched() AND coalesce(remaining_ms > 0, true) AND token BETWEEN 1 AND 9007199254740991 AND lease_id IS NOT NULL THEN
+    IF coalesce(current_setting('fencedb.lease', true), '') = '' AND coalesce(remaining_ms > 0, true) AND token BETWEEN 1 AND 9007199254740991 AND lease_id IS NOT NULL THEN
         IF current_setting('transaction_isolation') LIKE 'read %' THEN
             UPDATE fencedb.fences f SET last_fencing_token = token, lease_id = enter.lease_id, advanced_at = greatest(clock_timestamp(), transaction_timestamp())
             FROM (SELECT o.ctid FROM fencedb.fences o WHERE o.resource = enter.resource COLLATE "C" AND o.last_fencing_token < token FOR NO KEY UPDATE SKIP LOCKED) older
             WHERE f.ctid = older.ctid
-            RETURNING fencedb.known_epoch() INTO epoch;
+            RETURNING pg_sequence_last_value('fencedb.server_epoch') INTO epoch;
         END IF;
         IF epoch IS NULL THEN
-            SELECT fencedb.known_epoch() INTO epoch
+            SELECT pg_sequence_last_value('fencedb.server_epoch') INTO epoch
             FROM (SELECT FROM fencedb.fences f WHERE f.resource = enter.resource COLLATE "C" AND f.last_fencing_token = token AND f.lease_id = enter.lease_id FOR SHARE SKIP LOCKED) same;
         END IF;
-        -- No epoch: the fence was not taken; or it was, but the epoch is not drawn yet. Then, and
-        -- if this took 20 ms, as behind a lock on the whole ledger (VACUUM FULL), enter_all takes
-        -- it, for the second time perhaps, and counts anew what is left.
+        -- No epoch: the fence was not taken. Or it was, but the epoch of this run of the server is
+        -- not drawn yet. Then, and if this took 20 ms, as behind a lock on the whole ledger (VACUUM
+        -- FULL), enter_all takes it, for the second time perhaps, and counts anew what is left.
         now := clock_timestamp();
-        IF epoch IS NOT NULL AND now < start + interval '20 milliseconds' THEN
+        IF epoch & 16777215 = fencedb.started() AND now < start + interval '20 milliseconds' THEN
             PERFORM fencedb.admitted(CASE WHEN first THEN 0 ELSE (date_part('epoch', now - transaction_timestamp()) * 1000)::bigint END, left_ms, left_ms - left_ms / 256, fencedb.entry(resource, token, lease_id), resource, may_idle, epoch);
             xid := pg_current_xact_id();
             RETURN;
@@ -182,11 +167,9 @@ BEGIN
     FROM fencedb.enter_all(ARRAY[resource], ARRAY[token], ARRAY[lease_id], floor(remaining_ms - extract(epoch FROM clock_timestamp() - start) * 1000)::bigint, wait_ms) a;
 END
 $$;
--- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean) IS 'Enters the fence of resource: the first statement of every fenced transaction. Refuses a stale token (FN001) at once; otherwise holds the fence until the transaction ends, waiting for open transactions of the previous holder for wait_ms, remaining_ms and lock_timeout at the most, whichever is least, then 55P03. remaining_ms, the rest of the lease''s validity in milliseconds, bounds this transaction, which otherwise has 24 days, the longest that Postgres can limit; with first it counts from the start of the transaction, in which nothing came before. Where may_idle is false, nothing limits the time in which the transaction waits for its client: for one that is sent as a whole. Behind a savepoint, ROLLBACK TO gives the fence back, and what is written after it is refused until the transaction enters again. Above READ COMMITTED a token that has not entered before is refused with 40001. Returns what fencedb.outcome asks for after a lost COMMIT: the transaction id and the epoch of the server.';
+COMMENT ON FUNCTION fencedb.enter IS 'Enters the fence of resource: the first statement of every fenced transaction. Refuses a stale token (FN001) at once; otherwise holds the fence until the transaction ends, waiting for open transactions of the previous holder for wait_ms, remaining_ms and lock_timeout at the most, whichever is least, then 55P03. remaining_ms, the rest of the lease''s validity in milliseconds, bounds this transaction, which otherwise has 24 days, the longest that Postgres can limit; with first it counts from the start of the transaction, in which nothing came before. Where may_idle is false, nothing limits the time in which the transaction waits for its client: for one that is sent as a whole. Behind a savepoint, ROLLBACK TO gives the fence back, and what is written after it is refused until the transaction enters again. Above READ COMMITTED a token that has not entered before is refused with 40001. Returns what fencedb.outcome asks for after a lost COMMIT: the transaction id and the epoch of the server.';
 
--- +goose StatementBegin
 CREATE FUNCTION fencedb.enter_all(resources text[], tokens bigint[], lease_ids uuid[], remaining_ms bigint DEFAULT NULL, wait_ms bigint DEFAULT NULL, OUT xid xid8, OUT epoch bigint)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
@@ -247,12 +230,11 @@ BEGIN
     WHERE strpos(coalesce(entries, ''), new.entry COLLATE "C") = 0;
 END
 $$;
--- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.enter_all(text[], bigint[], uuid[], bigint, bigint) IS 'Enters the fences of several resources, all or none, in byte order of their names. See enter.';
+COMMENT ON FUNCTION fencedb.enter_all IS 'Enters the fences of several resources, all or none, in byte order of their names. See enter.';
 
--- take holds the fence of one resource until the transaction ends. Why transactions of one lease
--- share it and a newcomer locks it exclusively:
+-- take holds the fence of one resource until the transaction ends, or raises FN001, 40001, or 55P03
+-- at the deadline. Why transactions of one lease share it and a newcomer locks it exclusively:
 --     A (41) holds the row FOR SHARE and reads. B (42) must update the row, so it waits for A.
 --     A commits. B goes on, and its next statement reads what A wrote.
 --     A's next transaction finds 42: stale.
@@ -270,7 +252,6 @@ COMMENT ON FUNCTION fencedb.enter_all(text[], bigint[], uuid[], bigint, bigint) 
 --     B reads from its old snapshot that the table is free, and books it as well.
 -- A snapshot that shows B's token was taken after B's fence had waited for every A; and if a newer
 -- token has entered since, locking the row raises 40001.
--- +goose StatementBegin
 CREATE FUNCTION fencedb.take(resource text, token bigint, lease_id uuid, deadline numeric) RETURNS void
     LANGUAGE plpgsql
 AS $$
@@ -324,15 +305,12 @@ BEGIN
     END LOOP;
 END
 $$;
--- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.take(text, bigint, uuid, numeric) IS 'Inner function. Takes one fence until the end of the transaction, or raises FN001, 40001, or 55P03 at the deadline.';
-
--- await waits as every statement waits for a row, so the deadlock detector and pg_blocking_pids see
--- it. lock_timeout starts anew for each of several lockers, and an error cannot be taken back
--- outside a subtransaction. So the wait is one of many short ones, each in a subtransaction that is
--- rolled back: the lock that it got would belong to the subtransaction.
--- +goose StatementBegin
+-- await returns when the fence could be locked, or raises 55P03 at the deadline, in milliseconds
+-- since 1970. It waits as every statement waits for a row, so the deadlock detector and
+-- pg_blocking_pids see it. lock_timeout starts anew for each of several lockers, and an error
+-- cannot be taken back outside a subtransaction. So the wait is one of many short ones, each in a
+-- subtransaction that is rolled back: the lock that it got would belong to the subtransaction.
 CREATE FUNCTION fencedb.await(resource text, shared boolean, deadline numeric) RETURNS void
     LANGUAGE plpgsql
 AS $$
@@ -342,7 +320,11 @@ BEGIN
     LOOP
         left_ms := deadline - extract(epoch FROM clock_timestamp()) * 1000;
         IF left_ms < 1 THEN
-            PERFORM fencedb.raise_busy(resource);
+            RAISE EXCEPTION USING
+                ERRCODE = 'lock_not_available',
+                MESSAGE = format('the fence of resource "%s" is held by an open transaction', resource),
+                DETAIL  = jsonb_build_object('resource', resource, 'blockers', (SELECT coalesce(jsonb_agg(b), '[]') FROM fencedb.blockers(ARRAY[resource]) b))::text,
+                HINT    = 'Nothing was written. The holder before has to end its transaction first; fencedb.blockers names it.';
         END IF;
         BEGIN
             PERFORM set_config('lock_timeout', ceil(least(2147483647, left_ms, greatest(20, left_ms / 8)))::text, true);
@@ -361,15 +343,11 @@ BEGIN
     END LOOP;
 END
 $$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.await(text, boolean, numeric) IS 'Inner function. Returns when the fence could be locked, or raises 55P03 at the deadline, in milliseconds since 1970.';
 
 -- take_free takes those of several fences that need no waiting, in one query, and returns how many.
 -- After the first that is not free, in byte order, it tries none: whoever waits for one fence while
 -- it holds a later one can end in a deadlock. So each row of the query looks whether one before it
 -- was busy; Postgres begins with a row when it has done with the one before.
--- +goose StatementBegin
 CREATE FUNCTION fencedb.take_free(resources text[], tokens bigint[], lease_ids uuid[]) RETURNS int
     LANGUAGE plpgsql
 AS $$
@@ -400,11 +378,8 @@ BEGIN
     RETURN free.n;
 END
 $$;
--- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.take_free(text[], bigint[], uuid[]) IS 'Inner function. Takes fences until the end of the transaction, in byte order, up to the first for which take would have to do more: it is held, new, or stale. Returns how many.';
-
--- +goose StatementBegin
+-- check_grant raises 22023 for a grant that no issuer can have issued.
 CREATE FUNCTION fencedb.check_grant(resource text, token bigint, lease_id uuid) RETURNS void
     LANGUAGE plpgsql
 AS $$
@@ -417,18 +392,14 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value';
     ELSIF token > 9007199254740991 AND NOT EXISTS (SELECT FROM fencedb.foreign_issuers i WHERE i.resource_type = split_part(resource COLLATE "C", ':', 1)) THEN
         RAISE EXCEPTION 'fencedb.enter: the token for resource "%" must be at most 2^53 - 1 (9007199254740991), got %', resource, token
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Package lease cannot issue a greater token. If another issuer makes the tokens of such resources, call fencedb.declare_foreign.';
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Package lease cannot issue a greater token. If another issuer makes the tokens of such resources, insert their type into fencedb.foreign_issuers.';
     ELSIF lease_id IS NULL THEN
         RAISE EXCEPTION 'fencedb.enter: the lease id for resource "%" must not be NULL', resource
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
 END
 $$;
--- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.check_grant(text, bigint, uuid) IS 'Inner function. Raises 22023 for a grant that no issuer can have issued.';
-
--- +goose StatementBegin
 CREATE FUNCTION fencedb.raise_stale(resource text, token bigint, stored bigint) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -444,30 +415,9 @@ BEGIN
         HINT = 'Another holder has taken over. Nothing was written; drop this work, or acquire the lease again for a new token.';
 END
 $$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.raise_stale(text, bigint, bigint) IS 'Inner function. Raises FN001.';
-
--- +goose StatementBegin
-CREATE FUNCTION fencedb.raise_busy(resource text) RETURNS void
-    LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    RAISE EXCEPTION USING
-        ERRCODE = 'lock_not_available',
-        MESSAGE = format('the fence of resource "%s" is held by an open transaction', resource),
-        DETAIL  = jsonb_build_object('resource', resource, 'blockers', (SELECT coalesce(jsonb_agg(b), '[]') FROM fencedb.blockers(ARRAY[resource]) b))::text,
-        HINT    = 'Nothing was written. The holder before has to end its transaction first; fencedb.blockers names it.';
-END
-$$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.raise_busy(text) IS 'Inner function. Raises 55P03 with the sessions that hold the fence in DETAIL.';
 
 -- A prepared transaction has no process. What it has locked is listed under a virtual transaction
 -- of its own.
--- +goose StatementBegin
 CREATE FUNCTION fencedb.prepared_writers() RETURNS TABLE (xid xid)
     LANGUAGE sql STABLE
     SET search_path = pg_catalog, pg_temp
@@ -477,14 +427,12 @@ AS $$
     WHERE l.relation = 'fencedb.fences'::regclass AND l.mode IN ('RowExclusiveLock', 'RowShareLock') AND l.pid IS NULL
       AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
 $$;
--- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.prepared_writers() IS 'The prepared transactions that hold fences, those too that they have made.';
+COMMENT ON FUNCTION fencedb.prepared_writers IS 'The prepared transactions that hold fences, those too that they have made.';
 
 -- Whose open transactions keep the fences of resources. The xmax of a fence names its locker, or a
 -- multixact of several; a fence that is being inserted cannot be seen, so where one is missing,
 -- whoever is changing the ledger is named as well.
--- +goose StatementBegin
 CREATE FUNCTION fencedb.blockers(resources text[]) RETURNS TABLE (pid int, application text, state text, open_ms bigint)
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
@@ -519,24 +467,20 @@ BEGIN
        OR missing AND p.transaction IN (SELECT h.xid FROM fencedb.prepared_writers() h);
 END
 $$;
--- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.blockers(text[]) IS 'The sessions whose open transactions hold the fences of resources now, and for how many milliseconds they have been open. state is that of pg_stat_activity, or "active, waits for its client" where the server waits for the rest of a request, or for its client to read a result. Where the owner of this schema may not see other sessions, state says so and open_ms is NULL. pid 0 is a prepared transaction, which no time limit ends. Of a resource that has no fence yet it cannot be told who is making it: then all sessions that are changing fences are named, also those of other resources.';
+COMMENT ON FUNCTION fencedb.blockers IS 'The sessions whose open transactions hold the fences of resources now, and for how many milliseconds they have been open. state is that of pg_stat_activity, or "active, waits for its client" where the server waits for the rest of a request, or for its client to read a result. Where the owner of this schema may not see other sessions, state says so and open_ms is NULL. pid 0 is a prepared transaction, which no time limit ends. Of a resource that has no fence yet it cannot be told who is making it: then all sessions that are changing fences are named, also those of other resources.';
 
--- +goose StatementBegin
 CREATE FUNCTION fencedb.last_token(resource text) RETURNS bigint
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT f.last_fencing_token FROM fencedb.fences f WHERE f.resource = last_token.resource COLLATE "C"
 $$;
--- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.last_token(text) IS 'The highest token that has entered for resource, as committed now; NULL when none has.';
+COMMENT ON FUNCTION fencedb.last_token IS 'The highest token that has entered for resource, as committed now; NULL when none has.';
 
 -- What enter leaves for the guards is local to the transaction, so it tells whether that is still
 -- open.
--- +goose StatementBegin
 CREATE FUNCTION fencedb.require_entered(xid xid8 DEFAULT NULL) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -550,9 +494,8 @@ BEGIN
     END IF;
 END
 $$;
--- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.require_entered(xid8) IS 'Raises FN007 unless this transaction has entered; if xid is given, as what enter returned, unless it is that transaction. For the last statement before COMMIT, in the same round trip, where statements in between may have ended the transaction.';
+COMMENT ON FUNCTION fencedb.require_entered IS 'Raises FN007 unless this transaction has entered; if xid is given, as what enter returned, unless it is that transaction. For the last statement before COMMIT, in the same round trip, where statements in between may have ended the transaction.';
 
 -- A transaction id proves nothing where the server may have given it to two transactions: after a
 -- crash that lost its WAL, on a standby that lagged when it was promoted, and on a copy of the data
@@ -574,14 +517,6 @@ CREATE FUNCTION fencedb.started() RETURNS bigint
     LANGUAGE sql STABLE
     RETURN (date_part('epoch', pg_postmaster_start_time()) * 1000000)::bigint & 16777215;
 
-COMMENT ON FUNCTION fencedb.started() IS 'Inner function. The last 24 bits of the epoch of this run of the server.';
-
-CREATE FUNCTION fencedb.known_epoch() RETURNS bigint
-    LANGUAGE sql
-    RETURN CASE WHEN pg_sequence_last_value('fencedb.server_epoch') & 16777215 = fencedb.started() THEN pg_sequence_last_value('fencedb.server_epoch') END;
-
-COMMENT ON FUNCTION fencedb.known_epoch() IS 'Inner function. The epoch of this run of the server, NULL before it is drawn.';
-
 -- One of the sessions that find no epoch draws it, under a lock that it gives back at once. If the
 -- others do not see it within a tenth of a second, they draw one too: who entered with a number
 -- that is overwritten cannot be asked about, which is unknown, and so true.
@@ -589,15 +524,14 @@ COMMENT ON FUNCTION fencedb.known_epoch() IS 'Inner function. The epoch of this 
 -- The checkpoint of a clean stop is the last one until the next is due, and where it is not, the
 -- run before is not known. Where unlogged data survives a crash, as some managed servers have it,
 -- the checkpoint at the end of recovery has the same form, and what it says is as true.
--- +goose StatementBegin
 CREATE FUNCTION fencedb.epoch() RETURNS bigint
     LANGUAGE plpgsql
 AS $$
 DECLARE
     lock   CONSTANT bigint := 7302139487162534; -- any number that nobody else has
-    known  bigint := coalesce(fencedb.known_epoch(), CASE current_setting('transaction_read_only') WHEN 'on' THEN 0 END); -- which no epoch is: there is no outcome
+    former bigint := pg_sequence_last_value('fencedb.server_epoch');
+    known  bigint := CASE WHEN former & 16777215 = fencedb.started() THEN former WHEN current_setting('transaction_read_only')::bool THEN 0 END; -- 0 is no epoch, so there is no outcome
     server bigint;
-    former bigint;
     alone  boolean;
 BEGIN
     FOR try IN 1..100 LOOP
@@ -624,26 +558,21 @@ BEGIN
     RETURN known;
 END
 $$;
--- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.epoch() IS 'Inner function. The epoch of this run of the server, drawn if there is none yet.';
-
--- +goose StatementBegin
 CREATE FUNCTION fencedb.outcome(xid xid8, epoch bigint) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    this_run bigint := fencedb.epoch();
 BEGIN
-    IF epoch = fencedb.epoch() OR epoch = pg_sequence_last_value('fencedb.former_epoch') AND xid::text::bigint < pg_sequence_last_value('fencedb.former_end')
-        AND fencedb.known_epoch() IS NOT NULL THEN -- or what is noted is of another run
-        RETURN pg_xact_status(xid);
-    END IF;
-    RETURN NULL;
+    RETURN CASE WHEN epoch = this_run OR epoch = pg_sequence_last_value('fencedb.former_epoch') AND xid::text::bigint < pg_sequence_last_value('fencedb.former_end')
+        AND this_run <> 0 -- or what is noted is of another run
+        THEN pg_xact_status(xid) END;
 END
 $$;
--- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.outcome(xid8, bigint) IS 'What became of a transaction, by what enter returned in it: committed, aborted or in progress. NULL if that cannot be known: the server has crashed, failed over or been stopped twice since, or is another, or the transaction is too old. Ask the server that is the primary now.';
+COMMENT ON FUNCTION fencedb.outcome IS 'What became of a transaction, by what enter returned in it: committed, aborted or in progress. NULL if that cannot be known: the server has crashed, failed over or been stopped twice since, or is another, or the transaction is too old. Ask the server that is the primary now.';
 
 -- Postgres lets a role lock rows of which it may update a column. That column is share, which
 -- nobody can update, because the view computes it. Members of pg_read_all_data may read every view,
@@ -656,27 +585,24 @@ CREATE FUNCTION fencedb.shown(lease_id uuid) RETURNS uuid
 CREATE VIEW fencedb.fences_to_share AS
 SELECT f.resource, f.last_fencing_token, fencedb.shown(f.lease_id) AS lease_id, NULL::boolean AS share FROM fencedb.fences f CROSS JOIN (SELECT) once;
 
-COMMENT ON FUNCTION fencedb.shown(uuid) IS 'Inner function. Its argument, for whoever may enter.';
 COMMENT ON VIEW fencedb.fences_to_share IS 'The ledger, as fencedb.reenter reads and locks it.';
 
 -- enter as an expression: a function in FROM that is marked STABLE and has no settings of its own
 -- is read into the query that calls it, and costs no call. It cannot be called any other way;
 -- Postgres refuses the lock then.
--- +goose StatementBegin
 CREATE FUNCTION fencedb.reenter(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL, may_idle boolean DEFAULT true) RETURNS SETOF text
     LANGUAGE sql STABLE ROWS 1
 BEGIN ATOMIC
     SELECT fencedb.admitted(0, locked.left_ms, locked.left_ms - locked.left_ms / 256, fencedb.entry(reenter.resource, reenter.token, reenter.lease_id), reenter.resource, reenter.may_idle, locked.epoch)
     FROM (SELECT least(reenter.remaining_ms, 2147483647) AS left_ms, pg_sequence_last_value('fencedb.server_epoch') AS epoch FROM fencedb.fences_to_share f
           WHERE f.resource = reenter.resource COLLATE "C" AND f.last_fencing_token = reenter.token AND f.lease_id = reenter.lease_id
-            AND reenter.token > 0 AND coalesce(reenter.remaining_ms > 0, true) AND fencedb.untouched()
+            AND reenter.token > 0 AND coalesce(reenter.remaining_ms > 0, true) AND coalesce(current_setting('fencedb.lease', true), '') = ''
             AND clock_timestamp() < transaction_timestamp() + interval '20 milliseconds' -- as in enter
           FOR SHARE SKIP LOCKED) locked -- what is selected is computed before the lock is tried, so what may not happen without the lock has a query of its own
     WHERE locked.epoch & 16777215 = fencedb.started();
 END;
--- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.reenter(text, bigint, uuid, bigint, boolean) IS 'enter for a token that has entered before, where nobody stands in the way: a text whose first word is the transaction id and whose last is the epoch, or nothing, and then call enter. Only in FROM. It answers only right after the transaction has begun: what is left counts from there.';
+COMMENT ON FUNCTION fencedb.reenter IS 'enter for a token that has entered before, where nobody stands in the way: a text whose first word is the transaction id and whose last is the epoch, or nothing, and then call enter. Only in FROM. It answers only right after the transaction has begun: what is left counts from there.';
 
 -- Least privilege: who may raise a fence can shut others out, so enter is granted (fencedb.allow),
 -- not public.
@@ -684,7 +610,6 @@ REVOKE ALL ON ALL TABLES IN SCHEMA fencedb FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA fencedb FROM PUBLIC;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA fencedb FROM PUBLIC;
 GRANT USAGE ON SCHEMA fencedb TO PUBLIC;
--- +goose StatementBegin
 DO $$
 BEGIN
     IF NOT has_schema_privilege('public', 'fencedb', 'USAGE') THEN -- the GRANT of a stranger to the schema is only a warning
@@ -693,10 +618,8 @@ BEGIN
     END IF;
 END
 $$;
--- +goose StatementEnd
-GRANT EXECUTE ON FUNCTION fencedb.left_ms(), fencedb.require_entered(xid8) TO PUBLIC; -- whatever role is set once it has entered
+GRANT EXECUTE ON FUNCTION fencedb.left_ms, fencedb.require_entered TO PUBLIC; -- whatever role is set once it has entered
 
--- +goose StatementBegin
 CREATE FUNCTION fencedb.allow(writer regrole) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -710,33 +633,26 @@ BEGIN
     LOCK TABLE fencedb.goose_db_version IN SHARE UPDATE EXCLUSIVE MODE; -- two GRANTs at once on one function fail
     FOR door IN SELECT p.oid FROM pg_proc p
                 WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('enter', 'enter_all', 'outcome', 'last_token', 'blockers', 'once_begin', 'once_end', 'reenter',
-                    'admitted', 'shown', 'entry', 'untouched', 'started', 'lower_limit', 'lower_transaction_timeout') LOOP -- by reenter, in the name of its caller
+                    'admitted', 'shown', 'entry', 'started', 'lower_limit', 'lower_transaction_timeout') LOOP -- by reenter, in the name of its caller
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', door, writer);
     END LOOP;
     EXECUTE format('GRANT SELECT, UPDATE (share) ON fencedb.fences_to_share TO %s', writer); -- for reenter,
     EXECUTE format('GRANT SELECT ON fencedb.server_epoch, fencedb.goose_db_version TO %s', writer); -- and to ask whether it is migrated
 END
 $$;
--- +goose StatementEnd
 
-REVOKE ALL ON FUNCTION fencedb.allow(regrole) FROM PUBLIC;
-COMMENT ON FUNCTION fencedb.allow(regrole) IS 'Lets a role enter fences. The role that ran the migrations needs no grant.';
+REVOKE ALL ON FUNCTION fencedb.allow FROM PUBLIC;
+COMMENT ON FUNCTION fencedb.allow IS 'Lets a role enter fences. The role that ran the migrations needs no grant.';
 
 SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.callers_path'), true);
+-- +goose StatementEnd
 
 -- +goose Down
-DROP FUNCTION fencedb.allow(regrole);
-DROP FUNCTION fencedb.raise_busy(text), fencedb.blockers(text[]), fencedb.prepared_writers(), fencedb.last_token(text), fencedb.require_entered(xid8), fencedb.outcome(xid8, bigint);
-DROP FUNCTION fencedb.reenter(text, bigint, uuid, bigint, boolean);
+DROP FUNCTION fencedb.reenter;
 DROP VIEW fencedb.fences_to_share;
-DROP FUNCTION fencedb.shown(uuid);
-DROP FUNCTION fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean);
-DROP FUNCTION fencedb.enter_all(text[], bigint[], uuid[], bigint, bigint);
-DROP FUNCTION fencedb.take_free(text[], bigint[], uuid[]), fencedb.check_grant(text, bigint, uuid), fencedb.untouched(), fencedb.take(text, bigint, uuid, numeric), fencedb.await(text, boolean, numeric);
-DROP FUNCTION fencedb.admitted(bigint, bigint, bigint, text, text, boolean, bigint);
-DROP FUNCTION fencedb.lower_transaction_timeout(bigint), fencedb.lower_limit(text, bigint), fencedb.epoch(), fencedb.known_epoch();
-DROP FUNCTION fencedb.started(), fencedb.raise_stale(text, bigint, bigint), fencedb.left_ms(), fencedb.says_entered(text, bigint, uuid), fencedb.entry(text, bigint, uuid);
-DROP TABLE fencedb.foreign_issuers;
+DROP FUNCTION fencedb.allow, fencedb.shown, fencedb.enter, fencedb.enter_all, fencedb.take, fencedb.await, fencedb.take_free, fencedb.check_grant, fencedb.raise_stale, fencedb.prepared_writers,
+    fencedb.blockers, fencedb.last_token, fencedb.require_entered, fencedb.outcome, fencedb.epoch, fencedb.started, fencedb.admitted, fencedb.lower_transaction_timeout, fencedb.lower_limit,
+    fencedb.left_ms, fencedb.says_entered, fencedb.entry;
 DROP SEQUENCE fencedb.server_epoch, fencedb.former_epoch, fencedb.former_end;
-DROP TABLE fencedb.fences;
+DROP TABLE fencedb.foreign_issuers, fencedb.fences;
 REVOKE USAGE ON SCHEMA fencedb FROM PUBLIC;

@@ -2,6 +2,7 @@
 -- adds to it.
 
 -- +goose Up
+-- +goose StatementBegin
 
 SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting('search_path'), true), pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
@@ -9,7 +10,7 @@ CREATE TABLE fencedb.audit (
     id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at       timestamptz NOT NULL DEFAULT clock_timestamp(),
     role     name        NOT NULL DEFAULT session_user,
-    operator text        NOT NULL CHECK (operator <> ''),
+    operator text        NOT NULL DEFAULT format('%s@%s', session_user, coalesce(host(inet_client_addr()), 'local')) CHECK (operator <> ''),
     event    text        NOT NULL CHECK (event <> ''),
     resource text COLLATE "C",
     reason   text        NOT NULL CHECK (reason <> ''),
@@ -29,14 +30,13 @@ COMMENT ON TABLE  fencedb.audit IS 'What was done by hand: tables protected or n
 COMMENT ON COLUMN fencedb.audit.at       IS 'By the clock of this server.';
 COMMENT ON COLUMN fencedb.audit.role     IS 'The role that logged in, whatever SET ROLE said later.';
 COMMENT ON COLUMN fencedb.audit.operator IS 'Who it was, as the program that recorded it says: user@host. Of protect, observe and unprotect, as this server knows it.';
-COMMENT ON COLUMN fencedb.audit.event    IS 'protect, observe, unprotect, take_over_as, end_take_over, revoke, reset, declare_foreign, keep_history, prune, prune_audit, or what operators record besides.';
+COMMENT ON COLUMN fencedb.audit.event    IS 'protect, observe, unprotect, take_over_as, end_take_over, revoke, reset, keep_history, prune, prune_audit, or what operators record besides.';
 COMMENT ON COLUMN fencedb.audit.resource IS 'NULL where it concerns many.';
 COMMENT ON COLUMN fencedb.audit.reason   IS 'In the operator''s words.';
-COMMENT ON COLUMN fencedb.audit.details  IS 'revoke: token and lease_id of the revocation, former_token, former_lease_id and former_holder of the holder (or null; former_holder is its label, or empty), sealed: whether its fence was entered. reset: former_token and former_lease_id of the fence (or null), token and lease_id that it has instead, row_token of a row that was named (or null). declare_foreign: resource_type. keep_history: period and former_period (null: not kept). take_over_as and end_take_over: table, its oid, role, and until. prune: fences, the number that were forgotten, and older_than. prune_audit: rows, likewise, and older_than. protect, observe (guarded, and nothing is refused) and unprotect: table, its oid, and the templates of its resources; recorded when a call of fencedb.protect, observe, enforce or unprotect changes that, or finds that it was changed by hand; reason says which.';
+COMMENT ON COLUMN fencedb.audit.details  IS 'revoke: token and lease_id of the revocation, former_token, former_lease_id and former_holder of the holder (or null; former_holder is its label, or empty), sealed: whether its fence was entered. reset: former_token and former_lease_id of the fence (or null), token and lease_id that it has instead, row_token of a row that was named (or null). keep_history: period and former_period (null: not kept). take_over_as and end_take_over: table, its oid, role, and until. prune: fences, the number that were forgotten, and older_than. prune_audit: rows, likewise, and older_than. protect, observe (guarded, and nothing is refused) and unprotect: table, its oid, and the templates of its resources; recorded when a call of fencedb.protect, observe, enforce or unprotect changes that, or finds that it was changed by hand; reason says which.';
 
 -- The owner could drop the trigger; nobody gets past it by mistake. fencedb.forget_audit runs as
 -- the owner and says what it does.
--- +goose StatementBegin
 CREATE FUNCTION fencedb.keep_audit() RETURNS trigger
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -50,13 +50,11 @@ BEGIN
         USING ERRCODE = 'insufficient_privilege', HINT = 'Record a correction instead, with fencedb.record. fencedb.forget_audit forgets what is old.';
 END
 $$;
--- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.keep_audit() IS 'Trigger of fencedb.audit.';
+COMMENT ON FUNCTION fencedb.keep_audit IS 'Trigger of fencedb.audit.';
 
 CREATE TRIGGER keep BEFORE UPDATE OR DELETE OR TRUNCATE ON fencedb.audit FOR EACH STATEMENT EXECUTE FUNCTION fencedb.keep_audit();
 
--- +goose StatementBegin
 CREATE FUNCTION fencedb.record(event text, resource text, operator text, reason text, details jsonb DEFAULT '{}') RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
@@ -64,7 +62,7 @@ AS $$
 DECLARE
     added bigint;
 BEGIN
-    IF event IN ('protect', 'observe', 'unprotect', 'take_over_as', 'end_take_over', 'prune_audit', 'reset', 'declare_foreign', 'keep_history') THEN
+    IF event IN ('protect', 'observe', 'unprotect', 'take_over_as', 'end_take_over', 'prune_audit', 'reset', 'keep_history') THEN
         RAISE EXCEPTION 'fencedb.record: % is recorded by the function that does it', event
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Only that function may record it, so that the audit says what happened.';
     END IF;
@@ -74,16 +72,15 @@ BEGIN
     RETURN added;
 END
 $$;
--- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.record(text, text, text, text, jsonb) IS 'Adds a row to fencedb.audit, under the name of the role that logged in, and returns its id. It stays only if the transaction commits. Refuses what functions of this schema record themselves.';
+COMMENT ON FUNCTION fencedb.record IS 'Adds a row to fencedb.audit, under the name of the role that logged in, and returns its id. It stays only if the transaction commits. Refuses what functions of this schema record themselves.';
 
 REVOKE ALL ON fencedb.audit FROM PUBLIC;
-REVOKE ALL ON FUNCTION fencedb.keep_audit(), fencedb.record(text, text, text, text, jsonb) FROM PUBLIC;
+REVOKE ALL ON FUNCTION fencedb.keep_audit, fencedb.record FROM PUBLIC;
 
 SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.callers_path'), true);
+-- +goose StatementEnd
 
 -- +goose Down
-DROP FUNCTION fencedb.record(text, text, text, text, jsonb);
 DROP TABLE fencedb.audit;
-DROP FUNCTION fencedb.keep_audit();
+DROP FUNCTION fencedb.record, fencedb.keep_audit;

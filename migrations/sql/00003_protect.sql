@@ -8,6 +8,7 @@
 --     \sf fencedb.guard_<table>
 
 -- +goose Up
+-- +goose StatementBegin
 
 SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting('search_path'), true), pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
@@ -32,18 +33,15 @@ REVOKE ALL ON SEQUENCE fencedb.session_key FROM PUBLIC;
 -- What a guard has judged last: a setting says the token, another this hash of the resource, the
 -- token and the transaction, with the key of the session. What a role that overtakes (00006) has
 -- entered is good for one table alone. A hash of 64 bits stops forging by hand, not cryptanalysis.
--- A member of pg_write_all_data (6182) could set the key, so there is no signature in its sessions,
--- and their rows are judged one by one.
+-- A session without a key fails. A member of pg_write_all_data (6182) could set the key, so there
+-- is no signature in its sessions, and their rows are judged one by one.
 CREATE FUNCTION fencedb.signature(resource text, token bigint, of_table oid DEFAULT 0) RETURNS text
     LANGUAGE sql
     RETURN CASE WHEN NOT pg_has_role(session_user, 6182::oid, 'MEMBER') OR current_setting('is_superuser') = 'on'
                 THEN hashtextextended(resource COLLATE "C", hashint8extended(token, hashint8extended(of_table::bigint, hashint8extended(txid_current(), currval('fencedb.session_key')))))::text END;
 
-COMMENT ON FUNCTION fencedb.signature(text, bigint, oid) IS 'Inner function. Signs that rows of resource may be written with token in this transaction. Fails in a session that has no key; NULL in one that could set it.';
-
 -- A member of pg_read_all_data can read every sequence, so its sessions get no key either.
 -- fencedb.keyed remembers the sequence, or no: who forges that is refused, or judged row by row.
--- +goose StatementBegin
 CREATE FUNCTION fencedb.draw_key() RETURNS boolean
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -58,16 +56,11 @@ BEGIN
     RETURN NOT may_read;
 END
 $$;
--- +goose StatementEnd
 
 CREATE FUNCTION fencedb.keyed() RETURNS boolean
     LANGUAGE sql
     RETURN current_setting('fencedb.keyed', true) = 'fencedb.session_key'::regclass::oid::text;
 
-COMMENT ON FUNCTION fencedb.draw_key() IS 'Inner function. Draws the key of this session, unless the session could read it; returns whether it has one.';
-COMMENT ON FUNCTION fencedb.keyed() IS 'Inner function. Whether this session says that it has drawn its key.';
-
--- +goose StatementBegin
 CREATE FUNCTION fencedb.refuse(code text, target oid, operation text, resource text) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -91,23 +84,19 @@ BEGIN
         HINT = CASE
             WHEN code = 'FN006' THEN 'Nothing was written. Use a shorter transaction, or enter with more time: under a longer lease, or, if the lease is renewed meanwhile, with what it will be renewed to.'
             WHEN operation = 'TRUNCATE' THEN 'Nothing was written. Use DELETE, which names its rows.'
-            WHEN code = 'FN002' THEN format('Call fencedb.enter for %s first in the transaction (in Go: fencedb.Tx; for psql: fencedb with %s -- psql). Nothing was written.',
+            WHEN code = 'FN002' THEN format('Call fencedb.enter for %s first in the transaction (in Go: package guard, or fencedb.Tx; for psql: fencedb with %s -- psql). Nothing was written.',
                 coalesce(quote_literal(resource), concat('the resource of the row', ', which is ' || array_to_string(templates, ' and ') || ',')), coalesce(quote_literal(resource), 'RESOURCE'))
             WHEN resource IS NULL THEN format('Nothing was written. Every row needs a resource, by %s: make these columns NOT NULL.', array_to_string(templates, ' and '))
             ELSE 'Enter with the grants of all resources the transaction writes to. Nothing was written.'
         END;
 END
 $$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.refuse(text, oid, text, text) IS 'Inner function. Raises FN002, FN003 or FN006 for a statement or a row.';
 
 -- The judge of a row of one resource: the token to stamp on it, if the fence is one that this
 -- transaction says it has entered, with this token under this lease, and the row is not newer. It
 -- locks the fence: a transaction that entered has that lock, and one that only says so gets it
 -- here, or is refused. It remembers what it has judged. Otherwise NULL, and judge_any finds out
 -- why.
--- +goose StatementBegin
 CREATE FUNCTION fencedb.judge(resource text, stamp bigint) RETURNS bigint
     LANGUAGE plpgsql
 AS $$
@@ -125,19 +114,15 @@ BEGIN
     RETURN token;
 END
 $$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.judge(text, bigint) IS 'Inner function. The token to stamp on a row of resource that has the stamp; NULL if this transaction has not entered its fence, and in some rarer cases.';
 
 -- Judges any row, and refuses. own and former are its resources (see write_guard), memo what to
 -- remember them by. What overtakes is a role that was admitted without a token, and let_pass
 -- records what a guard that observes would refuse (00006). A fence that was not entered is not
 -- locked, so a guard that observes meets no conflict with a newer holder, above READ COMMITTED
--- either.
+-- either. Returns the token to stamp, that of the first resource, or NULL where it only observes.
 --
 -- The ledger has refused stale tokens already. That a row has a newer token than its fence means
 -- that the ledger was emptied under it, unless it was set back on purpose.
--- +goose StatementBegin
 CREATE FUNCTION fencedb.judge_any(target oid, operation text, own text[], former text[], stamp bigint, memo text, observing boolean) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -181,9 +166,6 @@ BEGIN
     RETURN token; -- of the first resource
 END
 $$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.judge_any(oid, text, text[], text[], bigint, text, boolean) IS 'Inner function. Raises FN001 to FN003 or FN006 unless this transaction entered the fences of all resources of a row; returns the token to stamp on it, that of the first. A guard that observes gets NULL instead.';
 
 -- Refuses before the first row is touched, also where no row matches. A statement of another
 -- trigger, as a cascade is, is left to the guard of rows: it may match nothing, and then it writes
@@ -193,7 +175,6 @@ COMMENT ON FUNCTION fencedb.judge_any(oid, text, text[], text[], bigint, text, b
 -- statement guard of a partition is told which table was protected, by oid, and by name for a copy
 -- of the database, and looks whether that is still above it: not with a query, which would read in
 -- the snapshot of the transaction.
--- +goose StatementBegin
 CREATE FUNCTION fencedb.judge_statement(target oid, operation text, args text[], observing boolean) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -229,13 +210,9 @@ BEGIN
     END IF;
 END
 $$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.judge_statement(oid, text, text[], boolean) IS 'Inner function. What a guard does before a statement, beside the common cases.';
 
 -- The table itself, its partitions and its children. Row triggers of a partitioned table come to
 -- its partitions by themselves, statement triggers do not, and a TRUNCATE may name the partition.
--- +goose StatementBegin
 CREATE FUNCTION fencedb.members(target regclass) RETURNS TABLE (member regclass, is_partition boolean)
     LANGUAGE sql STABLE
     SET search_path = pg_catalog, pg_temp
@@ -249,11 +226,10 @@ AS $$
     FROM tree JOIN pg_class c ON c.oid = tree.member
     WHERE c.relkind IN ('r', 'p', 'f')
 $$;
--- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.members(regclass) IS 'A table with all its partitions and inheritance children.';
+COMMENT ON FUNCTION fencedb.members IS 'A table with all its partitions and inheritance children.';
 
--- +goose StatementBegin
+-- The table that was protected: this one, or the parent of a partition or child.
 CREATE FUNCTION fencedb.guarded_root(guarded oid) RETURNS oid
     LANGUAGE sql STABLE
     SET search_path = pg_catalog, pg_temp
@@ -265,9 +241,6 @@ AS $$
     )
     SELECT up.rel FROM up ORDER BY up.depth DESC LIMIT 1
 $$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.guarded_root(oid) IS 'Inner function. The table that was protected, of itself, a partition or a child.';
 
 -- What protect has noted on a guard stands in the comment on its function: a dump of the schema
 -- takes that along. The function is in this schema, so nobody else can write there. Whether a guard
@@ -294,7 +267,6 @@ WHERE t.tgname IN ('~fencedb_statement', '~fencedb_truncate')
 
 COMMENT ON VIEW fencedb.protected_tables IS 'The tables that are guarded, with the templates of their resources. resource is NULL where the guard of rows has gone, as DETACH PARTITION takes it away. enabled is false when somebody has switched a trigger of ours off, or left it to replication, or it has gone. observed says that the guard refuses nothing (fencedb.observe), and observed_since when that began. history_since says since when statements on it are noted while history is kept, NULL if they are not. stamp is false where the ledger alone judges.';
 
--- +goose StatementBegin
 CREATE FUNCTION fencedb.switched_off(target regclass) RETURNS text[]
     LANGUAGE sql STABLE
     SET search_path = pg_catalog, pg_temp
@@ -303,9 +275,8 @@ AS $$
     FROM fencedb.members(target) m JOIN pg_trigger t ON t.tgrelid = m.member
     WHERE t.tgname IN ('~fencedb_row', '~fencedb_statement', '~fencedb_truncate') AND t.tgenabled NOT IN ('O', 'A')
 $$;
--- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.switched_off(regclass) IS 'Of a table, its partitions and inheritance children, those with a trigger of ours that is switched off or left to replication; NULL if there are none.';
+COMMENT ON FUNCTION fencedb.switched_off IS 'Of a table, its partitions and inheritance children, those with a trigger of ours that is switched off or left to replication; NULL if there are none.';
 
 -- A template is literal text with columns in braces; two braces are one of the text. The text of a
 -- column must be the same whatever a session has set, and equal for values that the table takes for
@@ -318,7 +289,6 @@ COMMENT ON FUNCTION fencedb.switched_off(regclass) IS 'Of a table, its partition
 -- be asked first. Other types are read by concat, which calls their output functions alone; a date
 -- goes that way and back, since its text depends on settings. printed is an expression that reads
 -- all columns so: it is slower, and nothing has to be asked.
--- +goose StatementBegin
 CREATE FUNCTION fencedb.read_template(target regclass, template text, OUT columns name[], OUT expression text, OUT longest int, OUT typed text, OUT printed text)
     LANGUAGE plpgsql STABLE
     SET search_path = pg_catalog, pg_temp SET quote_all_identifiers = off
@@ -412,11 +382,7 @@ BEGIN
     longest := CASE WHEN template !~ '^\{[^{}]*\}$' OR type NOT IN ('text', 'character varying', 'character') THEN bytes END;
 END
 $$;
--- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.read_template(regclass, text) IS 'Inner function. Checks a template against a table; returns the columns it reads, an expression for it, and how long a resource can be.';
-
--- +goose StatementBegin
 CREATE FUNCTION fencedb.resources_of(protected_row anyelement) RETURNS text[]
     LANGUAGE plpgsql STABLE
     SET search_path = pg_catalog, pg_temp
@@ -435,29 +401,34 @@ BEGIN
     RETURN resources;
 END
 $$;
--- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.resources_of(anyelement) IS 'The resources that a row of a protected table belongs to: SELECT fencedb.resources_of(b) FROM bookings b.';
+COMMENT ON FUNCTION fencedb.resources_of IS 'The resources that a row of a protected table belongs to: SELECT fencedb.resources_of(b) FROM bookings b.';
 
--- +goose StatementBegin
+-- For functions that run as the owner of this schema. A member of a protected table is guarded by
+-- that table's guard.
 CREATE FUNCTION fencedb.require_owner(target regclass) RETURNS void
     LANGUAGE plpgsql STABLE
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    class pg_class := (SELECT c FROM pg_class c WHERE c.oid = target);
+    class  pg_class := (SELECT c FROM pg_class c WHERE c.oid = target);
+    parent regclass := (SELECT min(i.inhparent) FROM pg_inherits i JOIN pg_trigger t ON t.tgrelid = i.inhparent
+                        WHERE i.inhrelid = target AND t.tgname = '~fencedb_row');
 BEGIN
-    IF class.relpersistence IS NULL OR class.relpersistence = 't' THEN
+    IF target IS NULL THEN
+        RAISE EXCEPTION 'fencedb: needs a table, got NULL'
+            USING ERRCODE = 'null_value_not_allowed', HINT = 'to_regclass gives NULL where there is no table of that name; a cast to regclass says so.';
+    ELSIF class.relpersistence IS NULL OR class.relpersistence = 't' THEN
         RAISE EXCEPTION 'fencedb: % is temporary', target USING ERRCODE = 'wrong_object_type';
     ELSIF NOT pg_has_role(session_user, class.relowner, 'MEMBER') THEN
         RAISE EXCEPTION 'fencedb: % does not own %', session_user, target
             USING ERRCODE = 'insufficient_privilege', HINT = 'Log in as the owner of the table, or as a member of that role: the audit names who logged in.';
+    ELSIF parent IS NOT NULL THEN
+        RAISE EXCEPTION '% is guarded as a part of %', target, parent
+            USING ERRCODE = 'object_in_use', HINT = format('Call fencedb.protect or fencedb.unprotect for %s, or take %s out of it first (ALTER TABLE ... DETACH PARTITION or NO INHERIT).', parent, target);
     END IF;
 END
 $$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.require_owner(regclass) IS 'Inner function. Raises unless who logged in owns the table, for functions that run as the owner of this schema.';
 
 -- The guard of a table is one trigger function for its statements and its rows, in this schema, so
 -- that no change of the table's schema takes half of it away. It runs as the owner of this schema,
@@ -470,7 +441,6 @@ COMMENT ON FUNCTION fencedb.require_owner(regclass) IS 'Inner function. Raises u
 --     token   the token to stamp: from what was judged last, if that is about this resource
 -- A guard that observes has the same in a block that turns every error into a record; rows of a
 -- writer that was recorded lately do not come to that.
--- +goose StatementBegin
 CREATE FUNCTION fencedb.write_guard(target regclass, templates text[], stamp boolean, observes boolean, added text[]) RETURNS regprocedure
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
@@ -565,11 +535,8 @@ $guard$,
     RETURN (guard || '()')::regprocedure;
 END
 $$;
--- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.write_guard(regclass, text[], boolean, boolean, text[]) IS 'Inner function. Writes the guard of a table anew and returns it.';
-
--- +goose StatementBegin
+-- Drops a guard, or what keeps the history of a table, that no trigger runs.
 CREATE FUNCTION fencedb.drop_guard(guard regprocedure) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
@@ -581,37 +548,11 @@ BEGIN
     END IF;
 END
 $$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.drop_guard(regprocedure) IS 'Inner function. Drops a guard, or what keeps the history of a table, that no trigger runs.';
-
--- A member of a protected table is guarded by that table's guard.
--- +goose StatementBegin
-CREATE FUNCTION fencedb.check_no_member(target regclass) RETURNS void
-    LANGUAGE plpgsql STABLE
-    SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    parent regclass := (SELECT min(i.inhparent) FROM pg_inherits i JOIN pg_trigger t ON t.tgrelid = i.inhparent
-                        WHERE i.inhrelid = target AND t.tgname = '~fencedb_row');
-BEGIN
-    IF target IS NULL THEN
-        RAISE EXCEPTION 'fencedb: needs a table, got NULL'
-            USING ERRCODE = 'null_value_not_allowed', HINT = 'to_regclass gives NULL where there is no table of that name; a cast to regclass says so.';
-    ELSIF parent IS NOT NULL THEN
-        RAISE EXCEPTION '% is guarded as a part of %', target, parent
-            USING ERRCODE = 'object_in_use', HINT = format('Call fencedb.protect or fencedb.unprotect for %s, or take %s out of it first (ALTER TABLE ... DETACH PARTITION or NO INHERIT).', parent, target);
-    END IF;
-END
-$$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.check_no_member(regclass) IS 'Inner function. Raises for NULL, and for a partition or inheritance child of a protected table.';
 
 -- protect and unprotect run as whoever calls them, who may not write to the audit but may call
 -- this, as often as they like. So nothing here is theirs to say, and calling it again adds nothing:
 -- it records what the catalog says of a table, if that is not what was recorded of it last.
--- +goose StatementBegin
+-- already: the caller has changed nothing yet, so somebody else did.
 CREATE FUNCTION fencedb.record_protection(target regclass, already boolean) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
@@ -632,15 +573,12 @@ BEGIN
     IF event = coalesce(recorded.event, 'unprotect') THEN
         RETURN;
     END IF;
-    INSERT INTO fencedb.audit (event, operator, reason, details)
-    VALUES (event, format('%s@%s', session_user, coalesce(host(inet_client_addr()), 'local')), CASE WHEN already THEN 'found by this role: changed by hand, or restored' ELSE 'changed by this role' END,
+    INSERT INTO fencedb.audit (event, reason, details)
+    VALUES (event, CASE WHEN already THEN 'found by this role: changed by hand, or restored' ELSE 'changed by this role' END,
         coalesce(recorded.details, '{}') || jsonb_build_object('table', target::text, 'oid', target::oid::text)
         || CASE event WHEN 'unprotect' THEN '{}' ELSE jsonb_build_object('resource', protection.resource) END);
 END
 $$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.record_protection(regclass, boolean) IS 'Inner function. Adds to fencedb.audit that a table is protected, observed, or neither any more, if that is news. already: before the caller has changed anything, so somebody else did.';
 
 -- The row trigger is named to fire after the other BEFORE triggers of the table, so that it judges
 -- the row as it will be stored; triggers fire in the byte order of their names. ~fencedb_truncate
@@ -648,7 +586,6 @@ COMMENT ON FUNCTION fencedb.record_protection(regclass, boolean) IS 'Inner funct
 -- it does nothing before an UPDATE.
 -- Protecting again adds guards to members that have come since, and switches on those that were
 -- switched off or left to replication.
--- +goose StatementBegin
 CREATE FUNCTION fencedb.create_triggers(target regclass, guard regprocedure, former regprocedure, columns name[]) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -691,11 +628,7 @@ BEGIN
     END LOOP;
 END
 $$;
--- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.create_triggers(regclass, regprocedure, regprocedure, name[]) IS 'Inner function. Puts a guard before every member of a table, and switches on those that are switched off.';
-
--- +goose StatementBegin
 CREATE FUNCTION fencedb.protect(target regclass, resource text[], mode text DEFAULT NULL, stamp boolean DEFAULT NULL, history boolean DEFAULT NULL) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET row_security = off
@@ -722,7 +655,7 @@ BEGIN
     ELSIF mode NOT IN ('enforce', 'observe') THEN
         RAISE EXCEPTION 'fencedb.protect: the mode must be enforce or observe, got %', quote_literal(mode) USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    PERFORM fencedb.check_no_member(target);
+    PERFORM fencedb.require_owner(target);
     EXECUTE format('LOCK TABLE ONLY %s IN SHARE UPDATE EXCLUSIVE MODE', target); -- another session may be at it
     PERFORM fencedb.record_protection(target, true); -- if somebody has taken the guard away by hand
     SELECT * INTO present FROM fencedb.protected_tables p WHERE p.table_name = target AND p.resource IS NOT NULL;
@@ -781,7 +714,6 @@ BEGIN
     PERFORM fencedb.record_protection(target, false);
 END
 $$;
--- +goose StatementEnd
 
 COMMENT ON FUNCTION fencedb.protect(regclass, text[], text, boolean, boolean) IS 'From now on, no INSERT, UPDATE, DELETE, TRUNCATE, COPY or MERGE on target commits without a current token for each row''s own resource. resource is a template over its columns, table:{table_id}, or an array of templates where a row belongs to several resources; the columns are NOT NULL, and of type integer, numeric without scale, boolean, text, varchar, char, uuid, date or an enum. Adds last_fencing_token, the token of the last write to the row, or uses the column that is there; with stamp => false it adds none, and the ledger judges alone. With mode => ''observe'' nothing is refused: see fencedb.observe. With history => true what statements write is kept, while fencedb.keep_history says so; with false no more, and without it as before. Waits for open transactions on target and blocks new ones meanwhile: set lock_timeout and try again. Call it once more after adding a partition (to guard that against TRUNCATE by name, and to keep its history) or an inheritance child (to guard it at all), for a partition after detaching it, and after renaming a column of the template.';
 
@@ -792,7 +724,6 @@ CREATE FUNCTION fencedb.protect(target regclass, resource text, mode text DEFAUL
 COMMENT ON FUNCTION fencedb.protect(regclass, text, text, boolean, boolean) IS 'protect for rows that belong to one resource.';
 
 -- Takes away whatever is there of ours, also half of it.
--- +goose StatementBegin
 CREATE FUNCTION fencedb.unprotect(target regclass, keep_columns boolean DEFAULT false) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -802,7 +733,7 @@ DECLARE
     own        record;
     detail     text;
 BEGIN
-    PERFORM fencedb.check_no_member(target);
+    PERFORM fencedb.require_owner(target);
     SELECT * INTO protection FROM fencedb.protected_tables p WHERE p.table_name = target;
     IF NOT FOUND THEN
         RAISE NOTICE 'fencedb.unprotect: % is not protected', target;
@@ -829,17 +760,16 @@ BEGIN
     PERFORM fencedb.forget_observations(target), fencedb.end_take_over(target);
 END
 $$;
--- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.unprotect(regclass, boolean) IS 'Undoes protect: any client can write without a token again. Drops the column that it had added, unless keep_columns. Forgets what was observed, and ends take-overs. Waits for open transactions on target and blocks new ones meanwhile, as protect does: set lock_timeout and try again.';
+COMMENT ON FUNCTION fencedb.unprotect IS 'Undoes protect: any client can write without a token again. Drops the column that it had added, unless keep_columns. Forgets what was observed, and ends take-overs. Waits for open transactions on target and blocks new ones meanwhile, as protect does: set lock_timeout and try again.';
 
-REVOKE ALL ON FUNCTION fencedb.signature(text, bigint, oid), fencedb.draw_key(), fencedb.keyed(), fencedb.refuse(text, oid, text, text), fencedb.judge(text, bigint), fencedb.judge_any(oid, text, text[], text[], bigint, text, boolean),
-    fencedb.judge_statement(oid, text, text[], boolean), fencedb.require_owner(regclass) FROM PUBLIC;
+REVOKE ALL ON FUNCTION fencedb.signature, fencedb.draw_key, fencedb.keyed, fencedb.refuse, fencedb.judge, fencedb.judge_any, fencedb.judge_statement FROM PUBLIC;
 GRANT SELECT ON fencedb.protected_tables TO PUBLIC;
 
 ALTER DEFAULT PRIVILEGES IN SCHEMA fencedb REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC;
 
 SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.callers_path'), true);
+-- +goose StatementEnd
 
 -- +goose Down
 -- +goose StatementBegin
@@ -857,12 +787,9 @@ BEGIN
     END LOOP;
 END
 $$;
--- +goose StatementEnd
-DROP FUNCTION fencedb.unprotect(regclass, boolean), fencedb.protect(regclass, text, text, boolean, boolean);
-DROP FUNCTION fencedb.protect(regclass, text[], text, boolean, boolean), fencedb.create_triggers(regclass, regprocedure, regprocedure, name[]),
-    fencedb.record_protection(regclass, boolean), fencedb.check_no_member(regclass), fencedb.drop_guard(regprocedure), fencedb.write_guard(regclass, text[], boolean, boolean, text[]),
-    fencedb.require_owner(regclass), fencedb.resources_of(anyelement), fencedb.read_template(regclass, text), fencedb.switched_off(regclass);
+DROP FUNCTION fencedb.protect(regclass, text, text, boolean, boolean), fencedb.protect(regclass, text[], text, boolean, boolean), fencedb.unprotect, fencedb.create_triggers, fencedb.record_protection,
+    fencedb.drop_guard, fencedb.write_guard, fencedb.require_owner, fencedb.resources_of, fencedb.read_template, fencedb.switched_off;
 DROP VIEW fencedb.protected_tables;
-DROP FUNCTION fencedb.guarded_root(oid), fencedb.members(regclass), fencedb.judge_statement(oid, text, text[], boolean),
-    fencedb.judge(text, bigint), fencedb.judge_any(oid, text, text[], text[], bigint, text, boolean), fencedb.refuse(text, oid, text, text), fencedb.draw_key(), fencedb.keyed(), fencedb.signature(text, bigint, oid);
+DROP FUNCTION fencedb.guarded_root, fencedb.members, fencedb.judge_statement, fencedb.judge_any, fencedb.judge, fencedb.refuse, fencedb.keyed, fencedb.draw_key, fencedb.signature;
 DROP SEQUENCE fencedb.session_key;
+-- +goose StatementEnd

@@ -2,6 +2,7 @@
 --   FN005  the key was used before, for another request, or by another role and without a request
 
 -- +goose Up
+-- +goose StatementBegin
 
 SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting('search_path'), true), pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
@@ -31,7 +32,6 @@ REVOKE ALL ON fencedb.once FROM PUBLIC;
 -- goes to whoever knows the request. Where no request was told, it goes to the role that stored it:
 -- a key alone can be guessed. The setting role is what SET ROLE last said, and is not changed by
 -- calling this function, as current_user is.
--- +goose StatementBegin
 CREATE FUNCTION fencedb.once_begin(key text, fingerprint bytea, OUT first boolean, OUT result bytea)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
@@ -63,11 +63,9 @@ BEGIN
     result := claim.result;
 END
 $$;
--- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.once_begin(text, bytea) IS 'Claims an idempotency key in this transaction. first: do the work, then once_end in the same transaction. Otherwise result is what the first run answered: replayed to the same fingerprint; without one, to the role that stored it; else FN005. Waits for a transaction that has claimed the key.';
+COMMENT ON FUNCTION fencedb.once_begin IS 'Claims an idempotency key in this transaction. first: do the work, then once_end in the same transaction. Otherwise result is what the first run answered: replayed to the same fingerprint; without one, to the role that stored it; else FN005. Waits for a transaction that has claimed the key.';
 
--- +goose StatementBegin
 CREATE FUNCTION fencedb.once_end(key text, result bytea) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
@@ -83,11 +81,9 @@ BEGIN
     END IF;
 END
 $$;
--- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.once_end(text, bytea) IS 'Stores the result of a key that this transaction has claimed. Does nothing if it has one.';
+COMMENT ON FUNCTION fencedb.once_end IS 'Stores the result of a key that this transaction has claimed. Does nothing if it has one.';
 
--- +goose StatementBegin
 CREATE FUNCTION fencedb.once_forget(older_than interval, at_most int DEFAULT 10000) RETURNS bigint
     LANGUAGE sql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
@@ -100,16 +96,14 @@ AS $$
     )
     SELECT count(*) FROM forgotten
 $$;
--- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.once_forget(interval, int) IS 'Forgets keys claimed longer ago than older_than, at_most at a time; returns how many. Call again until it returns 0. A forgotten key runs again if its request comes again.';
+COMMENT ON FUNCTION fencedb.once_forget IS 'Forgets keys claimed longer ago than older_than, at_most at a time; returns how many. Call again until it returns 0. A forgotten key runs again if its request comes again.';
 
-REVOKE ALL ON FUNCTION fencedb.once_begin(text, bytea), fencedb.once_end(text, bytea), fencedb.once_forget(interval, int) FROM PUBLIC;
+REVOKE ALL ON FUNCTION fencedb.once_begin, fencedb.once_end, fencedb.once_forget FROM PUBLIC;
 
 SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.callers_path'), true);
+-- +goose StatementEnd
 
 -- +goose Down
-DROP FUNCTION fencedb.once_forget(interval, int);
-DROP FUNCTION fencedb.once_end(text, bytea);
-DROP FUNCTION fencedb.once_begin(text, bytea);
+DROP FUNCTION fencedb.once_begin, fencedb.once_end, fencedb.once_forget;
 DROP TABLE fencedb.once;

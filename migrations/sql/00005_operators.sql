@@ -2,6 +2,7 @@
 -- write behind a fence.
 
 -- +goose Up
+-- +goose StatementBegin
 
 SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting('search_path'), true), pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
@@ -10,7 +11,6 @@ SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting(
 -- know: this server does not see leases. A fence that has advanced since the caller looked is
 -- younger, so it stays. One that is held by a transaction stays too, and one that was set back,
 -- because it says which stamps do not count.
--- +goose StatementBegin
 CREATE FUNCTION fencedb.forget_fences(resources text[], older_than interval) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
@@ -32,11 +32,10 @@ BEGIN
     RETURN forgotten;
 END
 $$;
--- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.forget_fences(text[], interval) IS 'Forgets the fences of resources that have not advanced for older_than, at least a day; returns how many. Any token is then accepted for them again, so older_than must be longer than any lease can still be valid, and no lease may be held on them. fencedb prune sees to both.';
+COMMENT ON FUNCTION fencedb.forget_fences IS 'Forgets the fences of resources that have not advanced for older_than, at least a day; returns how many. Any token is then accepted for them again, so older_than must be longer than any lease can still be valid, and no lease may be held on them. fencedb prune sees to both.';
 
-REVOKE ALL ON FUNCTION fencedb.forget_fences(text[], interval) FROM PUBLIC;
+REVOKE ALL ON FUNCTION fencedb.forget_fences FROM PUBLIC;
 
 -- A token entered by mistake shuts every later holder out, for good. This sets the fence back, and
 -- says so in the audit.
@@ -46,7 +45,6 @@ REVOKE ALL ON FUNCTION fencedb.forget_fences(text[], interval) FROM PUBLIC;
 -- current by the ledger, and the next write replaces the stamp.
 -- The fence gets a lease id that nobody has. So the token that it is set to is no one's: the next
 -- holder needs a higher one.
--- +goose StatementBegin
 CREATE FUNCTION fencedb.reset_fence(resource text, token bigint, operator text, reason text, row_token bigint DEFAULT NULL, wait_ms bigint DEFAULT 10000,
                                     OUT former_token bigint, OUT former_lease_id uuid, OUT lease_id uuid, OUT audit_id bigint)
     LANGUAGE plpgsql SECURITY DEFINER
@@ -74,7 +72,7 @@ BEGIN
             VALUES (reset_fence.resource, reset_fence.token, gen_random_uuid(), row_token) ON CONFLICT DO NOTHING;
             created := FOUND;
         EXCEPTION WHEN lock_not_available THEN
-            PERFORM fencedb.raise_busy(reset_fence.resource);
+            PERFORM fencedb.await(reset_fence.resource, false, 0); -- raises
         END;
         PERFORM set_config('lock_timeout', limited, true);
     END IF;
@@ -111,14 +109,12 @@ BEGIN
     RETURNING a.id INTO audit_id;
 END
 $$;
--- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.reset_fence(text, bigint, text, text, bigint, bigint) IS 'Sets the fence of resource back to a lower token, after one was entered by mistake, and records it. From then on every holder with a higher token can write again, also those that were shut out since: end them first, or seal a new grant at once. Waits for open transactions of the resource for wait_ms, then raises 55P03. Rows keep their stamps until the next write. row_token names the stamp of a row that refuses tokens although the fence of its resource is below, as where the ledger was emptied: stamps up to it do not count any more.';
+COMMENT ON FUNCTION fencedb.reset_fence IS 'Sets the fence of resource back to a lower token, after one was entered by mistake, and records it. From then on every holder with a higher token can write again, also those that were shut out since: end them first, or seal a new grant at once. Waits for open transactions of the resource for wait_ms, then raises 55P03. Rows keep their stamps until the next write. row_token names the stamp of a row that refuses tokens although the fence of its resource is below, as where the ledger was emptied: stamps up to it do not count any more.';
 
-REVOKE ALL ON FUNCTION fencedb.reset_fence(text, bigint, text, text, bigint, bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION fencedb.reset_fence FROM PUBLIC;
 
 -- Who protected a table is worth knowing for as long as it is protected.
--- +goose StatementBegin
 CREATE FUNCTION fencedb.old_audit(older_than interval) RETURNS SETOF bigint
     LANGUAGE sql
     SET search_path = pg_catalog, pg_temp
@@ -129,12 +125,10 @@ AS $$
                WHERE p.table_name::oid::text = a.details ->> 'oid' OR p.table_name::text = a.details ->> 'table'))
     ORDER BY a.id
 $$;
--- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.old_audit(interval) IS 'The rows of fencedb.audit that fencedb.forget_audit would delete, by their ids.';
+COMMENT ON FUNCTION fencedb.old_audit IS 'The rows of fencedb.audit that fencedb.forget_audit would delete, by their ids.';
 
 -- The limit is a floor against slips, and against traces that somebody would like to be rid of.
--- +goose StatementBegin
 CREATE FUNCTION fencedb.forget_audit(older_than interval, operator text, reason text, at_most int DEFAULT 10000) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
@@ -157,35 +151,11 @@ BEGIN
     RETURN forgotten;
 END
 $$;
--- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.forget_audit(interval, text, text, int) IS 'Deletes rows of fencedb.audit that are older than older_than, at least 90 days, and at most so many at a time; records that, and returns how many. Call again until it returns 0. Who protected a table stays while it is protected.';
+COMMENT ON FUNCTION fencedb.forget_audit IS 'Deletes rows of fencedb.audit that are older than older_than, at least 90 days, and at most so many at a time; records that, and returns how many. Call again until it returns 0. Who protected a table stays while it is protected.';
 
-REVOKE ALL ON FUNCTION fencedb.old_audit(interval), fencedb.forget_audit(interval, text, text, int) FROM PUBLIC;
+REVOKE ALL ON FUNCTION fencedb.old_audit, fencedb.forget_audit FROM PUBLIC;
 
--- +goose StatementBegin
-CREATE FUNCTION fencedb.declare_foreign(resource_type text) RETURNS void
-    LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    IF resource_type IS NULL OR resource_type = '' OR strpos(resource_type, ':') > 0 THEN
-        RAISE EXCEPTION 'fencedb.declare_foreign: the type of a resource is the part of its name before the colon, got %', quote_nullable(resource_type)
-            USING ERRCODE = 'invalid_parameter_value';
-    END IF;
-    INSERT INTO fencedb.foreign_issuers AS f (resource_type) VALUES (declare_foreign.resource_type) ON CONFLICT DO NOTHING;
-    IF FOUND THEN
-        INSERT INTO fencedb.audit (event, operator, reason, details)
-        VALUES ('declare_foreign', format('%s@%s', session_user, coalesce(host(inet_client_addr()), 'local')), 'by fencedb.declare_foreign', jsonb_build_object('resource_type', resource_type));
-    END IF;
-END
-$$;
--- +goose StatementEnd
-
-REVOKE ALL ON FUNCTION fencedb.declare_foreign(text) FROM PUBLIC;
-COMMENT ON FUNCTION fencedb.declare_foreign(text) IS 'From now on, tokens of resources of this type (the part of their names before the colon) may exceed 2^53 - 1: they come from another issuer, and package lease never holds such a resource. To be called by the role that ran the migrations.';
-
--- +goose StatementBegin
 CREATE FUNCTION fencedb.allow_operator(operator regrole) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -204,22 +174,17 @@ BEGIN
     EXECUTE format('GRANT SELECT ON fencedb.fences, fencedb.foreign_issuers, fencedb.audit, fencedb.observations, fencedb.take_overs, fencedb.history, fencedb.history_kept TO %s', operator);
 END
 $$;
--- +goose StatementEnd
 
-REVOKE ALL ON FUNCTION fencedb.allow_operator(regrole) FROM PUBLIC;
+REVOKE ALL ON FUNCTION fencedb.allow_operator FROM PUBLIC;
 
 CREATE POLICY operators ON fencedb.fences FOR SELECT USING (has_function_privilege('fencedb.forget_fences(text[], interval)', 'EXECUTE'));
 CREATE POLICY operators ON fencedb.audit  FOR SELECT USING (has_function_privilege('fencedb.forget_fences(text[], interval)', 'EXECUTE'));
-COMMENT ON FUNCTION fencedb.allow_operator(regrole) IS 'Lets a role see the ledger, its history and what was observed, revoke, keep history, set fences back, forget old fences and old records, and record it: all that the command fencedb does, but for migrations. An application needs fencedb.allow instead.';
+COMMENT ON FUNCTION fencedb.allow_operator IS 'Lets a role see the ledger, its history and what was observed, revoke, keep history, set fences back, forget old fences and old records, and record it: all that the command fencedb does, but for migrations. An application needs fencedb.allow instead.';
 
 SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.callers_path'), true);
+-- +goose StatementEnd
 
 -- +goose Down
 DROP POLICY operators ON fencedb.audit;
 DROP POLICY operators ON fencedb.fences;
-DROP FUNCTION fencedb.allow_operator(regrole);
-DROP FUNCTION fencedb.reset_fence(text, bigint, text, text, bigint, bigint);
-DROP FUNCTION fencedb.forget_audit(interval, text, text, int);
-DROP FUNCTION fencedb.old_audit(interval);
-DROP FUNCTION fencedb.declare_foreign(text);
-DROP FUNCTION fencedb.forget_fences(text[], interval);
+DROP FUNCTION fencedb.allow_operator, fencedb.reset_fence, fencedb.forget_audit, fencedb.old_audit, fencedb.forget_fences;

@@ -2,6 +2,7 @@
 -- roles that write without a token of their own.
 
 -- +goose Up
+-- +goose StatementBegin
 
 SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting('search_path'), true), pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 ALTER DEFAULT PRIVILEGES IN SCHEMA fencedb GRANT EXECUTE ON FUNCTIONS TO PUBLIC;
@@ -40,7 +41,7 @@ COMMENT ON COLUMN fencedb.observations.statement   IS 'INSERT, UPDATE, DELETE or
 COMMENT ON COLUMN fencedb.observations.reason      IS 'The SQLSTATE of the refusal that an enforcing guard would have raised.';
 COMMENT ON COLUMN fencedb.observations.first_at    IS 'By the clock of this server.';
 COMMENT ON COLUMN fencedb.observations.last_at     IS 'At most five seconds before the last such write of a session.';
-COMMENT ON COLUMN fencedb.observations.times       IS 'Statements without a token, and rows with a wrong or stale one. A session that ends may take up to half of its own along.';
+COMMENT ON COLUMN fencedb.observations.times       IS 'Statements without a token, and rows with a wrong or stale one; of each session one in five seconds at the most.';
 COMMENT ON COLUMN fencedb.observations.resource    IS 'The resource of one of the rows, NULL if none was written.';
 COMMENT ON COLUMN fencedb.observations.ledger      IS 'The oid of fencedb.fences. In a copy of the database it is another.';
 
@@ -60,7 +61,7 @@ JOIN pg_class c ON c.oid = CASE WHEN o.ledger = 'fencedb.fences'::regclass THEN 
 WHERE pg_has_role(c.relowner, 'USAGE') OR has_table_privilege('fencedb.observations', 'SELECT')
 GROUP BY c.oid, o.role, o.application, o.statement, o.reason;
 
-COMMENT ON VIEW fencedb.unfenced_writes IS 'Writes that guards would have refused if they were enforced: who, how, why (an SQLSTATE), when first and last, how often, and one resource. Owners see those to their own tables. What was rolled back is not in it, nor what open transactions have written.';
+COMMENT ON VIEW fencedb.unfenced_writes IS 'Writes that guards would have refused if they were enforced: who, how, why (an SQLSTATE), when first and last, how often it was recorded (by a session once in five seconds at the most), and one resource. Owners see those to their own tables. What was rolled back is not in it, nor what open transactions have written.';
 
 GRANT SELECT ON fencedb.unfenced_writes TO PUBLIC;
 
@@ -73,7 +74,6 @@ GRANT SELECT ON fencedb.unfenced_writes TO PUBLIC;
 --     transaction has recorded the same since, and this one need not.
 --     SERIALIZABLE: what it read here could cost the writer its commit. So it reads nothing and
 --     only adds a row, up to a size that a few of them never reach.
--- +goose StatementBegin
 CREATE FUNCTION fencedb.record_observation(guarded oid, role name, application text, operation text, reason text, times bigint, resource text) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET lock_timeout = '10ms'
@@ -120,70 +120,49 @@ EXCEPTION
         RAISE LOG 'fencedb: % on % by % (%) would have been refused and could not be recorded: %', operation, root::regclass, role, application, SQLERRM;
 END
 $$;
--- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.record_observation(oid, name, text, text, text, bigint, text) IS 'Inner function. Adds to what is known of one kind of write, if that can be had without waiting.';
-
--- A session records a kind of write at once, then every five seconds, and when it has counted as
--- many again. In between it counts in a setting, which goes back with a transaction as the record
--- does. The setting has fixed places: whether a row was seen (1 character), until when (14), how
--- many more to count (10), how many were recorded (10), and of whom; counts begin at 1000000000, so
--- that they have ten digits. Whoever forges the setting hides its own writes from the list, and
--- opens nothing: only a guard that refuses nothing reads it.
+-- A session records a kind of write at once, and again five seconds later at the earliest. Until
+-- when is in a setting, which goes back with a transaction as the record does. The setting has
+-- fixed places: whether a row was seen (1 character), until when (14), and of whom. Whoever forges
+-- the setting hides its own writes from the list, and opens nothing: only a guard that refuses
+-- nothing reads it.
 --
 -- recorded is the common case, as an expression, because PL/pgSQL sets every expression up anew in
--- every transaction. A statement is counted; a row of such a statement need not be, and is not
--- looked at where one was seen.
+-- every transaction. It does not look who writes a row: the guard of statements has.
 CREATE FUNCTION fencedb.recorded(target oid, operation text, of_row boolean) RETURNS boolean
     LANGUAGE sql
     RETURN CASE
-        WHEN NOT fencedb.untouched() THEN false
+        WHEN current_setting('fencedb.lease', true) <> '' THEN false
         WHEN of_row THEN date_part('epoch', clock_timestamp()) + 10000000000 <= concat('0', "left"(current_setting(concat('fencedb.seen_', target, '_', operation), true), 15))::float8
-        WHEN substr(current_setting(concat('fencedb.seen_', target, '_', operation), true), 36) = concat('FN002 ', current_setting('role'), ' ', session_user, ' ', current_setting('application_name'))
-             AND substr(current_setting(concat('fencedb.seen_', target, '_', operation), true), 16, 10) <> '1000000000'
-             AND substr(current_setting(concat('fencedb.seen_', target, '_', operation), true), 2, 14)::float8 > date_part('epoch', clock_timestamp())
-            THEN set_config(concat('fencedb.seen_', target, '_', operation), overlay(current_setting(concat('fencedb.seen_', target, '_', operation), true)
-                PLACING (substr(current_setting(concat('fencedb.seen_', target, '_', operation), true), 16, 10)::bigint - 1)::text FROM 16 FOR 10), false) IS NOT NULL
+        WHEN substr(current_setting(concat('fencedb.seen_', target, '_', operation), true), 16) = concat('FN002 ', current_setting('role'), ' ', session_user, ' ', current_setting('application_name'))
+            THEN substr(current_setting(concat('fencedb.seen_', target, '_', operation), true), 2, 14)::float8 > date_part('epoch', clock_timestamp())
         ELSE false
     END;
 
-COMMENT ON FUNCTION fencedb.recorded(oid, text, boolean) IS 'Inner function. Whether a write without a token was recorded so lately that it need not be again; a statement is counted then.';
-
--- +goose StatementBegin
 CREATE FUNCTION fencedb.let_pass(target oid, operation text, reason text, of_row boolean, resource text) RETURNS text
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    setting  text   := concat('fencedb.seen_', target, '_', operation);
-    seen     text   := current_setting(setting, true);
-    writer   text   := concat(reason, ' ', current_setting('role'), ' ', session_user, ' ', current_setting('application_name'));
-    its_own  boolean := substr(seen, 36) = writer;
-    sampled  boolean := of_row OR coalesce(its_own AND left(seen, 1) = '1', false);
+    setting  text    := concat('fencedb.seen_', target, '_', operation);
+    seen     text    := current_setting(setting, true);
+    writer   text    := concat(reason, ' ', current_setting('role'), ' ', session_user, ' ', current_setting('application_name'));
+    its_own  boolean := coalesce(substr(seen, 16) = writer, false);
+    row_seen boolean := its_own AND left(seen, 1) = '1';
+BEGIN
+    IF its_own AND (row_seen OR NOT of_row) AND substr(seen, 2, 14)::float8 > date_part('epoch', clock_timestamp()) THEN
+        RETURN seen;
+    END IF;
     -- The guard of statements has counted a statement without a token, but not one that comes from
     -- another trigger.
-    counted  bigint := CASE WHEN of_row AND reason = 'FN002' AND pg_trigger_depth() < 2 THEN 0 ELSE 1 END;
-    recorded bigint := counted;
-BEGIN
-    IF its_own THEN
-        IF (NOT of_row OR left(seen, 1) = '1') AND operation <> 'TRUNCATE' AND substr(seen, 16, 10) <> '1000000000' AND substr(seen, 2, 14)::float8 > date_part('epoch', clock_timestamp()) THEN
-            RETURN set_config(setting, overlay(seen PLACING (substr(seen, 16, 10)::bigint - 1)::text FROM 16 FOR 10), false);
-        END IF;
-        recorded := substr(seen, 26, 10)::bigint - 1000000000;
-        counted := counted + recorded - (substr(seen, 16, 10)::bigint - 1000000000);
-        recorded := recorded + counted;
-    END IF;
-    PERFORM fencedb.record_observation(target, coalesce(nullif(current_setting('role'), 'none'), session_user)::name, current_setting('application_name'), operation, reason, counted, left(resource, 512));
-    RETURN set_config(setting, concat(sampled::int, to_char(date_part('epoch', clock_timestamp()) + 5, 'FM0000000000.000'), repeat((1000000000 + least(recorded, 8999999999))::text, 2), writer), false);
+    PERFORM fencedb.record_observation(target, coalesce(nullif(current_setting('role'), 'none'), session_user)::name, current_setting('application_name'), operation, reason,
+        CASE WHEN of_row AND reason = 'FN002' AND pg_trigger_depth() < 2 THEN 0 ELSE 1 END, left(resource, 512));
+    RETURN set_config(setting, concat((of_row OR row_seen)::int, to_char(date_part('epoch', clock_timestamp()) + 5, 'FM0000000000.000'), writer), false);
 END
 $$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.let_pass(oid, text, text, boolean, text) IS 'Inner function. Remembers what a guard that observes would have refused, a statement or a row of a resource.';
 
 -- The mode of a table is the text of its guard: writing a function anew needs no lock on the table,
 -- and a guard that is enforced pays nothing for the other mode.
--- +goose StatementBegin
 CREATE FUNCTION fencedb.set_mode(target regclass, observe boolean) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -193,7 +172,7 @@ DECLARE
     protection fencedb.protected_tables;
     off        text := array_to_string(fencedb.switched_off(target), ', ');
 BEGIN
-    PERFORM fencedb.check_no_member(target);
+    PERFORM fencedb.require_owner(target);
     SELECT * INTO protection FROM fencedb.protected_tables p WHERE p.table_name = target AND p.resource IS NOT NULL;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'fencedb.%: % is not protected', caller, target
@@ -214,9 +193,6 @@ BEGIN
     END IF;
 END
 $$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.set_mode(regclass, boolean) IS 'Inner function. What observe and enforce have in common.';
 
 CREATE FUNCTION fencedb.observe(target regclass) RETURNS void
     LANGUAGE sql
@@ -226,26 +202,23 @@ CREATE FUNCTION fencedb.enforce(target regclass) RETURNS void
     LANGUAGE sql
     RETURN fencedb.set_mode(target, false);
 
-COMMENT ON FUNCTION fencedb.observe(regclass) IS 'From now on, the guard of target refuses nothing and records what it would refuse, for fencedb.unfenced_writes. fencedb.enter refuses stale tokens all the same. Takes no lock on the table; a transaction that has already written to it may meet the guard as it was.';
-COMMENT ON FUNCTION fencedb.enforce(regclass) IS 'From now on, the guard of target refuses what it has observed so far. Raises if the guard of target, or of a part of it, is switched off. Does not read the rows: one whose resource is NULL cannot be written any more. Takes no lock on the table; a transaction that has already written to it may end without being judged.';
+COMMENT ON FUNCTION fencedb.observe IS 'From now on, the guard of target refuses nothing and records what it would refuse, for fencedb.unfenced_writes. fencedb.enter refuses stale tokens all the same. Takes no lock on the table; a transaction that has already written to it may meet the guard as it was.';
+COMMENT ON FUNCTION fencedb.enforce IS 'From now on, the guard of target refuses what it has observed so far. Raises if the guard of target, or of a part of it, is switched off. Does not read the rows: one whose resource is NULL cannot be written any more. Takes no lock on the table; a transaction that has already written to it may end without being judged.';
 
 -- unprotect runs as the owner of the table, who may not write to the list.
--- +goose StatementBegin
 CREATE FUNCTION fencedb.forget_observations(target regclass) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF pg_has_role(session_user, (SELECT c.relowner FROM pg_class c WHERE c.oid = forget_observations.target), 'MEMBER') THEN
-        DELETE FROM fencedb.observations o WHERE o.ctid = ANY (ARRAY(
-            SELECT c.ctid FROM fencedb.observations c
-            WHERE CASE WHEN c.ledger = 'fencedb.fences'::regclass THEN c.target = forget_observations.target ELSE c.table_name = forget_observations.target::text END FOR UPDATE SKIP LOCKED));
-    END IF;
+    PERFORM fencedb.require_owner(target);
+    DELETE FROM fencedb.observations o WHERE o.ctid = ANY (ARRAY(
+        SELECT c.ctid FROM fencedb.observations c
+        WHERE CASE WHEN c.ledger = 'fencedb.fences'::regclass THEN c.target = forget_observations.target ELSE c.table_name = forget_observations.target::text END FOR UPDATE SKIP LOCKED));
 END
 $$;
--- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.forget_observations(regclass) IS 'Forgets what was observed of a table so far, if the caller owns it: to see what still comes.';
+COMMENT ON FUNCTION fencedb.forget_observations IS 'Forgets what was observed of a table so far: to see what still comes. The caller must own it.';
 
 -- A role that cannot be taught to enter overtakes: each of its transactions enters the fences of
 -- the rows that it writes, with a token above the stored one and a lease id of its own. So whoever
@@ -254,7 +227,6 @@ CREATE TABLE fencedb.take_overs (
     target     oid         NOT NULL,
     role       oid         NOT NULL,
     until      timestamptz NOT NULL,
-    granted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     ledger     oid         NOT NULL DEFAULT 'fencedb.fences'::regclass,
     PRIMARY KEY (target, role)
 );
@@ -271,7 +243,6 @@ CREATE POLICY operators ON fencedb.take_overs FOR SELECT USING (has_function_pri
 
 REVOKE ALL ON fencedb.take_overs FROM PUBLIC;
 
--- +goose StatementBegin
 CREATE FUNCTION fencedb.overtakes(target oid) RETURNS boolean
     LANGUAGE sql VOLATILE
     SET search_path = pg_catalog, pg_temp
@@ -280,9 +251,6 @@ AS $$
                    WHERE t.role = to_regrole(quote_ident(coalesce(nullif(current_setting('role'), 'none'), session_user))) AND t.until > clock_timestamp() AND t.ledger = 'fencedb.fences'::regclass
                      AND t.target = fencedb.guarded_root(overtakes.target))
 $$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.overtakes(oid) IS 'Inner function. Whether the role of this session may write to a table without a token.';
 
 -- Enters the fences of a row above the stored token, once for a run of rows of one resource, and
 -- leaves no entry: what it has entered is good for this table alone. The lease id is one of this
@@ -295,7 +263,6 @@ COMMENT ON FUNCTION fencedb.overtakes(oid) IS 'Inner function. Whether the role 
 -- The guard of rows comes when Postgres has locked the row, so the one who overtakes waits for the
 -- fence while it holds a row, and the holder of the fence may come to wait for that row. That is a
 -- deadlock, and Postgres ends one of the two.
--- +goose StatementBegin
 CREATE FUNCTION fencedb.overtake(target oid, operation text, own text[], former text[], stamp bigint, memo text) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -337,13 +304,9 @@ BEGIN
     RETURN token;
 END
 $$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.overtake(oid, text, text[], text[], bigint, text) IS 'Inner function. Enters the fences of a row for a role that overtakes, waiting for who has entered them for as long as lock_timeout says, and returns the token to stamp on it.';
 
 -- Whoever overtakes can raise the fence of any resource, so only who may enter lets others
 -- overtake: anybody can own a table, and say of it what they like.
--- +goose StatementBegin
 CREATE FUNCTION fencedb.take_over_as(target regclass, role regrole, until timestamptz) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
@@ -351,7 +314,6 @@ AS $$
 DECLARE
     login name := (SELECT r.rolname FROM pg_roles r WHERE r.oid = take_over_as.role);
 BEGIN
-    PERFORM fencedb.check_no_member(target);
     PERFORM fencedb.require_owner(target);
     IF NOT has_function_privilege(session_user, 'fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)', 'EXECUTE') THEN
         RAISE EXCEPTION 'fencedb.take_over_as: % may not enter fences, so it cannot let others overtake', session_user
@@ -364,19 +326,17 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value', HINT = 'A service that cannot be changed by then can be given more time by calling this again.';
     END IF;
     INSERT INTO fencedb.take_overs AS t (target, role, until) VALUES (take_over_as.target, take_over_as.role, take_over_as.until)
-    ON CONFLICT ON CONSTRAINT take_overs_pkey DO UPDATE SET until = EXCLUDED.until, granted_at = EXCLUDED.granted_at, ledger = EXCLUDED.ledger WHERE (t.until, t.ledger) <> (EXCLUDED.until, EXCLUDED.ledger);
+    ON CONFLICT ON CONSTRAINT take_overs_pkey DO UPDATE SET until = EXCLUDED.until, ledger = EXCLUDED.ledger WHERE (t.until, t.ledger) <> (EXCLUDED.until, EXCLUDED.ledger);
     IF FOUND THEN
-        INSERT INTO fencedb.audit (event, operator, reason, details)
-        VALUES ('take_over_as', format('%s@%s', session_user, coalesce(host(inet_client_addr()), 'local')), 'by fencedb.take_over_as',
+        INSERT INTO fencedb.audit (event, reason, details)
+        VALUES ('take_over_as', 'by fencedb.take_over_as',
             jsonb_build_object('table', target::text, 'oid', target::oid::text, 'role', login, 'until', until));
     END IF;
 END
 $$;
--- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.take_over_as(regclass, regrole, timestamptz) IS 'Until a time within a year, statements of role without a token write to target as holders that overtake: each transaction enters the fences of its rows with a fresh token, and waits for transactions that have entered them. A holder that it has overtaken is refused as stale. role is that of the last SET ROLE, or the one that logged in. Called again it changes the time. TRUNCATE stays refused. The caller must own target and may enter (fencedb.allow). fencedb.end_take_over ends it early.';
+COMMENT ON FUNCTION fencedb.take_over_as IS 'Until a time within a year, statements of role without a token write to target as holders that overtake: each transaction enters the fences of its rows with a fresh token, and waits for transactions that have entered them. A holder that it has overtaken is refused as stale. role is that of the last SET ROLE, or the one that logged in. Called again it changes the time. TRUNCATE stays refused. The caller must own target and may enter (fencedb.allow). fencedb.end_take_over ends it early.';
 
--- +goose StatementBegin
 CREATE FUNCTION fencedb.end_take_over(target regclass, role regrole DEFAULT NULL) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
@@ -389,22 +349,32 @@ BEGIN
                  WHERE t.target = end_take_over.target AND (end_take_over.role IS NULL OR t.role = end_take_over.role)
                  RETURNING coalesce((SELECT r.rolname FROM pg_roles r WHERE r.oid = t.role), t.role::text) LOOP
         RAISE NOTICE 'fencedb.end_take_over: % does not write to % without a token any more', login, target;
-        INSERT INTO fencedb.audit (event, operator, reason, details)
-        VALUES ('end_take_over', format('%s@%s', session_user, coalesce(host(inet_client_addr()), 'local')), 'by fencedb.end_take_over',
+        INSERT INTO fencedb.audit (event, reason, details)
+        VALUES ('end_take_over', 'by fencedb.end_take_over',
             jsonb_build_object('table', target::text, 'oid', target::oid::text, 'role', login));
     END LOOP;
 END
 $$;
--- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.end_take_over(regclass, regrole) IS 'From now on, role (all roles, if none is named) writes to target with a token or not at all. Waits for nobody.';
+COMMENT ON FUNCTION fencedb.end_take_over IS 'From now on, role (all roles, if none is named) writes to target with a token or not at all. Waits for nobody.';
 
-REVOKE ALL ON FUNCTION fencedb.overtake(oid, text, text[], text[], bigint, text), fencedb.overtakes(oid), fencedb.recorded(oid, text, boolean),
-    fencedb.let_pass(oid, text, text, boolean, text), fencedb.record_observation(oid, name, text, text, text, bigint, text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION fencedb.overtake, fencedb.overtakes, fencedb.recorded, fencedb.let_pass, fencedb.record_observation FROM PUBLIC;
 
 ALTER DEFAULT PRIVILEGES IN SCHEMA fencedb REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC;
 
+-- What nobody calls by hand is explained in these files alone.
+DO $$
+DECLARE
+    inner_function regprocedure;
+BEGIN
+    FOR inner_function IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = 'fencedb'::regnamespace AND p.prorettype <> 'trigger'::regtype AND obj_description(p.oid, 'pg_proc') IS NULL LOOP
+        EXECUTE format('COMMENT ON FUNCTION %s IS ''Inner function, called by others of this schema alone.''', inner_function);
+    END LOOP;
+END
+$$;
+
 SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.callers_path'), true);
+-- +goose StatementEnd
 
 -- +goose Down
 -- +goose StatementBegin
@@ -418,12 +388,9 @@ BEGIN
     END IF;
 END
 $$;
--- +goose StatementEnd
-DROP FUNCTION fencedb.end_take_over(regclass, regrole), fencedb.take_over_as(regclass, regrole, timestamptz), fencedb.overtake(oid, text, text[], text[], bigint, text), fencedb.overtakes(oid);
-DROP TABLE fencedb.take_overs;
-DROP FUNCTION fencedb.forget_observations(regclass), fencedb.enforce(regclass), fencedb.observe(regclass);
-DROP FUNCTION fencedb.set_mode(regclass, boolean), fencedb.let_pass(oid, text, text, boolean, text), fencedb.recorded(oid, text, boolean),
-    fencedb.record_observation(oid, name, text, text, text, bigint, text);
+DROP FUNCTION fencedb.end_take_over, fencedb.take_over_as, fencedb.overtake, fencedb.overtakes, fencedb.forget_observations, fencedb.enforce, fencedb.observe;
+DROP FUNCTION fencedb.set_mode, fencedb.let_pass, fencedb.recorded, fencedb.record_observation;
 DROP VIEW fencedb.unfenced_writes;
 DROP SEQUENCE fencedb.unrecorded;
-DROP TABLE fencedb.observations;
+DROP TABLE fencedb.take_overs, fencedb.observations;
+-- +goose StatementEnd
