@@ -55,6 +55,24 @@ func TestADetachedPartitionRefusesEveryWrite(t *testing.T) {
 	s.exec(`SELECT fencedb.unprotect('red'); DROP TRIGGER IF EXISTS "~fencedb_row" ON red; INSERT INTO red VALUES (2, 'red', 'zoe')`)
 }
 
+// A partition that is younger than its guard has no guard of statements, and its rows look at the
+// clock as well, also those of the resource that was judged last.
+func TestALeaseEndsOnAPartitionThatIsYoungerThanItsGuard(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []string{"enforce", "observe"} {
+		s := newParts(t)
+		s.exec(`CREATE TABLE blue PARTITION OF parts FOR VALUES IN ('blue'); SELECT fencedb.` + mode + `('parts'); SET application_name = 'cron'`)
+		late := `BEGIN; SELECT fencedb.enter('room:blue', 41, gen_random_uuid(), 1000); INSERT INTO blue VALUES (1, 'blue');
+			SELECT set_config(name, '0', true) FROM pg_settings WHERE name LIKE '%\_timeout' AND category LIKE 'Client%'; SELECT pg_sleep(1.001); INSERT INTO blue VALUES (2, 'blue'); COMMIT`
+		if mode == "enforce" {
+			s.refused("FN006", late)
+		} else {
+			s.exec(late)
+			require.Equal(t, "parts cron INSERT FN006", s.observed())
+		}
+	}
+}
+
 // What the catalog says now counts, not what it said when the transaction began.
 func TestAPartitionIsDetachedWhileATransactionIsOpen(t *testing.T) {
 	t.Parallel()

@@ -434,7 +434,9 @@ $$;
 -- that no change of the table's schema takes half of it away. It runs as the owner of this schema,
 -- who may read the session's key. Comparing, it relies on no statement trigger having run before:
 -- a partition that is younger than protect has none.
--- Its triggers for statements have arguments, the one for rows has none.
+-- Its triggers for statements have arguments, the one for rows has none. Where the table is
+-- partitioned, a row looks at the clock too, for the transaction that writes to such a partition by
+-- its own name.
 --     own     the resource of the row, as it will be, or as it was before a DELETE; of several, the
 --             text of the array, behind more spaces than a resource can have
 --     former  the same, but of the row before an UPDATE
@@ -448,6 +450,7 @@ AS $$
 DECLARE
     expressions text := (SELECT string_agg((fencedb.read_template(target, t)).expression, ', ' ORDER BY i) FROM unnest(templates) WITH ORDINALITY u(t, i));
     several     boolean := cardinality(templates) > 1;
+    partitioned boolean := (SELECT c.relkind = 'p' FROM pg_class c WHERE c.oid = target);
     resource    text := CASE WHEN several THEN format('pg_catalog.concat(pg_catalog.repeat('' '', 512), ARRAY[%s])', expressions) ELSE expressions END;
     set_stamp   text := CASE WHEN stamp THEN 'NEW.last_fencing_token := coalesce(token, NEW.last_fencing_token);' ELSE '' END;
     old_stamp   text := CASE WHEN stamp THEN 'OLD.last_fencing_token' ELSE '0' END;
@@ -484,6 +487,7 @@ BEGIN
         RETURN NULL;
     END IF;
     %4$s
+    %14$s
     IF NOT (%12$s) THEN
         RAISE EXCEPTION 'columns of %% have other types than those that were protected', TG_RELID::pg_catalog.regclass USING ERRCODE = 'datatype_mismatch', HINT = 'Call fencedb.unprotect and fencedb.protect for the table.';
     END IF;
@@ -528,7 +532,11 @@ $guard$,
         CASE WHEN observes THEN '' ELSE replace(set_stamp, 'coalesce(token, NEW.last_fencing_token)', 'token') END,
         typed,
         CASE WHEN observes OR several THEN 'NULL' ELSE format($fast$CASE WHEN own OPERATOR(pg_catalog.=) former COLLATE pg_catalog."C"
-            THEN fencedb.judge(own, CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'INSERT' THEN 0 ELSE %s END) END$fast$, old_stamp) END));
+            THEN fencedb.judge(own, CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'INSERT' THEN 0 ELSE %s END) END$fast$, old_stamp) END,
+        CASE WHEN partitioned THEN format($clock$IF (CASE WHEN pg_catalog.split_part(pg_catalog.current_setting('fencedb.lease', true), ' ', 1) OPERATOR(pg_catalog.=) pg_catalog.pg_current_xact_id_if_assigned()::pg_catalog.text
+        THEN pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) pg_catalog.transaction_timestamp()) OPERATOR(pg_catalog.*) 1000 OPERATOR(pg_catalog.>) pg_catalog.split_part(pg_catalog.current_setting('fencedb.lease'), ' ', 2)::pg_catalog.float8 END) THEN
+        PERFORM fencedb.judge_statement(TG_RELID, TG_OP, NULL, %s);
+    END IF;$clock$, observes::text) ELSE '' END));
     EXECUTE format('GRANT EXECUTE ON FUNCTION %s() TO PUBLIC', guard); -- whoever creates a partition needs it
     EXECUTE format('COMMENT ON FUNCTION %s() IS %L', guard, jsonb_strip_nulls(jsonb_build_object('resource', templates, 'stamp', stamp, 'columns_added', added,
         'observed_since', CASE WHEN observes THEN coalesce(present.observed_since, clock_timestamp()) END)));
