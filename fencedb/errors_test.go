@@ -37,7 +37,7 @@ func TestBusySaysWhetherAnybodyWasAsked(t *testing.T) {
 	tx, err := conn.Begin(t.Context())
 	require.NoError(t, err)
 
-	_, err = fencedb.Enter(t.Context(), tx, grantFor("table:12", 42, time.Second))
+	_, err = fencedb.Enter(t.Context(), tx, grantFor("table:12", 42, 3*time.Second))
 
 	require.ErrorIs(t, err, fencedb.ErrBusy)
 	require.ErrorContains(t, err, "a session that was not looked up")
@@ -476,7 +476,7 @@ func TestABlockerThatIsNotVisibleSaysWhatToGrant(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, enter(t.Context(), tx, grant("table:12", 41)))
 
-	err = fencedb.Seal(t.Context(), own, grantFor("table:12", 42, 500*time.Millisecond))
+	err = fencedb.Seal(t.Context(), own, grantFor("table:12", 42, 3*time.Second))
 
 	var busy *fencedb.BusyError
 	require.ErrorAs(t, err, &busy)

@@ -212,7 +212,7 @@ func TestTypesOfTheApplicationAreNotTakenForOurs(t *testing.T) {
 	entry, err := fencedb.Enter(ctx, tx, two)
 	require.NoError(t, err)
 	var busy *fencedb.BusyError
-	require.ErrorAs(t, fencedb.Seal(ctx, pool, grantFor("table:13", 43, 2*time.Second)), &busy)
+	require.ErrorAs(t, fencedb.Seal(ctx, pool, grantFor("table:13", 43, 3*time.Second)), &busy)
 	require.Len(t, busy.Blockers, 1)
 	require.NoError(t, tx.Commit(ctx))
 	require.NoError(t, entry.Outcome(ctx, pool, nil))

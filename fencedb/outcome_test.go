@@ -192,7 +192,7 @@ func TestATransactionStillInProgressIsWaitedFor(t *testing.T) {
 			w := newWorld(t)
 			pool, proxy := w.behindProxy()
 
-			err := write(t.Context(), pool, grantFor("table:12", 41, 700*time.Millisecond), func(row func(string, any) error) error {
+			err := write(t.Context(), pool, grantFor("table:12", 41, 3*time.Second), func(row func(string, any) error) error {
 				proxy.OnClient(once(isCommit, faulty.Orphan))
 				return row(bookAnnReturning, new(int))
 			})

@@ -177,7 +177,7 @@ func TestAStoppedHolderBehindPgBouncerIsEndedToo(t *testing.T) {
 			return err
 		}
 		// While the holder stands still, the next one waits for the fence.
-		require.NoError(t, w.bookFor(pool, grantFor("table:12", 42, 10*time.Second), "ben"))
+		require.NoError(t, w.bookFor(pool, grantFor("table:12", 42, 30*time.Second), "ben"))
 		require.Less(t, time.Since(began), validity+slack)
 		return nil
 	})

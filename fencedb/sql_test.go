@@ -88,7 +88,7 @@ func TestEnterSQLIsBusyWhileAnotherHolderHasTheFence(t *testing.T) {
 	db := w.sqlDB()
 	require.NoError(t, enterSQL(t.Context(), w.begin(db), grant("table:12", 41)))
 
-	err := enterSQL(t.Context(), w.begin(db), grantFor("table:12", 42, 2*time.Second))
+	err := enterSQL(t.Context(), w.begin(db), grantFor("table:12", 42, 3*time.Second))
 
 	require.ErrorIs(t, err, fencedb.ErrBusy)
 }
@@ -269,7 +269,7 @@ func TestExplainTellsTheEndOfAnSQLTransactionByTime(t *testing.T) {
 	tx := w.begin(w.sqlDB())
 	var pid uint32
 	require.NoError(t, tx.QueryRow(`SELECT pg_backend_pid()`).Scan(&pid))
-	require.NoError(t, enterSQL(t.Context(), tx, grantFor("table:12", 41, 1500*time.Millisecond)))
+	require.NoError(t, enterSQL(t.Context(), tx, grantFor("table:12", 41, 3*time.Second)))
 	awaitEnd(w, pid)
 
 	_, err := tx.Exec(`SELECT 1`)
@@ -363,7 +363,7 @@ func TestTheOutcomeOfASlowStatementNamesTheLimitOfTheLease(t *testing.T) {
 	w := newWorld(t)
 	db := w.sqlDB()
 	tx := w.begin(db)
-	entry, err := fencedb.EnterSQL(t.Context(), tx, grantFor("table:12", 41, 1500*time.Millisecond))
+	entry, err := fencedb.EnterSQL(t.Context(), tx, grantFor("table:12", 41, 3*time.Second))
 	require.NoError(t, err)
 
 	_, err = tx.ExecContext(t.Context(), `SELECT pg_sleep(60)`)
