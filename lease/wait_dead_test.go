@@ -162,7 +162,7 @@ func TestThousandsOfDeadWaiters(t *testing.T) {
 	require.NoError(t, err)
 	grants := make(chan grant)
 	wait(t.Context(), w.issuer(t, cfg), 0, grants)
-	require.Eventually(t, func() bool { return w.client.HLen(t.Context(), w.key("a", "alive")).Val() == 5001 }, 5*time.Second, ms)
+	require.Eventually(t, func() bool { return w.client.HLen(t.Context(), w.key("a", "alive")).Val() == 5001 }, patience, ms)
 	require.NoError(t, w.client.ConfigResetStat(t.Context()).Err())
 	require.NoError(t, holder.Release(t.Context()))
 	stats := w.client.Info(t.Context(), "commandstats").Val()
