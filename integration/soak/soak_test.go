@@ -1,7 +1,7 @@
 // Package soak keeps both halves of fencedb under a mixed load, on servers of its own, and looks
 // for what grows.
 //
-//	go test ./integration/soak    in the form of every change: two minutes
+//	go test ./integration/soak    in the form of every change: a minute
 //	make soak FOR=1h              longer, with more in it
 package soak
 
@@ -32,7 +32,7 @@ import (
 	"github.com/fencedb/fencedb/lease/once"
 )
 
-var length = flag.Duration("for", 2*time.Minute, "how long the load goes on")
+var length = flag.Duration("for", time.Minute, "how long the load goes on")
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
