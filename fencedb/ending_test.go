@@ -261,17 +261,20 @@ var runs = map[string]run{
 func TestAStatementThatEndsTheTransactionIsNoticed(t *testing.T) {
 	t.Parallel()
 	for _, mode := range queryModes {
-		for name, run := range runs {
-			t.Run(mode.String()+"/"+name, func(t *testing.T) {
-				t.Parallel()
-				w := newWorld(t)
-				w.exec(`CREATE TABLE effects (id int PRIMARY KEY, note text, more text)`)
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.exec(`CREATE TABLE effects (id int PRIMARY KEY, note text, more text)`)
+			token := int64(0)
+			for name, run := range runs {
 				pool := w.poolIn(mode)
 				gid := uuid.NewString() // of the whole server
-				for i, c := range endings {
+				for _, c := range endings {
+					what := name + ": " + c.statements
 					w.exec(`TRUNCATE effects`)
+					token++
 
-					err := run(t.Context(), pool, grant("effects", int64(i)+1), strings.Split(strings.ReplaceAll(c.statements, "'ending'", "'"+gid+"'"), "; "))
+					err := run(t.Context(), pool, grant("effects", token), strings.Split(strings.ReplaceAll(c.statements, "'ending'", "'"+gid+"'"), "; "))
 					if errors.Is(err, errSkip) {
 						continue
 					}
@@ -280,33 +283,34 @@ func TestAStatementThatEndsTheTransactionIsNoticed(t *testing.T) {
 					unseen := strings.HasSuffix(name, "past us") || strings.HasSuffix(name, "rewriter makes")
 					unseen = unseen || c.quoted && strings.Contains(name, "in one")
 					if c.outcome != "" && !c.hidden && !unseen {
-						require.NotErrorIs(t, err, fencedb.ErrTxEnded, c.statements)
+						require.NotErrorIs(t, err, fencedb.ErrTxEnded, what)
 						if !strings.Contains(name, "swallowed") { // then the rest commits
-							require.ErrorContains(t, err, "nothing was sent", c.statements)
-							require.Empty(t, effects, c.statements)
+							require.ErrorContains(t, err, "nothing was sent", what)
+							require.Empty(t, effects, what)
 						}
 						continue
 					}
 					if strings.Contains(name, "in one") {
 						c.effects = append(slices.Clip(c.effects), c.rest...)
 					}
-					require.ElementsMatch(t, c.effects, effects, "%s: %v", c.statements, err)
+					require.ElementsMatch(t, c.effects, effects, "%s: %v", what, err)
 					if c.outcome == "" {
-						require.NoError(t, err, c.statements)
+						require.NoError(t, err, what)
 						continue
 					}
-					require.ErrorIs(t, err, fencedb.ErrTxEnded, c.statements)
+					require.ErrorIs(t, err, fencedb.ErrTxEnded, what)
 					var ended *fencedb.TxEndedError
-					require.ErrorAs(t, err, &ended, c.statements)
-					require.Equal(t, c.outcome, ended.Outcome, c.statements)
+					require.ErrorAs(t, err, &ended, what)
+					require.Equal(t, c.outcome, ended.Outcome, what)
 					require.Equal(t, []string{c.outcome}, collect[string](w, `SELECT pg_xact_status($1::text::xid8)`, fmt.Sprint(ended.XID)))
 					if c.outcome == "in progress" {
 						w.exec(`ROLLBACK PREPARED '` + gid + `'`)
 					}
 					w.awaitIdle(pool)
 				}
-			})
-		}
+				pool.Close()
+			}
+		})
 	}
 }
 

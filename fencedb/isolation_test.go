@@ -179,25 +179,28 @@ func TestANewcomerSeesWhatTheHolderBeforeHasWritten(t *testing.T) {
 // busy, not the lease that was short.
 func TestANewcomerThatCannotSealLearnsWhoHasTheFence(t *testing.T) {
 	t.Parallel()
+	w := newWorld(t)
+	var all waiting
 	for level := range levels {
 		for name, attempt := range attempts {
-			t.Run(level+"/"+name, func(t *testing.T) {
-				t.Parallel()
-				w := newWorld(t)
-				conn := w.connAt(level)
-				blocker := w.holder(grant("table:12", 41)).enter()
-
-				err := attempt(t.Context(), conn, grantFor("table:12", 42, time.Second))
-
-				var busy *fencedb.BusyError
-				require.ErrorAs(t, err, &busy)
-				require.Len(t, busy.Blockers, 1)
-				require.EqualValues(t, blocker.conn.PgConn().PID(), busy.Blockers[0].PID)
-				blocker.commit()
-				require.Empty(t, w.guests())
+			resource := level + "/" + name
+			older := grant(resource, 41)
+			require.NoError(t, fencedb.Seal(t.Context(), w.pool, older)) // who holds a fence that is new is only guessed
+			conn, blocker := w.connAt(level), w.holder(older).enter()
+			all.start(func() (judge func()) {
+				err := attempt(t.Context(), conn, grantFor(resource, 42, 3*time.Second))
+				return func() {
+					var busy *fencedb.BusyError
+					require.ErrorAs(t, err, &busy, resource)
+					require.Len(t, busy.Blockers, 1, resource)
+					require.EqualValues(t, blocker.conn.PgConn().PID(), busy.Blockers[0].PID, resource)
+					blocker.commit()
+				}
 			})
 		}
 	}
+	all.judge()
+	require.Empty(t, w.guests())
 }
 
 // A holder that has entered before meets a newcomer: its snapshot may show its own token, but the
