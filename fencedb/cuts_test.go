@@ -157,16 +157,20 @@ var writes = map[string]write{
 }
 
 // stride is how many bytes apart the cuts are. Close together where answers are read in ways of our
-// own and of pgx's own: in a pipeline, and in the simple protocol.
+// own and of pgx's own: in a pipeline, and in the simple protocol. With -short, as on other versions
+// of Postgres, whose answers have the same messages, they are wider apart.
 func stride(mode pgx.QueryExecMode, name string) int {
-	own := mode == pgx.QueryExecModeCacheStatement || mode == pgx.QueryExecModeSimpleProtocol
+	own, wider := mode == pgx.QueryExecModeCacheStatement || mode == pgx.QueryExecModeSimpleProtocol, 1
+	if testing.Short() {
+		wider = 5
+	}
 	switch {
 	case own && !strings.HasPrefix(name, "Tx"):
-		return 17
+		return 17 * wider
 	case own:
-		return 41
+		return 41 * wider
 	}
-	return 101
+	return 101 * wider
 }
 
 func TestAnAnswerThatEndsAtAnyByteIsNoReasonForALie(t *testing.T) {

@@ -60,7 +60,7 @@ go test -count=1 -run '^$' ./migrations ./fencedb >/dev/null # compiles what the
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 for version in "$@"; do
-	(run "$version" -p 1 -short ./migrations ./fencedb >"$logs/$version" 2>&1 && touch "$logs/$version.passed") &
+	(run "$version" -p 1 -parallel 4 -short ./migrations ./fencedb >"$logs/$version" 2>&1 && touch "$logs/$version.passed") &
 done
 wait
 for version in "$@"; do
