@@ -216,7 +216,7 @@ func TestAThousandSlowCancelsLeaveNobody(t *testing.T) {
 				overtaken := &slow{by: 100 * ms}
 				w.client.AddHook(overtaken)
 				id := uuid.New()
-				for n := range 1000 {
+				for n := range 334 { // in each of three ways
 					if n%3 > 0 {
 						id = uuid.New()
 					}

@@ -67,7 +67,7 @@ func (randomBytes) Read(b []byte) (int, error) {
 
 var (
 	seedFlag   = flag.Uint64("seed", 0, "run this seed of the simulation alone, and print its time line")
-	seedsFlag  = flag.Uint64("seeds", 0, "how many seeds TestSimulation runs; 0 for 50, or 20 with -short")
+	seedsFlag  = flag.Uint64("seeds", 0, "how many seeds TestSimulation runs; 0 for 20")
 	firstFlag  = flag.Bool("first", false, "stop at the first seed that breaks a promise, and do not shrink it")
 	mutantFlag = flag.String("mutant", "", "look for mutants with this in their name only")
 )
@@ -90,10 +90,7 @@ func TestSimulation(t *testing.T) {
 	}
 	seeds := *seedsFlag
 	if seeds == 0 {
-		seeds = 50
-		if testing.Short() {
-			seeds = 20
-		}
+		seeds = 20
 	}
 	if *firstFlag { // for the mutants of the Go code
 		hunt(t, 0, os.Getenv(mutantVar), newMemoryRedis())
@@ -136,7 +133,7 @@ func inYears(t *testing.T, test func(t *testing.T, year int)) {
 // nanosecond is the scheduler's; where it matters, on a busy machine, one tries again.
 func TestASeedGivesTheSameRunAgain(t *testing.T) {
 	m := newMemoryRedis()
-	const seeds = 10
+	const seeds = 5
 	same := 0
 	for seed := uint64(1); seed <= seeds; seed++ {
 		for range 4 {
