@@ -161,7 +161,7 @@ func TestAnAcquisitionWithinATransactionNamesThePool(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
-			w.config.TTL = 500 * time.Millisecond // so long one waits to seal
+			w.config.TTL = 2 * time.Second // so long one waits to seal
 			issuer, err := lease.New(w.redis, w.config)
 			require.NoError(t, err)
 			config := w.pool.Config().Copy()

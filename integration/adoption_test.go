@@ -405,7 +405,7 @@ func TestTheGuideIsRehearsedUnderLoad(t *testing.T) {
 	r.crew.Wait()
 	require.False(t, t.Failed())
 	waited, who := longest()
-	require.Less(t, waited, time.Second, who)
+	require.Less(t, waited, 5*time.Second, who)
 	for name, a := range r.actors {
 		t.Logf("%-14s %5d times, %4d excused", name, a.done.Load(), a.excuses.Load())
 	}

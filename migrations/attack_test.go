@@ -82,7 +82,7 @@ func TestWaitingForSeveralFencesEndsWithTheLease(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
 	s.exec(enter(1, "a") + "; " + enter(1, "b"))
-	for resource, hold := range map[string]string{"a": "0.1", "b": "2"} {
+	for resource, hold := range map[string]string{"a": "0.1", "b": "6"} {
 		holder := s.beside()
 		holder.exec("BEGIN; " + enter(1, resource))
 		done := make(chan error, 1)

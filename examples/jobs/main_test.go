@@ -52,7 +52,7 @@ func ownOneJob(ctx context.Context, self *worker.Self) error {
 		return err
 	}
 	defer db.Close()
-	leases, err := lease.New(client, lease.Config{TTL: 800 * time.Millisecond, Namespace: at.Namespace})
+	leases, err := lease.New(client, lease.Config{TTL: 3 * time.Second, Namespace: at.Namespace})
 	if err != nil {
 		return err
 	}
