@@ -21,7 +21,12 @@ func check(t *testing.T, client redis.UniversalClient) (lease.Health, error) {
 	t.Helper()
 	i, err := lease.New(client, lease.Config{TTL: time.Second})
 	require.NoError(t, err)
-	return i.Check(t.Context())
+	for tries := 1; ; tries++ { // within five seconds, which a busy machine may take now and then
+		h, err := i.Check(t.Context())
+		if err == nil || tries == 3 || !strings.Contains(err.Error(), "is not confirmed within") {
+			return h, err
+		}
+	}
 }
 
 func codes(h lease.Health) (all []lease.WarningCode) {
