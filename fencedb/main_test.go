@@ -2,6 +2,7 @@ package fencedb_test
 
 import (
 	"context"
+	"flag"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -15,7 +16,15 @@ import (
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
-func TestMain(m *testing.M) { testenv.Main(m) }
+// TestMain runs four tests at once on two processors too, since most of their time they wait.
+// -parallel 1 runs one.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == "2" {
+		_ = f.Value.Set("4")
+	}
+	testenv.Main(m)
+}
 
 // world is a migrated database of its own with one protected table.
 type world struct {
