@@ -335,11 +335,11 @@ var guards = []struct {
 		{"L8", "what a caller did not wait for is not told to the others", "if protocol.Transient(err) && ctx.Err() == nil {", "if protocol.Transient(err) {", "lease/once.TestAnOutageThatTheFirstCallerDidNotAwaitIsNotShared"},
 	}},
 	{"internal/protocol/semaphore_acquire.lua", []guard{
-		{"L1", "no more holders than permits", "  if taken >= limit then\n", "  if false then\n", "lease.TestSemaphoreContractOnMiniredis"},
+		{"L1", "no more holders than permits", "if taken >= limit then\n", "if false then\n", "lease.TestSemaphoreContractOnMiniredis"},
 		{"L2", "the tokens of permits end before Lua miscounts", "if token > MAX_WHOLE then return {'exhausted'} end", "", "lease.TestSemaphoreTokensThatAreUsedUp"},
 	}},
 	{"internal/protocol/semaphore_extend.lua", []guard{
-		{"L4", "a permit that ran out is not extended", "find(owner, name, now)", "find(owner, name, 0)", "lease.TestSemaphoreAPlaceThatRanOutIsNotExtended"},
+		{"L4", "a permit that ran out is not extended", "living(owner, now)", "living(owner, 0)", "lease.TestSemaphoreAPlaceThatRanOutIsNotExtended"},
 	}},
 	{"lease/store.go", []guard{
 		{"L6", "all clients of a Sentinel group publish in one way", "return ok && cluster.Options().ClusterSlots == nil", "return ok && cluster != nil", "lease.TestAllClientsOfASentinelGroupHearEachOther"},

@@ -235,8 +235,10 @@ func kindOf(args []string) string {
 // mutants are the protocol with one rule changed: text edits of the scripts, as Redis gets them.
 var mutants = []struct{ name, script, old, new string }{
 	{"a grant although another holds", "acquire", "if r.held and r.held.id ~= id then", "if false then"},
-	{"the common case does not look who holds", "acquire", "'EXISTS', KEYS[1], KEYS[3]", "'EXISTS', KEYS[3]"},
-	{"the common case does not look who waits", "acquire", "'EXISTS', KEYS[1], KEYS[3]", "'EXISTS', KEYS[1]"},
+	{"the common case does not look who holds", "acquire", "'EXISTS', KEYS[1], ", "'EXISTS', "},
+	{"the common case does not look who waits", "acquire", "'EXISTS', KEYS[1], KEYS[3], KEYS[3]", "'EXISTS', KEYS[1]"},
+	{"what is held and waited for is taken for free", "acquire", "if state ~= 2 then r.held", "if state == 1 then r.held"},
+	{"what is free and waited for is taken by anybody", "acquire", "if state ~= 1 then r.front", "if state == 3 then r.front"},
 	{"no floor", "", "math.max(last + 1, now)", "last + 1"},
 	{"no floor in the common case", "acquire", "local token = time[1] .. string.sub('00000' .. time[2], -6)", "local token = string.format('%.0f', last + 1)"},
 	{"the common case goes by the clock alone", "acquire", "(#last < #token or #last == #token and last < token) and ", ""},

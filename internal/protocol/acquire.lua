@@ -18,7 +18,10 @@
 -- The common case: one resource, which is free, and nobody waits for it. It comes before the helpers, because to define
 -- them takes longer than all that it does. Whatever it does not expect is for the rest. Arguments that only a wrong client
 -- sends are found by the rest, which such a client meets as soon as a resource is taken.
-if #KEYS == 4 and #ARGV == 7 and redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then
+--
+-- The queue counts twice. 0: free, 1: held, 2: free and waited for, 3: both; false: there are several resources.
+local state = #KEYS == 4 and #ARGV == 7 and redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[3])
+if state == 0 then
   local last, time = redis.pcall('GET', KEYS[2]) or '0', redis.call('TIME')
   local token = time[1] .. string.sub('00000' .. time[2], -6) -- below 2^53 until the year 2255
   -- As text, because to make numbers of it and text again takes longer. It is for the rest if the clock is behind.
@@ -45,44 +48,34 @@ local now = clock()
 
 local function refused(r, n, wait, calls)
   wait = math.min(math.max(wait, 1), PATIENCE)
-  if mode == 'wait' then
-    local wrong = not r.head and mistyped(r.alive, 'hash')
-    if wrong then return wrong end
-    enqueue(r, mine, listener, wait)
-  end
-  return {'held', digits(wait), digits(n), calls}
+  return mode == 'wait' and enqueue(r, mine, listener, wait) or {'held', digits(wait), digits(n), calls}
 end
 
 -- First look at everything, then write.
-local resources = {}
-for n = 1, count do
-  local r = queues[n]
+for n, r in ipairs(queues) do
   r.owner, r.fence, r.now = KEYS[4 * n - 3], KEYS[4 * n - 2], now
-  local wrong
-  r.held, wrong = read_owner_and_left(r.owner)
-  if wrong then return wrong end
-  local head = redis.pcall('ZRANGE', r.queue, 0, 0) -- saves the command TYPE
-  if head.err then return mistyped(r.queue, 'zset') or error(head) end
-  r.head = head[1]
-  wrong = r.head and mistyped(r.alive, 'hash')
+  local last, wrong
+  if state ~= 2 then r.held, wrong = read_owner_and_left(r.owner) end
   if wrong then return wrong end
   if r.held and r.held.id ~= id then return refused(r, n, r.held.left, r.held.calls) end
-  local last
+  if state ~= 1 then r.front, wrong = front_of(r.queue) end
+  if wrong then return wrong end
+  r.waited = r.front and r.front[1]
   last, wrong = read_fence(r.fence)
   if wrong then return wrong end
   r.token = next_token(last, now)
   if r.token > MAX_WHOLE then return {'exhausted'} end
-  resources[n] = r
 end
-for n, r in ipairs(resources) do
-  if r.head and not r.held and mode ~= 'barge' then
-    local wait = before(r, mine)
+for n, r in ipairs(queues) do
+  if r.waited and not r.held and mode ~= 'barge' then
+    local wait, wrong = before(r, mine)
+    if wrong then return wrong end
     if wait then return refused(r, n, wait, '') end
   end
 end
 
 local reply = {'granted'}
-for n, r in ipairs(resources) do
+for n, r in ipairs(queues) do
   local token, calls = digits(r.token), mine
   if r.held then
     token, calls = r.held.token, add_call(r.held.calls, mine)
@@ -92,6 +85,6 @@ for n, r in ipairs(resources) do
   end
   redis.call('SET', r.owner, id .. ':' .. token .. ':' .. calls, 'PX', digits(ttl))
   reply[n + 1] = token
-  if r.head then leave(r, mine) end
+  if r.waited then leave(r, mine) end
 end
 return reply

@@ -5,7 +5,8 @@
 --   * A script checks its arguments before anything else: the number of KEYS and ARGV, and the form of each. A wrong
 --     argument is an error of the client. It ends the script with an error reply, and nothing was changed. (The common
 --     cases of acquire, extend and release check only the number.)
---   * A script checks types before its first write, because Redis does not roll a script back.
+--   * A script that meets a key of another type says so before it has changed anything, because Redis does not roll a script
+--     back. (Waiters that are dead it may have taken out.)
 --   * Time comes from Redis only. Clients send durations, never points in time.
 --   * A script touches only the KEYS that it was given, and publishes to the channel that goes with them. All of them share
 --     one hash tag, so one Cluster slot.
@@ -100,12 +101,17 @@ local function mistyped(key, wanted)
   if kind ~= 'none' and kind ~= wanted then return corrupt(key, 'is a ' .. kind .. ', not a ' .. wanted) end
 end
 
--- The string at the key, or nil if there is none. The second result is the reply if the key is corrupt.
+-- What the command answers about a key of that type. The second result is the reply if the key holds another; then the
+-- command did nothing. So no TYPE comes before it.
+local function typed(kind, command, key, ...)
+  local answer = redis.pcall(command, key, ...)
+  if type(answer) ~= 'table' or not answer.err then return answer end
+  return nil, mistyped(key, kind) or error(answer)
+end
+
+-- The string at the key, or nothing if there is none. The second result is the reply if the key is corrupt.
 local function read(key)
-  local value = redis.pcall('GET', key) -- saves the command TYPE
-  if type(value) == 'string' then return value end
-  if not value then return nil end
-  return nil, mistyped(key, 'string') or error(value)
+  return typed('string', 'GET', key)
 end
 
 -- Redis time in microseconds.
@@ -140,8 +146,7 @@ local MOST_REVOKED = 100 -- that are kept
 local MINUTE = 60000
 
 local function was_revoked(ended, name)
-  if mistyped(ended, 'zset') then return false end
-  for _, entry in ipairs(redis.call('ZRANGE', ended, 0, -1)) do
+  for _, entry in ipairs(typed('zset', 'ZRANGE', ended, 0, -1) or {}) do
     if string.sub(entry, 1, #name) == name then return true end
   end
   return false
@@ -214,21 +219,36 @@ local function queue_fault(q)
   return mistyped(q.queue, 'zset') or mistyped(q.alive, 'hash')
 end
 
+-- The first places in the queue. The second result is the reply if it is corrupt.
+local function front_of(queue)
+  return typed('zset', 'ZRANGE', queue, 0, 1)
+end
+
+-- A key that is corrupt stays as it is.
 local function leave(q, ...)
   if select('#', ...) == 0 then return end
-  redis.call('ZREM', q.queue, ...)
-  redis.call('HDEL', q.alive, ...)
+  q.front = nil
+  typed('zset', 'ZREM', q.queue, ...)
+  typed('hash', 'HDEL', q.alive, ...)
 end
 
 local function note(q, w)
-  redis.call('HSET', q.alive, w.call, digits(w.till) .. ':' .. digits(w.asked) .. ':' .. digits(w.turn) .. '@' .. w.listener)
+  return typed('hash', 'HSET', q.alive, w.call,
+    digits(w.till) .. ':' .. digits(w.asked) .. ':' .. digits(w.turn) .. '@' .. w.listener)
 end
 
--- Puts the call at the end, or leaves it at its place. It counts as alive until it has to ask again.
+-- Puts the call at the end, or leaves it at its place. It counts as alive until it has to ask again. Returns the reply if a
+-- key is corrupt; then nothing was changed.
 local function enqueue(q, mine, listener, wait)
   local ms = math.floor(q.now / 1000)
-  note(q, {call = mine, till = ms + wait + GRACE, asked = math.ceil(q.now / 1000), turn = 0, listener = listener})
-  redis.call('ZADD', q.queue, 'NX', digits(q.now), mine)
+  local new, wrong = typed('zset', 'ZADD', q.queue, 'NX', digits(q.now), mine)
+  if wrong then return wrong end
+  local w = {call = mine, till = ms + wait + GRACE, asked = math.ceil(q.now / 1000), turn = 0, listener = listener}
+  wrong = select(2, note(q, w))
+  if wrong then
+    if new == 1 then redis.call('ZREM', q.queue, mine) end
+    return wrong
+  end
   redis.call('PEXPIRE', q.queue, PATIENCE + GRACE)
   redis.call('PEXPIRE', q.alive, PATIENCE + GRACE)
 end
@@ -250,19 +270,17 @@ end
 -- Visits the living waiters in order until visit answers true or the call mine is reached, and takes these out of the
 -- queue: the dead; waiters that claim to live longer than is possible (Redis's clock was set back since); and half an
 -- entry (the other key was evicted). Those whose turn has lapsed are passed over. If LOOK places were not enough, it
--- returns the waiters that were there, perhaps none. The caller takes them out, so that the next script gets further. A
--- corrupt queue has no waiters.
+-- returns the waiters that were there, perhaps none. The caller takes them out, so that the next script gets further. The
+-- second result is the reply if a key is corrupt. What has read the front of the queue leaves it in q.front.
 local function walk(q, mine, visit)
   local ms = math.floor(q.now / 1000)
   local dropped, kept, lapsed = {}, {}, {}
   local from, size, stopped = 0, 2, false
   repeat
-    local calls = redis.pcall('ZRANGE', q.queue, from, from + size - 1) -- saves the command TYPE
-    local entries = #calls > 0 and redis.pcall('HMGET', q.alive, unpack(calls)) or calls
-    if entries.err then
-      if queue_fault(q) then return end
-      error(entries)
-    end
+    local calls, entries, wrong = from == 0 and q.front, {}, nil
+    if not calls then calls, wrong = typed('zset', 'ZRANGE', q.queue, from, from + size - 1) end
+    if not wrong and #calls > 0 and calls[1] ~= mine then entries, wrong = typed('hash', 'HMGET', q.alive, unpack(calls)) end
+    if wrong then return nil, wrong end
     for n, call in ipairs(calls) do
       local w = waiter(call, entries[n])
       if call == mine then
@@ -330,14 +348,14 @@ local function wake(q)
 end
 
 -- Milliseconds after which to ask again for what is free, because a waiter that listens stands before the call; nil if
--- it is the turn of the call.
+-- it is the turn of the call. The second result is the reply if a key is corrupt.
 local function before(q, mine)
   local wait
-  local deaf = walk(q, mine, function(w)
+  local deaf, wrong = walk(q, mine, function(w)
     wait = call(q, w) -- an earlier message may have been lost
     return wait ~= nil
   end)
-  if not deaf then return wait end
+  if not deaf then return wait, wrong end
   leave(q, unpack(deaf))
   return 1
 end

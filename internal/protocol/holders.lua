@@ -3,18 +3,15 @@
 -- The key owner is a sorted set of holders, "<lease id>:<token>:<call>,<call>", by the end of their time in microseconds
 -- of Redis's clock. A holder whose end has passed holds nothing; the next script that counts drops it.
 
--- Writes only if there is something to drop: the first write of a script decides whether a server without memory allows the
--- others.
-local function drop_dead(owner, now)
-  if redis.call('ZCOUNT', owner, '-inf', digits(now)) > 0 then
-    redis.call('ZREMRANGEBYSCORE', owner, '-inf', digits(now))
-  end
+-- The living holders, each as it stands in the set and the end of its time, the one that ends next in front. The second
+-- result is the reply if the key is corrupt.
+local function living(owner, now)
+  return typed('zset', 'ZRANGEBYSCORE', owner, '(' .. digits(now), '+inf', 'WITHSCORES')
 end
 
--- The living holder with that name, "<lease id>:" or "<lease id>:<token>:", as it stands in the set, its token, its calls
--- and the end of its time; nil if there is none.
-local function find(owner, name, now)
-  local all = redis.call('ZRANGEBYSCORE', owner, '(' .. digits(now), '+inf', 'WITHSCORES')
+-- The one of them with that name, "<lease id>:" or "<lease id>:<token>:", its token, its calls and the end of its time; nil
+-- if there is none.
+local function find(all, name)
   for n = 1, #all, 2 do
     if string.sub(all[n], 1, #name) == name then
       local token, calls = string.match(all[n], ':(%d+):([%w%-,]+)$')

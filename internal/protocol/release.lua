@@ -11,7 +11,8 @@
 --         {'corrupt', key, problem}  of the owner; if another key is wrong, the lease is released all the same
 
 -- The common case, before the helpers as in acquire.lua: it is held, and nobody waits.
-if #KEYS == 4 and #ARGV == 3 and redis.call('EXISTS', KEYS[2]) == 0 then
+local front = #KEYS == 4 and #ARGV == 3 and redis.pcall('ZRANGE', KEYS[2], 0, 1)
+if front and not front.err and #front == 0 then
   local held, mine = redis.pcall('GET', KEYS[1]), ARGV[1] .. ':' .. ARGV[2] .. ':'
   if type(held) == 'string' and string.sub(held, 1, #mine) == mine then
     redis.call('DEL', KEYS[1])
@@ -31,6 +32,7 @@ local held, wrong = read_owner(owner)
 if wrong then return wrong end
 if held and held.id == id and held.token == token then
   redis.call('DEL', owner) -- first: a server that refuses writes refuses here; without memory it allows the others after this one
+  if not front.err then q.front = front end
   wake(q)
   return {'released'}
 end

@@ -30,59 +30,49 @@ local limit = whole(ARGV[8], 1, 'limit')
 local now = clock()
 q.now = now
 
-local wrong = mistyped(owner, 'zset')
+local all, wrong = living(owner, now)
 if wrong then return wrong end
 local last, changed
 last, wrong = read_fence(fence)
 if wrong then return wrong end
-local head = redis.pcall('ZRANGE', q.queue, 0, 0) -- saves the command TYPE
-if head.err then return mistyped(q.queue, 'zset') or error(head) end
-head = head[1]
-wrong = head and mistyped(q.alive, 'hash')
+q.front, wrong = front_of(q.queue)
 if wrong then return wrong end
 changed, wrong = read_limit(KEYS[5])
 if wrong then return wrong end
 limit = changed or limit
+local waited = q.front[1]
 
-drop_dead(owner, now)
-local holder, token, calls = find(owner, id .. ':', now)
+local holder, token, calls = find(all, id .. ':')
 if holder then
   local name = id .. ':' .. token .. ':' .. add_call(calls, mine)
   if name ~= holder then redis.call('ZREM', owner, holder) end
   hold(owner, name, now, ttl)
   redis.call('PEXPIRE', fence, digits(retention))
-  if head then leave(q, mine) end
+  if waited then leave(q, mine) end
   return {'granted', token}
 end
 
-local taken = redis.call('ZCARD', owner)
-
--- Milliseconds after which to retry, and the calls of a holder in the way; nil if nothing is.
-local function obstacle()
-  if taken >= limit then
-    -- If the limit was lowered, more than one has to leave.
-    local next = redis.call('ZRANGE', owner, taken - limit, taken - limit, 'WITHSCORES')
-    return math.ceil((tonumber(next[2]) - now) / 1000), string.match(next[1], '[^:]*$')
-  end
-  if head and mode ~= 'barge' then return before(q, mine) end
-end
-
+local taken = #all / 2
 token = next_token(last, now)
 if token > MAX_WHOLE then return {'exhausted'} end
-local wait, others = obstacle()
+
+local wait, others = nil, ''
+if taken >= limit then
+  local next = 2 * (taken - limit) + 1 -- if the limit was lowered, more than one has to leave
+  wait, others = math.ceil((tonumber(all[next + 1]) - now) / 1000), string.match(all[next], '[^:]*$')
+elseif waited and mode ~= 'barge' then
+  wait, wrong = before(q, mine)
+  if wrong then return wrong end
+end
 if wait then
   wait = math.min(math.max(wait, 1), PATIENCE)
-  if mode == 'wait' then
-    wrong = not head and mistyped(q.alive, 'hash')
-    if wrong then return wrong end
-    enqueue(q, mine, listener, wait)
-  end
-  return {'held', digits(wait), '1', others or ''}
+  return mode == 'wait' and enqueue(q, mine, listener, wait) or {'held', digits(wait), '1', others}
 end
 
 redis.call('SET', fence, digits(token), 'PX', digits(retention))
+redis.call('ZREMRANGEBYSCORE', owner, '-inf', digits(now)) -- who holds no more
 hold(owner, id .. ':' .. digits(token) .. ':' .. mine, now, ttl)
-if head then
+if waited then
   leave(q, mine)
   if taken + 1 < limit then wake(q) end -- one call for each permit
 end

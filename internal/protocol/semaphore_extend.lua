@@ -17,10 +17,10 @@ local name = uuid(ARGV[1], 'lease id') .. ':' .. digits(whole(ARGV[2], 1, 'token
 local ttl = whole(ARGV[3], 1, 'ttl')
 local retention = retention_of(ARGV[4], ttl)
 
-local wrong = mistyped(owner, 'zset')
-if wrong then return wrong end
 local now = clock()
-local holder = find(owner, name, now)
+local all, wrong = living(owner, now)
+if wrong then return wrong end
+local holder = find(all, name)
 if not holder then return {was_revoked(ended, name) and 'revoked' or 'gone'} end
 redis.call('PEXPIRE', fence, digits(retention))
 hold(owner, holder, now, ttl)

@@ -12,13 +12,14 @@ fields(1, 'owner', 'alive', 'limit')
 local owner = KEYS[1]
 local q = {alive = KEYS[2], now = clock()}
 local limit = whole(ARGV[1], 1, 'limit')
-local wrong = mistyped(owner, 'zset') or mistyped(q.alive, 'hash')
+local all, wrong = living(owner, q.now)
+wrong = wrong or mistyped(q.alive, 'hash')
 if wrong then return wrong end
 local changed
 changed, wrong = read_limit(KEYS[3])
 if wrong then return wrong end
 local reply = {'inspected', digits(changed or limit), digits(waiters(q))}
-for n, word in ipairs(redis.call('ZRANGEBYSCORE', owner, '(' .. digits(q.now), '+inf', 'WITHSCORES')) do
+for n, word in ipairs(all) do
   if n % 2 == 1 then
     local id, token = string.match(word, '^([%x%-]+):([1-9]%d*):[%w%-,]+$')
     if not id or #id ~= 36 or #token > 16 then return corrupt(owner, 'does not hold a lease id, a token and a call') end

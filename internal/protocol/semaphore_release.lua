@@ -15,10 +15,10 @@ local owner, ended = KEYS[1], KEYS[4]
 local name = uuid(ARGV[1], 'lease id') .. ':' .. digits(whole(ARGV[2], 1, 'token')) .. ':'
 local q = queue_of(KEYS[2], KEYS[3], ARGV[3])
 
-local wrong = mistyped(owner, 'zset')
-if wrong then return wrong end
 q.now = clock()
-local holder = find(owner, name, q.now)
+local all, wrong = living(owner, q.now)
+if wrong then return wrong end
+local holder = find(all, name)
 if not holder then return {was_revoked(ended, name) and 'revoked' or 'gone'} end
 redis.call('ZREM', owner, holder)
 wake(q)

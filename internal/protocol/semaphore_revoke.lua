@@ -15,10 +15,11 @@ local owner, ended = KEYS[1], KEYS[2]
 local name = uuid(ARGV[1], 'lease id') .. ':'
 local q = queue_of(KEYS[3], KEYS[4], ARGV[2])
 
-local wrong = mistyped(owner, 'zset') or mistyped(ended, 'zset') or queue_fault(q)
-if wrong then return wrong end
 q.now = clock()
-local holder = find(owner, name, q.now)
+local all, wrong = living(owner, q.now)
+wrong = wrong or mistyped(ended, 'zset') or queue_fault(q)
+if wrong then return wrong end
+local holder = find(all, name)
 if not holder then return {was_revoked(ended, name) and 'revoked' or 'gone'} end
 local left = redis.call('PTTL', owner)
 redis.call('ZREM', owner, holder) -- first, as in release.lua

@@ -9,6 +9,6 @@
 expect(2, 2)
 fields(1, 'owner', 'fence')
 local name = uuid(ARGV[1], 'lease id') .. ':' .. digits(whole(ARGV[2], 1, 'token')) .. ':'
-local wrong = mistyped(KEYS[1], 'zset')
+local all, wrong = living(KEYS[1], clock())
 if wrong then return wrong end
-return {find(KEYS[1], name, clock()) and 'current' or 'lost'}
+return {find(all, name) and 'current' or 'lost'}

@@ -14,16 +14,16 @@ local owner = KEYS[1]
 local id, mine = uuid(ARGV[1], 'lease id'), name_of(ARGV[2], 'call')
 local q = queue_of(KEYS[2], KEYS[3], ARGV[3])
 
-local wrong = mistyped(owner, 'zset')
-if wrong then return wrong end
 q.now = clock()
-local holder, token, calls, till = find(owner, id .. ':', q.now)
+local all, wrong = living(owner, q.now)
+if wrong then return wrong end
+local holder, token, calls, till = find(all, id .. ':')
 if holder and lists(calls, mine) then
   local left = remove_call(calls, mine)
   if left then redis.call('ZADD', owner, till, id .. ':' .. token .. ':' .. left) end
   redis.call('ZREM', owner, holder)
 end
-if not queue_fault(q) then leave(q, mine) end
+leave(q, mine)
 -- The waiter that leaves may have been called already; then its turn passes on. If no permit is free, the next waiter goes on
 -- waiting.
 wake(q)

@@ -18,7 +18,6 @@ local q = queue_of(KEYS[2], KEYS[3], ARGV[3])
 
 local held, wrong = read_owner(owner)
 if wrong then return wrong end
-q.now = clock()
 if held and held.id == id and lists(held.calls, mine) then
   local calls = remove_call(held.calls, mine)
   if calls then
@@ -28,6 +27,6 @@ if held and held.id == id and lists(held.calls, mine) then
     held = nil
   end
 end
-if not queue_fault(q) then leave(q, mine) end
+leave(q, mine)
 if not held then wake(q) end
 return {'withdrawn'}
