@@ -92,9 +92,6 @@ func (b *bound) Err() error {
 
 // Value implements [context.Context]. The standard library asks it for the cause too.
 func (b *bound) Value(key any) any {
-	if key == (again{}) {
-		return b.again
-	}
 	if b.quiet() {
 		return b.Context.Value(key)
 	}
@@ -114,9 +111,6 @@ func Lasting(ctx context.Context) context.Context {
 }
 
 type lasting struct{}
-
-// again is the key of whether an attempt has failed before.
-type again struct{}
 
 // quiet reports that nobody has asked for it, and it is not over.
 func (b *bound) quiet() bool {

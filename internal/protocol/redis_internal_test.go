@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -303,7 +304,7 @@ func TestACallWhoseContextCannotEndIsSentByItsCaller(t *testing.T) {
 		want      bool
 	}{
 		"it cannot end":                           {ctx: context.Background(), want: true},
-		"it has values":                           {ctx: context.WithValue(context.Background(), again{}, 1), want: true},
+		"it has values":                           {ctx: context.WithValue(context.Background(), t, 1), want: true},
 		"only the issuer ends it":                 {ctx: Lasting(cancellable), want: true},
 		"its caller may cancel":                   {ctx: cancellable},
 		"it has a deadline":                       {ctx: timed},
@@ -361,15 +362,35 @@ func TestCallsToAClusterTravelAlone(t *testing.T) {
 func TestACallThatHasEndedIsNotSent(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
-	ended, wanted := &request{ctx: over}, &request{ctx: t.Context()}
-	for _, c := range []struct{ waiting, sent []*request }{
-		{[]*request{ended}, nil},
-		{[]*request{wanted}, []*request{wanted}},
-		{[]*request{ended, wanted}, []*request{wanted}},
-		{[]*request{ended, ended}, nil},
+	for _, c := range []struct {
+		waiting string // "e" has ended
+		sent    [][]string
+	}{
+		{"e", nil},
+		{"w", [][]string{{"w"}}},
+		{"ew", [][]string{{"w"}}},
+		{"ee", nil},
+		{"wew", [][]string{{"w", "w"}}},
 	} {
-		_, done, sent := together(c.waiting)
-		require.Equal(t, c.sent, sent)
-		done()
+		server := new(answering)
+		client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+		client.AddHook(server)
+		s := Over(client)
+		var requests []*request
+		for _, word := range strings.Split(c.waiting, "") {
+			r := &request{ctx: t.Context(), call: Script{}.Call(1, "key", word), answered: make(chan struct{})}
+			if word == "e" {
+				r.ctx = over
+			}
+			requests = append(requests, r)
+		}
+		s.underWay = len(requests)
+		s.sendWanted(requests)
+		require.Equal(t, c.sent, server.batches, c.waiting)
+		require.Zero(t, s.underWay)
+		for _, r := range requests {
+			<-r.answered
+		}
+		require.NoError(t, client.Close())
 	}
 }

@@ -80,19 +80,18 @@ func (c Call) Name() string { return c.script.Name }
 //
 // A call whose context cannot end is sent by the goroutine that makes it, if the client ends a
 // request with the deadline of its context: so a call costs no goroutine and no wake-up. Any other
-// call is handed to a goroutine of its own, since its caller has to return when its context ends,
-// and the client may not.
+// call is handed over to a goroutine of its own, since its caller has to return when its context
+// ends, and the client may not.
 //
-// Calls that are handed over at the same time travel together, in one pipeline on one connection;
-// so do all others while so many are under way that they would wait for connections. No call waits
-// for another: what is ready when a goroutine comes to send is sent, and a script that is new to
-// the server holds up only its own call. Those that travel together also fail together, so a call
-// that has failed travels alone when it is sent again. On a Cluster each travels alone, because the
-// client waits for all servers of a pipeline, but for those of one [QueryAll] to one master.
+// Calls that are handed over at the same time share a pipeline on one connection; so do all others
+// while so many are under way that they would wait for connections. No call waits for another: what
+// is ready when a goroutine comes to send is sent, and a script that is new to the server holds up
+// only its own call. On a Cluster each has its own request, because the client waits for all
+// servers of a pipeline; only the calls of one [QueryAll] share one to each master.
 type Sender struct {
 	client  redis.UniversalClient
 	cluster *redis.ClusterClient // the same, if it is one of a Cluster
-	shares  bool                 // calls travel together
+	shares  bool                 // calls share pipelines
 	bounded bool                 // the client ends a request with the deadline of its context
 	most    int                  // requests under way, of which each has a connection
 
@@ -100,7 +99,7 @@ type Sender struct {
 	alarms sync.Pool // of *alarm, which are not set
 
 	mu       sync.Mutex
-	waiting  []*request // to be sent; guarded by mu
+	waiting  []*request // to be sent by the next flush, which was begun if there are any; guarded by mu
 	underWay int        // requests without an answer; guarded by mu
 }
 
@@ -168,60 +167,47 @@ type Answer[T any] struct {
 // is unknown whether the script ran; otherwise what [Failed] makes of Redis's answer, [ErrCorrupt]
 // or [ErrProtocol].
 func (c Call) Run(ctx context.Context, s *Sender) (Reply, error) {
-	if ctx.Err() != nil {
-		return Reply{}, unasked(ctx)
-	}
-	sent := time.Now()
 	r := &request{ctx: ctx, call: c}
-	s.send(ctx, append(r.alone[:0], r))
-	reply, err := s.outcome(r)
-	return reply, s.silent(err, c, sent)
-}
-
-// QueryAll is Query for several calls in one round trip, on a Cluster one to each master. Each has
-// an answer of its own, in order.
-func QueryAll[T any](ctx context.Context, s *Sender, calls []Call, decode func(Reply) (T, error)) []Answer[T] {
-	if ctx.Err() != nil {
-		return slices.Repeat([]Answer[T]{{Err: unasked(ctx)}}, len(calls))
-	}
-	sent := time.Now()
-	requests := make([]*request, len(calls))
-	for i, c := range calls {
-		requests[i] = &request{ctx: ctx, call: c}
-	}
-	s.send(ctx, requests)
-	answers := make([]Answer[T], len(calls))
-	for i, r := range requests {
-		reply, err := s.outcome(r)
-		answers[i].Value, answers[i].Err = read(reply, s.silent(err, r.call, sent), decode)
-	}
-	return answers
+	s.exchange(ctx, append(r.alone[:0], r))
+	return r.reply, r.err
 }
 
 // RunAndWait sends the call and, on the same connection, WAIT, which counts the replicas that have
 // its writes.
 func (c Call) RunAndWait(ctx context.Context, s *Sender, replicas int, within time.Duration) (Reply, int64, error) {
-	if ctx.Err() != nil {
-		return Reply{}, 0, unasked(ctx)
+	r := &request{ctx: ctx, call: c, wait: redis.NewIntCmd(forClient(ctx), "wait", replicas, within.Milliseconds())}
+	s.exchange(ctx, append(r.alone[:0], r))
+	if r.err != nil {
+		return Reply{}, 0, r.err
 	}
-	sent := time.Now()
-	wait := redis.NewIntCmd(forClient(ctx), "wait", replicas, within.Milliseconds())
-	r := &request{ctx: ctx, call: c, wait: wait}
-	s.send(ctx, append(r.alone[:0], r))
-	reply, err := s.outcome(r)
-	if err == nil && wait.Err() != nil {
-		err = Failed(ctx, "wait", wait.Err())
-	}
-	if err != nil {
-		return Reply{}, 0, s.silent(err, c, sent)
-	}
-	return reply, wait.Val(), nil
+	return r.reply, r.wait.Val(), nil
 }
 
-// Query makes one attempt and decodes its reply. With an error there is no answer.
+// Query is Run, and decodes the reply. With an error there is no answer.
 func Query[T any](ctx context.Context, s *Sender, c Call, decode func(Reply) (T, error)) (T, error) {
 	r, err := c.Run(ctx, s)
 	return read(r, err, decode)
+}
+
+// QueryAll is Query for several calls in one round trip, on a Cluster one to each master. Each has
+// an answer of its own, in order.
+func QueryAll[T any](ctx context.Context, s *Sender, calls []Call, decode func(Reply) (T, error)) []Answer[T] {
+	requests := make([]*request, len(calls))
+	for i, c := range calls {
+		requests[i] = &request{ctx: ctx, call: c}
+	}
+	s.exchange(ctx, requests)
+	answers := make([]Answer[T], len(calls))
+	for i, r := range requests {
+		answers[i].Value, answers[i].Err = read(r.reply, r.err, decode)
+	}
+	return answers
+}
+
+// Ask is Query, made as often as [Persist] does within [Patience]. It is for scripts that do no
+// harm when they run twice.
+func Ask[T any](ctx context.Context, s *Sender, c Call, decode func(Reply) (T, error)) (T, error) {
+	return Persist(ctx, Patience, func(ctx context.Context) (T, error) { return Query(ctx, s, c, decode) })
 }
 
 // read decodes a reply, if there is one.
@@ -236,20 +222,18 @@ func read[T any](r Reply, err error, decode func(Reply) (T, error)) (T, error) {
 	return answer, nil
 }
 
-// Ask is Query with as many attempts as [Persist] makes within [Patience]. It is for scripts that
-// do no harm when they run twice.
-func Ask[T any](ctx context.Context, s *Sender, c Call, decode func(Reply) (T, error)) (T, error) {
-	return Persist(ctx, Patience, func(ctx context.Context) (T, error) { return Query(ctx, s, c, decode) })
-}
-
 // request is a call on its way.
 type request struct {
 	ctx      context.Context
 	call     Call
 	command  single        // nil in it: not sent
 	wait     *redis.IntCmd // follows the call on its connection; nil if nothing does
-	answered chan struct{} // closed when command has its outcome, or was not sent; nil: its caller has sent it
+	inFull   bool          // the server does not know the script
+	answered chan struct{} // closed when command has its outcome, or was not sent; nil: its caller sends it
 	alone    [1]*request   // room for itself
+
+	reply Reply // for its caller, with err
+	err   error
 }
 
 // single is a command that the client library does not send again by itself. It would do so after a
@@ -260,9 +244,222 @@ type single struct{ *redis.Cmd }
 // NoRetry implements [redis.Cmder].
 func (*single) NoRetry() bool { return true }
 
-func (r *request) is(ctx context.Context, words []any) {
-	r.command.Cmd = redis.NewCmd(ctx, words...)
-	r.command.SetFirstKeyPos(beforeKeys)
+// exchange sends requests of one context, and leaves in each its reply, or why there is none.
+func (s *Sender) exchange(ctx context.Context, requests []*request) {
+	if ctx.Err() != nil {
+		for _, r := range requests {
+			r.err = unasked(ctx)
+		}
+		return
+	}
+	sent := time.Now()
+	if !s.sendHere(ctx, requests) {
+		s.handOver(ctx, requests)
+	}
+	for _, r := range requests {
+		r.reply, r.err = s.outcome(r)
+		r.err = s.silent(r.err, r.call, sent)
+	}
+}
+
+// sendHere sends the requests on the goroutine of their caller, if that may wait for them.
+func (s *Sender) sendHere(ctx context.Context, requests []*request) bool {
+	b, ours := ctx.(*bound)
+	if !s.bounded || !ours || !Endless(b.Context) || s.cluster != nil && len(requests) > 1 || !s.begin(len(requests)) {
+		return false
+	}
+	defer s.disarm(s.alarm(b)) // it is for a client that waits for a connection
+	s.send((*within)(b), requests)
+	return true
+}
+
+// begin counts requests that get connections of their own. It answers false if there are too many.
+func (s *Sender) begin(requests int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.underWay >= s.most {
+		return false
+	}
+	s.underWay += requests
+	return true
+}
+
+// handOver has the requests sent by other goroutines, which answer them.
+func (s *Sender) handOver(ctx context.Context, requests []*request) {
+	for _, r := range requests {
+		r.answered = make(chan struct{})
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.underWay += len(requests)
+	switch {
+	case s.cluster != nil && len(requests) > 1:
+		go s.sendToMasters(ctx, requests)
+	case !s.shares || requests[0].wait != nil || again(ctx):
+		for _, r := range requests {
+			go s.sendWanted(append(r.alone[:0], r))
+		}
+	case len(s.waiting) == 0:
+		s.waiting = append(requests[0].alone[:0], requests...)
+		go s.flush()
+	default:
+		s.waiting = append(s.waiting, requests...)
+	}
+}
+
+// again reports whether an attempt before has failed. Requests that share a pipeline fail together,
+// so this one shares none.
+func again(ctx context.Context) bool {
+	b, ours := ctx.(*bound)
+	return ours && b.again
+}
+
+// sendWaiting sends what waits. In company, other goroutines that can run do so first: an answer to
+// several requests has woken several, and these will send as well.
+func (s *Sender) sendWaiting() {
+	s.mu.Lock()
+	company := s.underWay > 1
+	s.mu.Unlock()
+	if company {
+		runtime.Gosched()
+	}
+	s.mu.Lock()
+	requests := s.waiting
+	s.waiting = nil
+	s.mu.Unlock()
+	s.sendWanted(requests)
+}
+
+// sendToMasters sends requests to a Cluster, those for one master in one pipeline. A master that
+// hangs keeps back only the answers that are its own.
+func (s *Sender) sendToMasters(ctx context.Context, requests []*request) {
+	ofMaster := map[*redis.Client][]*request{}
+	for _, r := range requests {
+		var master *redis.Client
+		err := func() (err error) {
+			defer Recover(func(failed error) { err = failed })
+			master, err = s.cluster.MasterForKey(ctx, r.call.Key())
+			return err
+		}()
+		if err != nil {
+			go s.sendWanted(append(r.alone[:0], r))
+			continue
+		}
+		ofMaster[master] = append(ofMaster[master], r)
+	}
+	for _, requests := range ofMaster {
+		go s.sendWanted(requests)
+	}
+}
+
+// sendWanted sends those requests that somebody still waits for. What bounds several is the time of
+// the last alone, so that none of them can end another.
+func (s *Sender) sendWanted(requests []*request) {
+	growStack()
+	if r := requests[0]; len(requests) == 1 && r.ctx.Err() == nil {
+		s.send(forClient(r.ctx), requests)
+		return
+	}
+	var wanted []*request
+	var latest time.Time
+	for _, r := range requests {
+		if r.ctx.Err() != nil {
+			s.answer(r)
+			continue
+		}
+		wanted = append(wanted, r)
+		end, bounded := r.ctx.Deadline()
+		if !bounded {
+			end = time.Now().Add(Patience)
+		}
+		if end.After(latest) {
+			latest = end
+		}
+	}
+	if len(wanted) > 0 {
+		ctx, cancel := context.WithDeadline(context.WithoutCancel(wanted[0].ctx), latest)
+		defer cancel()
+		s.send(ctx, wanted)
+	}
+}
+
+// growStack makes room at once for what the client library puts on the stack of a new goroutine. It
+// would grow step by step otherwise, and be copied with all the calls on it each time: a tenth of
+// what an acquisition takes of the processor in the client.
+//
+//go:noinline
+func growStack() {
+	var room [8 << 10]byte
+	runtime.KeepAlive(&room)
+}
+
+// send makes a round trip, and another in full for scripts that the server does not know, because
+// it was restarted, replaced, or told to forget them: these did not run.
+func (s *Sender) send(ctx context.Context, requests []*request) {
+	for len(requests) > 0 {
+		s.roundTrip(ctx, requests)
+		var unknown []*request
+		for _, r := range requests {
+			err := r.command.Err()
+			if s.cluster != nil && err != nil && !answered(err) {
+				// Perhaps the server has died, and another serves the slot by now. The client looks only
+				// once a minute, or when a server tells it to.
+				s.cluster.ReloadState(ctx)
+			}
+			if !r.inFull && err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
+				r.inFull = true
+				unknown = append(unknown, r)
+			} else {
+				s.answer(r)
+			}
+		}
+		requests = unknown
+	}
+}
+
+// roundTrip leaves each command's outcome in the command.
+func (s *Sender) roundTrip(ctx context.Context, requests []*request) {
+	for _, r := range requests {
+		words := r.call.words
+		if r.inFull {
+			words = append([]any{"eval", r.call.script.Source}, words[2:]...)
+		}
+		r.command.Cmd = redis.NewCmd(ctx, words...)
+		r.command.SetFirstKeyPos(beforeKeys)
+	}
+	defer Recover(func(err error) {
+		for _, r := range requests {
+			r.command.SetErr(err)
+		}
+	})
+	if len(requests) == 1 && requests[0].wait == nil {
+		_ = s.client.Process(ctx, &requests[0].command)
+		return
+	}
+	pipe := s.client.Pipeline()
+	for _, r := range requests {
+		_ = pipe.Process(ctx, &r.command)
+		if r.wait != nil {
+			_ = pipe.Process(ctx, r.wait)
+		}
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		for _, r := range requests {
+			if r.command.Err() == nil && r.command.Val() == nil { // a hook of the client has kept them back
+				r.command.SetErr(err)
+			}
+		}
+	}
+}
+
+// answer tells whoever waits for the request.
+func (s *Sender) answer(r *request) {
+	s.mu.Lock()
+	s.underWay--
+	s.mu.Unlock()
+	if r.answered != nil {
+		close(r.answered)
+	}
 }
 
 // outcome waits for the answer.
@@ -275,7 +472,11 @@ func (s *Sender) outcome(r *request) (Reply, error) {
 	if r.command.Cmd == nil { // its context had ended before it was sent
 		return Reply{}, unanswered(r.ctx, r.ctx.Err())
 	}
-	return decode(r.ctx, r.call.script.Name, r.command.Cmd)
+	reply, err := decode(r.ctx, r.call.script.Name, r.command.Cmd)
+	if err == nil && r.wait != nil && r.wait.Err() != nil {
+		err = Failed(r.ctx, "wait", r.wait.Err())
+	}
+	return reply, err
 }
 
 // await returns nil when the answer is there, and otherwise when the context of the caller has
@@ -309,216 +510,4 @@ func (s *Sender) await(r *request) error {
 		}()
 	}
 	return unanswered(ctx, ctx.Err())
-}
-
-// send sends the requests, or has them sent. They have one context.
-func (s *Sender) send(ctx context.Context, requests []*request) {
-	if s.sendHere(ctx, requests) {
-		return
-	}
-	for _, r := range requests {
-		r.answered = make(chan struct{})
-	}
-	if s.cluster != nil && len(requests) > 1 {
-		go s.serveMasters(ctx, requests)
-	} else {
-		s.enqueue(requests)
-	}
-}
-
-// sendHere sends the requests on the goroutine of their caller, if that may wait for them.
-func (s *Sender) sendHere(ctx context.Context, requests []*request) bool {
-	b, ours := ctx.(*bound)
-	if !s.bounded || !ours || !Endless(b.Context) || s.cluster != nil && len(requests) > 1 || !s.begin(len(requests)) {
-		return false
-	}
-	defer s.begin(-len(requests))
-	defer s.disarm(s.alarm(b)) // it is for a client that waits for a connection
-	if unknown := s.attempt((*within)(b), requests); len(unknown) > 0 {
-		s.process((*within)(b), unknown)
-	}
-	return true
-}
-
-// begin counts requests that get connections of their own. It answers false if there are too many.
-func (s *Sender) begin(requests int) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if requests > 0 && s.underWay >= s.most {
-		return false
-	}
-	s.underWay += requests
-	return true
-}
-
-// enqueue has the requests sent by the next goroutine that comes to send, a new one if there is
-// none.
-func (s *Sender) enqueue(requests []*request) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, r := range requests {
-		s.underWay++
-		switch {
-		case !s.shares || r.wait != nil || r.ctx.Value(again{}) == true:
-			go s.serve(append(r.alone[:0], r))
-		case len(s.waiting) == 0:
-			s.waiting = append(r.alone[:0], r)
-			go s.flush()
-		default:
-			s.waiting = append(s.waiting, r)
-		}
-	}
-}
-
-// sendWaiting sends what waits. In company, other goroutines that can run do so first: an answer to
-// several requests has woken several, and these will send as well.
-func (s *Sender) sendWaiting() {
-	s.mu.Lock()
-	company := s.underWay > 1
-	s.mu.Unlock()
-	if company {
-		runtime.Gosched()
-	}
-	s.mu.Lock()
-	requests := s.waiting
-	s.waiting = nil
-	s.mu.Unlock()
-	s.serve(requests)
-}
-
-// serve sends requests together, those that somebody still waits for.
-func (s *Sender) serve(requests []*request) {
-	growStack()
-	ctx, cancel, wanted := together(requests)
-	if len(wanted) > 0 {
-		ctx = forClient(ctx)
-		if unknown := s.attempt(ctx, wanted); len(unknown) > 0 {
-			s.answer(slices.DeleteFunc(requests, func(r *request) bool { return slices.Contains(unknown, r) }))
-			s.process(ctx, unknown)
-			requests = unknown
-		}
-	}
-	cancel()
-	s.answer(requests)
-}
-
-// growStack makes room at once for what the client library puts on the stack of a new goroutine. It
-// would grow step by step otherwise, and be copied with all the calls on it each time: a tenth of
-// what an acquisition takes of the processor in the client.
-//
-//go:noinline
-func growStack() {
-	var room [8 << 10]byte
-	runtime.KeepAlive(&room)
-}
-
-// serveMasters sends requests to a Cluster, those for one master together. A master that hangs
-// keeps back only the answers that are its own.
-func (s *Sender) serveMasters(ctx context.Context, requests []*request) {
-	s.mu.Lock()
-	s.underWay += len(requests)
-	s.mu.Unlock()
-	ofMaster := map[*redis.Client][]*request{}
-	for _, r := range requests {
-		var master *redis.Client
-		err := func() (err error) {
-			defer Recover(func(failed error) { err = failed })
-			master, err = s.cluster.MasterForKey(ctx, r.call.Key())
-			return err
-		}()
-		if err != nil {
-			go s.serve([]*request{r})
-			continue
-		}
-		ofMaster[master] = append(ofMaster[master], r)
-	}
-	for _, together := range ofMaster {
-		go s.serve(together)
-	}
-}
-
-// answer tells those who wait for the requests.
-func (s *Sender) answer(requests []*request) {
-	s.mu.Lock()
-	s.underWay -= len(requests)
-	s.mu.Unlock()
-	for _, r := range requests {
-		close(r.answered)
-	}
-}
-
-// together are the requests that somebody still waits for, and what bounds them all: nothing but
-// the time of the last, so that none of them can end another.
-func together(requests []*request) (ctx context.Context, cancel context.CancelFunc, wanted []*request) {
-	if len(requests) == 1 {
-		if ctx = requests[0].ctx; ctx.Err() == nil {
-			wanted = requests
-		}
-		return ctx, func() {}, wanted
-	}
-	var latest time.Time
-	for _, r := range requests {
-		end, bounded := r.ctx.Deadline()
-		if r.ctx.Err() == nil {
-			wanted = append(wanted, r)
-		}
-		if !bounded {
-			end = time.Now().Add(Patience)
-		}
-		if end.After(latest) {
-			latest = end
-		}
-	}
-	ctx, cancel = context.WithDeadline(context.WithoutCancel(requests[0].ctx), latest)
-	return ctx, cancel, wanted
-}
-
-// attempt makes one round trip. It returns the requests whose script the server does not know,
-// because it was restarted, replaced, or told to forget scripts; they did not run, and are in full
-// now.
-func (s *Sender) attempt(ctx context.Context, requests []*request) (unknown []*request) {
-	for _, r := range requests {
-		r.is(ctx, r.call.words)
-	}
-	s.process(ctx, requests)
-	for _, r := range requests {
-		err := r.command.Err()
-		if s.cluster != nil && err != nil && !answered(err) {
-			// Perhaps the server has died, and another serves the slot by now. The client looks only
-			// once a minute, or when a server tells it to.
-			s.cluster.ReloadState(ctx)
-		}
-		if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
-			r.is(ctx, append([]any{"eval", r.call.script.Source}, r.call.words[2:]...))
-			unknown = append(unknown, r)
-		}
-	}
-	return unknown
-}
-
-// process leaves each command's outcome in the command.
-func (s *Sender) process(ctx context.Context, requests []*request) {
-	defer Recover(func(err error) {
-		for _, r := range requests {
-			r.command.SetErr(err)
-		}
-	})
-	if len(requests) == 1 && requests[0].wait == nil {
-		_ = s.client.Process(ctx, &requests[0].command)
-		return
-	}
-	pipe := s.client.Pipeline()
-	for _, r := range requests {
-		_ = pipe.Process(ctx, &r.command)
-		if r.wait != nil {
-			_ = pipe.Process(ctx, r.wait)
-		}
-	}
-	if _, err := pipe.Exec(ctx); err != nil {
-		for _, r := range requests {
-			if r.command.Err() == nil && r.command.Val() == nil { // a hook of the client has kept them back
-				r.command.SetErr(err)
-			}
-		}
-	}
 }
