@@ -132,9 +132,8 @@ func noted(err, cause error) error {
 	return fmt.Errorf("%w: %w", err, cause)
 }
 
-// Clock returns a function that asks Postgres for the time, for lease.Config.Clock: so
-// lease.Issuer.Check compares Redis's clock, from which tokens come, with the one by which rows are
-// dated. Only its context bounds it.
+// Clock returns a function that asks Postgres for the time by which rows are dated, to be compared
+// with Redis's, from which tokens come. Only its context bounds it.
 func Clock(db DB) func(context.Context) (time.Time, error) {
 	return func(ctx context.Context) (now time.Time, err error) {
 		err = askOn(db)(ctx, &now, `SELECT clock_timestamp()`)

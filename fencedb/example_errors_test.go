@@ -162,7 +162,7 @@ func ExampleTrace() {
 	// <nil>
 }
 
-// The clock by which rows are dated, for lease.Config.Clock.
+// The clock by which rows are dated.
 func ExampleClock() {
 	ctx, clock := context.Background(), fencedb.Clock(database())
 

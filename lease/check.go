@@ -31,8 +31,8 @@ type ServerHealth struct {
 	Limited  bool   // whether there is a maxmemory
 	AOF      bool   // whether every write is logged
 	Replicas int    // connected
-	// Clock is how far the server's clock is ahead of [Config.Clock], without its answer of this
-	// process's, give or take half of the round trips.
+	// Clock is how far the server's clock is ahead of this process's, give or take half of the round
+	// trip.
 	Clock     time.Duration
 	RoundTrip time.Duration
 
@@ -55,7 +55,7 @@ const (
 	WarnUnlogged WarningCode = "unlogged" // no log of writes: a crash forgets leases
 	WarnEviction WarningCode = "eviction" // an eviction policy that does harm once there is a maxmemory
 	WarnReplicas WarningCode = "replicas" // a primary that is cut off from its replicas goes on granting
-	WarnClock    WarningCode = "clock"    // the clock differs from [Config.Clock], or that could not be asked
+	WarnClock    WarningCode = "clock"    // the clock differs from this process's
 	WarnVersion  WarningCode = "version"  // older than this package is tested with
 	WarnHidden   WarningCode = "hidden"   // INFO is forbidden, or does not tell
 
@@ -99,10 +99,9 @@ func (i *Issuer) Check(ctx context.Context) (Health, error) {
 	ctx, cancel := protocol.Within(ctx, protocol.Patience)
 	defer cancel()
 	servers, err := i.store.servers(ctx)
-	clock := askReference(ctx, i.cfg.Clock)
 	h := Health{Servers: make([]ServerHealth, len(servers)), Config: i.cfg.warnings()}
 	for n, found := range together(servers, func(_ int, server *redis.Client) (ServerHealth, error) {
-		return i.checkServer(ctx, server, clock)
+		return i.checkServer(ctx, server)
 	}) {
 		h.Servers[n] = found.Value
 		if found.Err != nil && err == nil {
@@ -127,9 +126,9 @@ func (c Config) warnings() (all []Warning) {
 // minVersion is the first that the protocol is tested with.
 const minVersion = 7
 
-func (i *Issuer) checkServer(ctx context.Context, client *redis.Client, clock reference) (ServerHealth, error) {
+func (i *Issuer) checkServer(ctx context.Context, client *redis.Client) (ServerHealth, error) {
 	s := ServerHealth{Addr: client.Options().Addr}
-	if err := s.askClock(ctx, client, clock); err != nil {
+	if err := s.askClock(ctx, client); err != nil {
 		return s, err
 	}
 	if err := s.askInfo(ctx, client, isSharded(i.store.client)); err != nil {
@@ -201,58 +200,17 @@ func fields(info string) map[string]string {
 	return all
 }
 
-// reference is the clock with which the servers' clocks are compared.
-type reference struct {
-	name      string
-	ahead     time.Duration // of this process's, give or take half of roundTrip
-	roundTrip time.Duration
-	err       error // it could not be asked
-}
-
-var errNoClock = errors.New("no answer in time")
-
-func askReference(ctx context.Context, clock func(context.Context) (time.Time, error)) reference {
-	if clock == nil {
-		return reference{name: "this process's"}
-	}
-	r := reference{name: "the data store's"}
-	end, _ := ctx.Deadline() // the other half is for Redis
-	asking, cancel := protocol.Within(ctx, time.Until(end)/2)
-	defer cancel()
-	r.ahead, r.roundTrip, r.err = compare(func() (time.Time, error) {
-		at, err := protocol.Bounded(asking, func() (time.Time, error) { return clock(asking) })
-		if err != nil && asking.Err() != nil {
-			err = errNoClock
-		}
-		return at, err
-	})
-	return r
-}
-
-// compare measures how far a clock is ahead of this process's, at the middle of the round trip.
-func compare(ask func() (time.Time, error)) (ahead, roundTrip time.Duration, err error) {
+// askClock measures at the middle of the round trip.
+func (s *ServerHealth) askClock(ctx context.Context, client *redis.Client) error {
 	sent := time.Now()
-	told, err := ask()
-	roundTrip = time.Since(sent)
-	if err != nil {
-		return 0, roundTrip, err
-	}
-	return told.Sub(sent.Add(roundTrip / 2)), roundTrip, nil
-}
-
-func (s *ServerHealth) askClock(ctx context.Context, client *redis.Client, clock reference) error {
-	ahead, roundTrip, err := compare(func() (time.Time, error) {
-		return protocol.Bounded(ctx, func() (time.Time, error) { return client.Time(ctx).Result() })
-	})
+	told, err := protocol.Bounded(ctx, func() (time.Time, error) { return client.Time(ctx).Result() })
 	if err != nil {
 		return protocol.Failed(ctx, "time", err)
 	}
-	s.RoundTrip, s.Clock = roundTrip, ahead-clock.ahead
-	switch {
-	case clock.err != nil:
-		s.warn(WarnClock, "its clock was not compared with %s: %v", clock.name, clock.err)
-	case s.Clock.Abs() > protocol.MaxClockDifference+(roundTrip+clock.roundTrip)/2:
-		s.warn(WarnClock, "its clock differs from %s by %v", clock.name, s.Clock.Round(time.Millisecond))
+	s.RoundTrip = time.Since(sent)
+	s.Clock = told.Sub(sent.Add(s.RoundTrip / 2))
+	if s.Clock.Abs() > protocol.MaxClockDifference+s.RoundTrip/2 {
+		s.warn(WarnClock, "its clock differs from this process's by %v", s.Clock.Round(time.Millisecond))
 	}
 	return nil
 }

@@ -2,10 +2,8 @@ package lease_test
 
 import (
 	"context"
-	"errors"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -146,53 +144,6 @@ func TestCheckNoticesAWrongClock(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, -time.Hour, h.Servers[0].Clock.Round(time.Minute))
 		require.Contains(t, codes(h), lease.WarnClock)
-	})
-}
-
-func TestCheckComparesClocks(t *testing.T) {
-	t.Parallel()
-	away := errors.New("postgres is away")
-	for name, test := range map[string]struct {
-		ahead  time.Duration
-		err    error
-		warned bool
-	}{
-		"alike":       {},
-		"ahead":       {ahead: time.Hour, warned: true},
-		"behind":      {ahead: -time.Hour, warned: true},
-		"not to know": {err: away, warned: true},
-	} {
-		clock := func(context.Context) (time.Time, error) {
-			if test.err != nil {
-				return time.Time{}, test.err
-			}
-			return time.Now().Add(test.ahead), nil
-		}
-		i, err := lease.New(testenv.Redis(t), lease.Config{TTL: time.Second, Clock: clock})
-		require.NoError(t, err)
-		h, err := i.Check(t.Context())
-		require.NoError(t, err, "no reason not to grant")
-		require.Equal(t, test.warned, slices.Contains(codes(h), lease.WarnClock), name)
-		require.InDelta(t, -test.ahead, h.Servers[0].Clock, float64(time.Minute), name)
-	}
-}
-
-// A store that hangs does not make Redis look as if it did.
-func TestCheckWhereTheOtherClockHangs(t *testing.T) {
-	inBubble(t, func(t *testing.T, w *world) {
-		hanging := make(chan struct{})
-		defer close(hanging)
-		clock := func(context.Context) (time.Time, error) {
-			<-hanging
-			return time.Time{}, nil
-		}
-		i := w.issuer(t, lease.Config{TTL: time.Second, Clock: clock})
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-		defer cancel()
-		h, err := i.Check(ctx)
-		require.NoError(t, err)
-		require.Contains(t, codes(h), lease.WarnClock)
-		require.NotContains(t, strings.Join(h.Warnings(), ""), "redis unreachable")
 	})
 }
 

@@ -100,10 +100,6 @@ type Config struct {
 	// Tracers are called for every event of the leases. Free when unused. Defaults to none.
 	Tracers []Tracer
 
-	// Clock is what [Issuer.Check] compares Redis's clock with: that of the data store, such as
-	// fencedb.Clock(pool), where tokens and rows meet. Defaults to this process's clock.
-	Clock func(context.Context) (time.Time, error)
-
 	permits int // how many may hold a resource at once, of a semaphore; 0: it is a lease
 }
 

@@ -415,9 +415,8 @@ func (e *examination) addProblem(health lease.Health, problem error) {
 	}
 }
 
-// askClock compares both clocks with this process's, not as [lease.Issuer.Check] would with
-// Postgres's for a Config.Clock: a Postgres that hangs must not keep Redis from being examined, and
-// askCounters needs Redis's clock by this process's.
+// askClock compares Postgres's clock with this process's, as [lease.Issuer.Check] does Redis's: a
+// Postgres that hangs must not keep Redis from being examined.
 func (e *examination) askClock(ctx context.Context) error {
 	sent := time.Now()
 	now, err := fencedb.Clock(e.pool)(ctx)

@@ -114,7 +114,7 @@ func serve(ctx context.Context, s settings, check booking.CardCheck, log *slog.L
 	metrics, registry := prom.New(prom.Config{}), prometheus.NewRegistry()
 	registry.MustRegister(metrics)
 	leases, err := lease.New(client, lease.Config{
-		TTL: ttl, Namespace: s.Namespace, Tracers: []lease.Tracer{logs, metrics}, Clock: fencedb.Clock(pool),
+		TTL: ttl, Namespace: s.Namespace, Tracers: []lease.Tracer{logs, metrics},
 	})
 	if err != nil {
 		return fmt.Errorf("%s: %w", namespaceVar, err)
