@@ -348,38 +348,38 @@ var guards = []struct {
 	{"lease/subscription.go", []guard{
 		{"L6", "a subscription whose connection fails is made again", "\tif s.change(nil, []string{channel + \":probe\"}) != nil {\n", "\tif _ = s.change(nil, []string{channel + \":probe\"}); false {\n", "lease.TestASubscriptionWhoseConnectionFailsIsMadeAgain"},
 	}},
-	{"lease/lease.go", []guard{
+	{"lease/release.go", []guard{
 		{"L5", "a lease that another acquisition of its id releases is over", "if begun && l.shared {", "if false {", "lease.TestALeaseThatAnotherAcquisitionReleasesIsOver"},
+		{"L4", "a release that was carried out unheard is no loss", " || r.over == nil && r.lease.unsure && (result == gone || result == taken) {", " {", "lease.TestLostReplies"},
+	}},
+	{"lease/renew.go", []guard{
 		{"L5", "no renewal reaches beyond MaxHold", "ttl = min(ttl, l.holdEnd.Sub(now).Truncate(time.Millisecond))", "_ = l.holdEnd", "lease.TestMaxHold"},
 		{"L5", "a lease that Redis does not know any more is over", "	case answer.Value != done:\n		l.end(answer.Value.loss())\n		err = l.ended\n", "", "lease.TestLossIsNoticedByTheNextRenewal"},
 		{"L5", "a renewal that fails is tried again", "		l.core.watchdog.retry(l)\n", "", "lease.TestOneRenewalMayFail"},
-		{"L4", "a release that was carried out unheard is no loss", " || r.over == nil && r.lease.unsure && (result == gone || result == taken) {", " {", "lease.TestLostReplies"},
 		{"L8", "a release ends a renewal that hangs", "	defer context.AfterFunc(l.ctx, func() { stop(context.Cause(l.ctx)) })()\n", "", "lease.TestReleaseEndsAnExtendThatHangs"},
 		{"L8", "a caller that cancels is no silence of Redis", "answer.Err != nil && r.trace.ctx.Err() == context.Canceled,\n\t\t", "", "lease.TestACallerThatCancelsIsNotSilence"},
 		{"L5", "a renewal that was not sent in time is tried again", "r.trace.ctx.Err() != nil && errors.Is(answer.Err, protocol.ErrUnasked):", "errors.Is(answer.Err, protocol.ErrUnasked):", "lease.TestARenewalThatWasNotSentInTimeIsTriedAgain"},
 		{"L8", "a caller whose time is over is no silence of Redis", ",\n\t\tr.trace.ctx.Err() != nil && errors.Is(answer.Err, protocol.ErrUnasked):", ":", "lease.TestACallerWhoseTimeIsOverIsNotSilence"},
 	}},
-	{"lease/issuer.go", []guard{
+	{"lease/leases.go", []guard{
 		{"L8", "work whose lease Close has ended is not reported as well done", "errors.Is(over, ErrReleased) && !errors.Is(over, ErrClosed):", "errors.Is(over, ErrReleased):", "lease.TestWorkLearnsThatCloseHasEndedItsLease"},
 	}},
 	{"lease/acquire.go", []guard{
-		{"L6", "waiting is bounded", "waiting, cancel := context.WithTimeoutCause(ctx, *a.patience, waited)", "waiting, cancel := context.WithCancel(ctx)", "lease.TestWaitAtMost"},
+		{"L6", "waiting is bounded", "waiting, cancelWaiting := context.WithTimeoutCause(asking, *a.patience, waited)", "waiting, cancelWaiting := context.WithCancel(asking)", "lease.TestWaitingForNoTime"},
 		{"L8", "what is granted while the issuer closes is given back", "if registry.closing() {", "if false {", "lease.TestCloseWhileALeaseIsGranted"},
 		{"L1", "one that is lost while others are waited for loses all", "			err = leases.lost() // waiting may have taken longer than an earlier one lasts\n", "", "lease.TestAcquireAllLosesOneWhileWaiting"},
 		{"L1", "who cannot get all gives back what it has", "if !whole { // also", "if false { // also", "lease.TestAcquireAllWaits"},
+		{"L4", "a request that was cut short is withdrawn when it has ended", "		if s.withdrawn.Load() {\n", "		if false {\n", "lease.TestAThousandSlowCancelsLeaveNobody"},
+		{"L5", "an answer that comes after its own trust window is none", "\t\t\terr = errTooLate\n", "", "lease.TestAnAnswerThatComesTooLateIsNone"},
 	}},
 	{"lease/seal.go", []guard{
 		{"S8", "a lease that ends while it is sealed is not handed out", "	case over != nil: // that", "	case false: // that", "lease.TestSealThatOutlastsTheLease"},
-		{"S8", "a lease that cannot be sealed is given back", "	sealed := false\n", "	sealed := true\n", "lease.TestSeal"},
+		{"S8", "a lease that cannot be sealed is given back", "	kept := false\n", "	kept := true\n", "lease.TestSeal"},
 		{"L7", "an acquisition whose token is behind the fence begins anew above it", "	if !ours || a.raised == len(a.resources) {", "	if !ours || true {", "lease.TestAnAcquisitionHealsWhenItsTokenIsBehindTheFence"},
 		{"L7", "healing ends", " || a.raised == len(a.resources) {", " {", "lease.TestHealingEnds"},
 		{"L5", "what is not sealed is not renewed", "	l.unsealed = true\n	l.core.watchdog.forget(l)\n", "", "lease.TestWhatIsNotSealedIsNotRenewed"},
 		{"L5", "what is sealed is renewed", "		l.renewAgain()\n", "		_ = l\n", "lease.TestASealedLeaseIsRenewed"},
 		{"S7", "a waiting acquisition whose seal is blocked queues again", "return !a.noWait && IsLost(err), err", "return false, err", "lease.TestAnAcquisitionWhoseSealIsBlockedQueuesAgain"},
-	}},
-	{"lease/step.go", []guard{
-		{"L4", "a request that was cut short is withdrawn when it has ended", "		if s.withdrawn.Load() {\n", "		if false {\n", "lease.TestAThousandSlowCancelsLeaveNobody"},
-		{"L5", "an answer that comes after its own trust window is none", "\tcase !time.Now().Before(core.trustedUntil(sent, core.cfg.TTL)):\n\t\treturn nil, errTooLate\n", "", "lease.TestAnAnswerThatComesTooLateIsNone"},
 	}},
 	{"lease/giveback.go", []guard{
 		{"L8", "Close ends the calls that are under way", "			d.cancel(ErrClosed)\n", "			_ = d.cancel\n", "lease.TestCloseDuringAnAcquisition"},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -11,76 +12,22 @@ import (
 	"github.com/fencedb/fencedb/internal/protocol"
 )
 
-// Option changes one acquisition.
-type Option func(*options)
-
-// LeaseID makes the acquisition one of the holder with that id. All acquisitions with one id are
-// one holder, in every process: they hold at the same time, with one token, and the fence lets all
-// of them write. So never use an id for two pieces of work. The release of one ends the lease for
-// all: a lease of the same Issuer ends at once, with [ErrReleased], one of another at its next
-// renewal, with [ErrLost].
+// acquisition is one call of the program, for one resource or several. It asks in steps. On the way
+// from [Issuer.Acquire] to Redis and back one calls the other:
 //
-// It is for a program that does not know the outcome of an acquisition, because it was restarted:
-// it asks again with the id and gets the same lease and token, if that lease still holds. Do not
-// ask while a release goes on behind the earlier call: that release would end the lease that the
-// new call gets. Nor with a shorter TTL while an earlier request may hold: Redis keeps the lease
-// for that of the latest.
-//
-// Without it each acquisition has a random id.
-//
-//nolint:revive // options have no With
-func LeaseID(id uuid.UUID) Option { return func(o *options) { o.id, o.shared = id, true } }
-
-// Barge lets [Issuer.TryAcquire] go ahead of waiters. Without it, a free resource with waiters is
-// kept for them.
-func Barge() Option { return func(o *options) { o.barge = true } }
-
-// NoWait makes [Issuer.Acquire], [Issuer.AcquireAll], [Issuer.Do] and [Issuer.DoAll] try once, as
-// [Issuer.TryAcquire] does: [ErrHeld] at once if another holds the resource, and then nothing was
-// run.
-func NoWait() Option { return func(o *options) { o.noWait = true } }
-
-// WaitAtMost bounds the waiting of [Issuer.Acquire], and of [Issuer.Do] before the work begins. The
-// error is then [ErrHeld] and [context.DeadlineExceeded]. The time must be positive: [NoWait] is
-// for none.
-//
-// However short the time is, Redis is asked once and has at least a quarter of a second to answer,
-// or half of a TTL below half a second, unless other callers of this process stand in line before
-// this call. So a free resource is granted, and [ErrUnreachable] means that Redis did not answer.
-func WaitAtMost(d time.Duration) Option { return func(o *options) { o.patience = &d } }
-
-// options are what an [Option] changes.
-type options struct {
-	id       uuid.UUID
-	shared   bool // other acquisitions may have the id too
-	barge    bool
-	noWait   bool
-	patience *time.Duration // of WaitAtMost; nil: as long as the context allows
-	lead     bool           // for [Issuer.Lead]
-}
-
-func (o *options) check() error {
-	switch {
-	case o.id == uuid.Nil:
-		return protocol.Invalid("lease id is the zero UUID; use uuid.New()")
-	case o.patience != nil && *o.patience <= 0:
-		return protocol.Invalid("WaitAtMost(%v) must be positive; NoWait() tries once", *o.patience)
-	case o.patience != nil && o.noWait:
-		return protocol.Invalid("NoWait and WaitAtMost(%v) contradict each other", *o.patience)
-	}
-	return nil
-}
-
-// acquisition is one call of the program: of TryAcquire, Acquire, or one of those for several
-// resources. It asks in steps.
+//	run           begins and ends the call, for tracers and for Close
+//	obtainSealed  begins anew where the data store does not take the leases
+//	obtain        in one step, or one step for each resource
+//	wait, queue   the line in this process, then Redis's queue (wait.go)
+//	ask           requests, until one has an answer
+//	store.acquire the words of one request (store.go)
 type acquisition struct {
 	options
 	core      *core
 	caller    context.Context // gives its values to the leases
 	resources []string
 	keys      []*protocol.Keys // of the resources, in their order
-	text      any              // the lease id as requests take it
-	first     context.Context  // of the first request, if that differs; nil behind it
+	text      word             // the lease id
 	step      *step            // the latest
 	raised    int              // how often the last token was, because it was behind the fence
 	behind    behind           // what goes on behind the call
@@ -135,77 +82,80 @@ func (a *acquisition) run(ctx context.Context) (leases Leases, err error) {
 	}
 	defer a.open.settle(nil)
 	defer a.open.cancel(nil)
-	leases, err = a.sealed(ctx)
+	leases, err = a.obtainSealed(ctx)
 	if registry.closing() {
 		a.behind.giveBack(ctx, leases...)
 		leases, err = nil, a.failed(ErrClosed)
 	}
-	a.behind.await()
+	a.behind.waitBriefly()
 	return leases, err
 }
 
-// sealed obtains the leases and has them sealed before their holder learns that it holds.
-func (a *acquisition) sealed(ctx context.Context) (Leases, error) {
-	waiting, cancel := a.limit(ctx)
+// obtainSealed obtains the leases and has them sealed before their holder learns that it holds.
+func (a *acquisition) obtainSealed(ctx context.Context) (Leases, error) {
+	asking, waiting, cancel := a.limit(ctx)
 	defer cancel()
 	var blocked error // why the latest leases could not be sealed
 	for {
-		leases, err := a.obtain(ctx, waiting)
+		leases, err := a.obtain(asking, waiting)
 		if err != nil {
 			return nil, protocol.Join(blocked, a.failed(err))
 		}
 		leases, again, err := a.seal(ctx, leases)
-		if !again || !a.behind.settled(waiting) {
+		if !again || !a.behind.wait(waiting) {
 			return leases, err
 		}
 		blocked = err
 	}
 }
 
+// firstAnswer is how long Redis has for an answer if a caller waits for less.
+const firstAnswer = 250 * time.Millisecond
+
+// limit bounds the waiting as [WaitAtMost] says, and requests by the same time or firstAnswer,
+// whichever is later.
+func (a *acquisition) limit(ctx context.Context) (asking, waiting context.Context, cancel context.CancelFunc) {
+	if a.patience == nil {
+		return ctx, ctx, func() {}
+	}
+	waited := fmt.Errorf("waited %v: %w", *a.patience, context.DeadlineExceeded)
+	asking, cancelAsking := context.WithTimeoutCause(ctx, max(*a.patience, firstAnswer), waited)
+	waiting, cancelWaiting := context.WithTimeoutCause(asking, *a.patience, waited)
+	return asking, waiting, func() { cancelWaiting(); cancelAsking() }
+}
+
 // obtain asks for everything at once where one script can see it, and otherwise for one resource
 // after the other. It also waits for one resource after the other.
-func (a *acquisition) obtain(ctx, waiting context.Context) (Leases, error) {
-	together := a.core.store.spans(a.keys)
+func (a *acquisition) obtain(asking, waiting context.Context) (Leases, error) {
+	inOneScript := a.core.store.spans(a.keys)
+	inTurn := func(s *step) (Leases, error) { return s.wait(asking, waiting) }
 	switch {
-	case a.noWait && together:
-		return a.all().try(ctx)
+	case a.noWait && inOneScript:
+		return a.all().try(asking)
 	case a.noWait:
-		return a.stepByStep(func(s *step) (Leases, error) { return s.try(ctx) })
+		return a.stepByStep(func(s *step) (Leases, error) { return s.try(asking) })
 	case len(a.resources) == 1:
-		return a.all().wait(waiting)
-	}
-	inTurn := func(s *step) (Leases, error) { return s.wait(waiting) }
-	if !together {
+		return inTurn(a.all())
+	case !inOneScript:
 		return a.stepByStep(inTurn)
 	}
-	leases, err := a.all().try(a.asking(waiting))
+	leases, err := a.all().try(asking)
 	held, refused := errors.AsType[*HeldError](err)
 	if !refused {
 		return leases, err
 	}
-	if a.behind.settled(waiting) {
+	if a.behind.wait(waiting) {
 		leases, err = a.stepByStep(inTurn)
-		switch {
-		case waiting.Err() == nil, err == nil, errors.Is(err, ErrHeld): // which names what is held now
-			return leases, err
-		case !errors.Is(err, ErrUnreachable) && !errors.Is(err, context.Cause(waiting)): // of another reason
+		silent := errors.Is(err, ErrUnreachable) || errors.Is(err, context.Cause(waiting))
+		if waiting.Err() == nil || !silent || errors.Is(err, ErrHeld) {
 			return leases, err
 		}
 	}
-	held.Cause = context.Cause(waiting) // the last answer
+	held.Cause = context.Cause(waiting) // the time is over, and this was the last answer
 	return nil, held
 }
 
-// all is the step that asks for all resources.
-func (a *acquisition) all() *step {
-	s := &a.room.step
-	if a.step != nil { // a late request of a step before may still use it
-		s = new(step)
-	}
-	return s.begin(a, a.resources, a.keys)
-}
-
-// stepByStep acquires one after the other, and releases all if one is refused.
+// stepByStep acquires one after the other, and gives all back if one is refused.
 func (a *acquisition) stepByStep(acquire func(s *step) (Leases, error)) (Leases, error) {
 	var leases Leases
 	whole := false
@@ -215,7 +165,7 @@ func (a *acquisition) stepByStep(acquire func(s *step) (Leases, error)) (Leases,
 		}
 	}()
 	for n := range a.resources {
-		l, err := acquire(new(step).begin(a, a.resources[n:n+1], a.keys[n:n+1]))
+		l, err := acquire(a.newStep(n, n+1))
 		if err == nil {
 			leases = append(leases, l...)
 			err = leases.lost() // waiting may have taken longer than an earlier one lasts
@@ -228,33 +178,6 @@ func (a *acquisition) stepByStep(acquire func(s *step) (Leases, error)) (Leases,
 	return leases, nil
 }
 
-// firstAnswer is how long Redis has for the first answer if a caller waits for less.
-const firstAnswer = 250 * time.Millisecond
-
-// limit bounds the waiting as [WaitAtMost] says. The first request has firstAnswer at least.
-func (a *acquisition) limit(ctx context.Context) (context.Context, context.CancelFunc) {
-	if a.patience == nil || a.noWait {
-		return ctx, func() {}
-	}
-	waited := fmt.Errorf("waited %v: %w", *a.patience, context.DeadlineExceeded)
-	waiting, cancel := context.WithTimeoutCause(ctx, *a.patience, waited)
-	if *a.patience >= firstAnswer {
-		return waiting, cancel
-	}
-	var cancelFirst context.CancelFunc
-	a.first, cancelFirst = context.WithTimeoutCause(ctx, firstAnswer, waited)
-	return waiting, func() { cancel(); cancelFirst() }
-}
-
-// asking is the context of the next request of a waiter in ctx.
-func (a *acquisition) asking(ctx context.Context) context.Context {
-	if first := a.first; first != nil {
-		a.first = nil
-		return first
-	}
-	return ctx
-}
-
 func (a *acquisition) failed(err error) error {
 	if errors.Is(err, ErrHeld) {
 		return err
@@ -263,4 +186,113 @@ func (a *acquisition) failed(err error) error {
 		return fmt.Errorf("lease: acquire %d resources from %q: %w", len(a.resources), a.resources[0], err)
 	}
 	return fmt.Errorf("lease: acquire %q: %w", a.resources[0], err)
+}
+
+// step asks for one resource of an acquisition, or for all of them together. It is a call of the
+// protocol: its name is in all its requests and in its withdrawal, so that this ends only what the
+// step was granted, also where others share its lease id.
+type step struct {
+	*acquisition
+	resources []string
+	keys      []*protocol.Keys
+	name      word        // of the call
+	asked     bool        // a request may have reached Redis
+	unsure    atomic.Bool // a request may still be under way: it was sent and not answered
+	withdrawn atomic.Bool // what the requests were granted is being taken back
+	waits     *tracing    // nil until the resource was found taken
+}
+
+// all is the step that asks for all resources.
+func (a *acquisition) all() *step { return a.newStep(0, len(a.resources)) }
+
+// newStep begins a step for the resources from n up to m.
+func (a *acquisition) newStep(n, m int) *step {
+	s := &a.room.step
+	if a.step != nil { // a late request of a step before may still use it
+		s = new(step)
+	}
+	s.acquisition, s.resources, s.keys, s.name = a, a.resources[n:m], a.keys[n:m], protocol.NewCall(a.core.label)
+	a.step = s
+	return s
+}
+
+// try asks without waiting.
+func (s *step) try(ctx context.Context) (Leases, error) {
+	how := modeTry
+	if s.barge {
+		how = modeBarge
+	}
+	leases, err := s.ask(ctx, how, s.core.cfg.TTL)
+	switch {
+	case errors.Is(err, ErrHeld) && !s.unsure.Load(): // it left no trace
+	case err != nil: // also if an earlier request may arrive when the holder has gone
+		s.withdraw()
+	}
+	return leases, err
+}
+
+// ask asks until there is an answer, all leases or a [HeldError], or until bound has passed. An
+// answer that arrives after its own trust window counts as none.
+func (s *step) ask(ctx context.Context, how mode, bound time.Duration) (Leases, error) {
+	core := s.core
+	var sent time.Time
+	answer, err := protocol.Persist(ctx, bound, func(ctx context.Context) (acquired, error) {
+		s.asked = s.asked || ctx.Err() == nil
+		sent = time.Now()
+		answer, err := core.store.acquire(ctx, request{s.keys, s.text, s.name, how, s})
+		switch {
+		case errors.Is(err, ErrUnreachable):
+			s.unsure.Store(true)
+		case answer.tokens != nil && !time.Now().Before(core.trustedUntil(sent, core.cfg.TTL)):
+			err = errTooLate
+		}
+		return answer, err
+	})
+	switch {
+	case err != nil:
+		return nil, err
+	case answer.tokens == nil:
+		return nil, &HeldError{Resource: s.resources[answer.index], RetryAfter: answer.wait, Holder: answer.holder,
+			permit: core.cfg.permits > 0}
+	}
+	leases := make(Leases, len(s.keys))
+	for n, token := range answer.tokens {
+		leases[n] = s.newLease(n, token, sent)
+	}
+	return leases, nil
+}
+
+var errTooLate = fmt.Errorf("%w: the answer took longer than the lease lasts", ErrUnreachable)
+
+// withdraw removes what a failed step may have left in Redis: a waiter, or a grant whose reply was
+// lost.
+func (s *step) withdraw() {
+	if s.asked {
+		s.withdrawn.Store(true)
+		s.behind.owes(s.takeBack())
+	}
+}
+
+// takeBack withdraws what the step was granted.
+func (s *step) takeBack() *debt {
+	calls := make([]protocol.Call, len(s.keys))
+	for n, k := range s.keys {
+		calls[n] = s.core.store.withdrawal(k, s.text, s.name)
+	}
+	return s.core.withdrawals.add(s.caller, calls, s.resources)
+}
+
+// Abandoned implements [protocol.Caller]. When the request that was cut short has ended after all,
+// its result is withdrawn once more: it may have waited for a connection and reached Redis long
+// after the withdrawal, which would leave a waiter or a holder without a caller. Only one that
+// arrives when the client has given it up too blocks the resource, for one TTL at most.
+func (s *step) Abandoned() (ended func()) {
+	s.unsure.Store(true)
+	d := s.core.registry.owe(new(debt), s.core.cfg.TTL, s.resources...)
+	return func() {
+		if s.withdrawn.Load() {
+			s.takeBack()
+		}
+		d.settle(nil)
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -100,12 +101,15 @@ func (i *Issuer) Check(ctx context.Context) (Health, error) {
 	defer cancel()
 	servers, err := i.store.servers(ctx)
 	h := Health{Servers: make([]ServerHealth, len(servers)), Config: i.cfg.warnings()}
-	for n, found := range together(servers, func(_ int, server *redis.Client) (ServerHealth, error) {
-		return i.checkServer(ctx, server)
-	}) {
-		h.Servers[n] = found.Value
-		if found.Err != nil && err == nil {
-			err = fmt.Errorf("lease: check %s: %w", h.Servers[n].Addr, found.Err)
+	failed := make([]error, len(servers))
+	var all sync.WaitGroup // at once, so that one that hangs does not delay the others
+	for n, server := range servers {
+		all.Go(func() { h.Servers[n], failed[n] = i.checkServer(ctx, server) })
+	}
+	all.Wait()
+	for n, why := range failed {
+		if why != nil && err == nil {
+			err = fmt.Errorf("lease: check %s: %w", h.Servers[n].Addr, why)
 		}
 	}
 	return h, err
@@ -231,17 +235,17 @@ func (i *Issuer) tryOut(ctx context.Context, server *redis.Client) error {
 	}
 	holder, waiter := term{keys: k, id: uuid.New()}, term{keys: k, id: uuid.New()}
 	call := protocol.NewCall(i.label)
-	request := func(t *term, call, mode any) (granted bool, err error) {
-		answer, err := s.acquire(ctx, ask{keys: []*protocol.Keys{k}, id: t.name(), call: call, mode: mode})
+	ask := func(t *term, call string, how mode) (granted bool, err error) {
+		answer, err := s.acquire(ctx, request{keys: []*protocol.Keys{k}, id: t.name(), call: call, mode: how})
 		if granted = answer.tokens != nil; granted {
 			t.token = answer.tokens[0]
 		}
 		return granted, err
 	}
-	if _, err := request(&holder, protocol.NewCall(i.label), try); err != nil {
+	if _, err := ask(&holder, protocol.NewCall(i.label), modeTry); err != nil {
 		return err
 	}
-	if both, err := request(&waiter, call, wait); err != nil || both {
+	if both, err := ask(&waiter, call, modeWait); err != nil || both {
 		return cmp.Or(err, fmt.Errorf("%w: two hold at once", ErrUnfit))
 	}
 	news := s.subscribe(k.Channel.(string), call)
@@ -259,7 +263,7 @@ func (i *Issuer) tryOut(ctx context.Context, server *redis.Client) error {
 	if err := news.await(ctx, "a release does not call the waiter", func(n notice) bool { return n.called }); err != nil {
 		return err
 	}
-	if _, err := request(&waiter, call, wait); err != nil {
+	if _, err := ask(&waiter, call, modeWait); err != nil {
 		return err
 	}
 	_, err = s.release(ctx, waiter)

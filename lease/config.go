@@ -156,3 +156,65 @@ func (c Config) kind() string {
 	}
 	return protocol.LeaseKind
 }
+
+// Option changes one acquisition.
+type Option func(*options)
+
+// LeaseID makes the acquisition one of the holder with that id. All acquisitions with one id are
+// one holder, in every process: they hold at the same time, with one token, and the fence lets all
+// of them write. So never use an id for two pieces of work. The release of one ends the lease for
+// all: a lease of the same Issuer ends at once, with [ErrReleased], one of another at its next
+// renewal, with [ErrLost].
+//
+// It is for a program that does not know the outcome of an acquisition, because it was restarted:
+// it asks again with the id and gets the same lease and token, if that lease still holds. Do not
+// ask while a release goes on behind the earlier call: that release would end the lease that the
+// new call gets. Nor with a shorter TTL while an earlier request may hold: Redis keeps the lease
+// for that of the latest.
+//
+// Without it each acquisition has a random id.
+//
+//nolint:revive // options have no With
+func LeaseID(id uuid.UUID) Option { return func(o *options) { o.id, o.shared = id, true } }
+
+// Barge lets [Issuer.TryAcquire] go ahead of waiters. Without it, a free resource with waiters is
+// kept for them. A call that waits refuses it.
+func Barge() Option { return func(o *options) { o.barge = true } }
+
+// NoWait makes [Issuer.Acquire], [Issuer.AcquireAll], [Issuer.Do] and [Issuer.DoAll] try once, as
+// [Issuer.TryAcquire] does: [ErrHeld] at once if another holds the resource, and then nothing was
+// run.
+func NoWait() Option { return func(o *options) { o.noWait = true } }
+
+// WaitAtMost bounds the waiting of [Issuer.Acquire], and of [Issuer.Do] before the work begins. The
+// error is then [ErrHeld] and [context.DeadlineExceeded]. The time must be positive: [NoWait] is
+// for none. [Issuer.TryAcquire] and [NoWait] refuse it.
+//
+// However short the time is, Redis is asked once and has at least a quarter of a second to answer,
+// or half of a TTL below half a second, unless other callers of this process stand in line before
+// this call. So a free resource is granted, and [ErrUnreachable] means that Redis did not answer.
+func WaitAtMost(d time.Duration) Option { return func(o *options) { o.patience = &d } }
+
+// options are what an [Option] changes.
+type options struct {
+	id       uuid.UUID
+	shared   bool // other acquisitions may have the id too
+	barge    bool
+	noWait   bool
+	patience *time.Duration // of WaitAtMost; nil: as long as the context allows
+	lead     bool           // for [Issuer.Lead]
+}
+
+func (o *options) check() error {
+	switch {
+	case o.id == uuid.Nil:
+		return protocol.Invalid("lease id is the zero UUID; use uuid.New()")
+	case o.patience != nil && *o.patience <= 0:
+		return protocol.Invalid("WaitAtMost(%v) must be positive; NoWait() tries once", *o.patience)
+	case o.patience != nil && o.noWait:
+		return protocol.Invalid("WaitAtMost(%v) is for a call that waits, not for TryAcquire or NoWait()", *o.patience)
+	case o.barge && !o.noWait:
+		return protocol.Invalid("Barge is for TryAcquire or NoWait(); a call that waits has its turn")
+	}
+	return nil
+}

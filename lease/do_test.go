@@ -306,7 +306,7 @@ func TestWaitingForNoTime(t *testing.T) {
 				delay(w, 10*ms)
 				i := w.issuer(t, lease.Config{TTL: time.Minute})
 				for _, opts := range [][]lease.Option{
-					{lease.WaitAtMost(0)}, {lease.WaitAtMost(-1)}, {lease.WaitAtMost(time.Second), lease.NoWait()},
+					{lease.WaitAtMost(0)}, {lease.WaitAtMost(-1)}, {lease.WaitAtMost(time.Second), lease.NoWait()}, {lease.Barge()},
 				} {
 					require.ErrorIs(t, acquire(t.Context(), i, opts...), lease.ErrInvalid)
 				}
@@ -348,4 +348,20 @@ func TestWaitingForNoTime(t *testing.T) {
 			})
 		})
 	}
+}
+
+// An option that a call would ignore is refused, and the error names it.
+func TestACallThatDoesNotWaitRefusesToWait(t *testing.T) {
+	i := newWorld(t).issuer(t, lease.Config{TTL: time.Minute})
+	waits := lease.WaitAtMost(time.Second)
+	for name, err := range map[string]error{
+		"TryAcquire":    second(i.TryAcquire(t.Context(), "a", waits)),
+		"TryAcquireAll": second(i.TryAcquireAll(t.Context(), []string{"a", "b"}, waits)),
+		"With":          second(i.With(waits).TryAcquire(t.Context(), "a")),
+	} {
+		require.ErrorIs(t, err, lease.ErrInvalid, name)
+		require.ErrorContains(t, err, "WaitAtMost(1s)", name)
+	}
+	require.ErrorContains(t, second(i.Acquire(t.Context(), "a", lease.Barge())), "Barge")
+	require.NoError(t, try(t, i, "a", lease.Barge(), lease.NoWait()).Release(t.Context()))
 }

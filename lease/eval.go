@@ -56,7 +56,7 @@ func (l *Lease) Eval(ctx context.Context, script string, keys []string, args ...
 	defer cancel()
 	value, result, err := l.core.store.eval(ctx, l.term, script, keys, args)
 	if err == nil && result != done {
-		err = l.refused(result)
+		err = l.lose(result)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("lease: write under %q: %w", l.resource, err)
@@ -64,8 +64,8 @@ func (l *Lease) Eval(ctx context.Context, script string, keys []string, args ...
 	return value, nil
 }
 
-// refused ends the lease, as Redis says that it is over.
-func (l *Lease) refused(result outcome) error {
+// lose ends the lease, as Redis says that it is over.
+func (l *Lease) lose(result outcome) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.check(time.Now()) == nil {

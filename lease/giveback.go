@@ -41,7 +41,8 @@ func (r *registry) begin(ctx context.Context, call *debt) (context.Context, erro
 		return nil, ErrClosed
 	}
 	endless := protocol.Endless(ctx)
-	if ctx, call.cancel = context.WithCancelCause(ctx); endless {
+	ctx, call.cancel = context.WithCancelCause(ctx)
+	if endless {
 		ctx = protocol.Lasting(ctx)
 	}
 	r.add(call)
@@ -258,9 +259,9 @@ func (b *behind) giveBack(ctx context.Context, leases ...*Lease) {
 	}
 }
 
-// settled waits for all of it; false if ctx ends before. A call that goes on with its lease id has
-// to wait, or it would get once more what it is giving back.
-func (b *behind) settled(ctx context.Context) bool {
+// wait waits for all of it; false if ctx ends before. A call that goes on with its lease id has to
+// wait, or it would get once more what it is giving back.
+func (b *behind) wait(ctx context.Context) bool {
 	for _, d := range b.debts {
 		select {
 		case <-d.paid():
@@ -268,15 +269,15 @@ func (b *behind) settled(ctx context.Context) bool {
 			return false
 		}
 	}
-	return true
+	return ctx.Err() == nil
 }
 
-// await waits for all of it, but no longer than protocol.Grace.
-func (b *behind) await() {
+// waitBriefly waits for all of it, but no longer than protocol.Grace.
+func (b *behind) waitBriefly() {
 	if len(b.debts) > 0 {
 		ctx, cancel := context.WithTimeout(context.Background(), protocol.Grace)
 		defer cancel()
-		b.settled(ctx)
+		b.wait(ctx)
 	}
 }
 

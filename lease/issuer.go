@@ -2,8 +2,8 @@ package lease
 
 import (
 	"context"
-	"errors"
 	"slices"
+	"sync"
 
 	"github.com/redis/go-redis/v9"
 
@@ -16,6 +16,24 @@ import (
 type Issuer struct {
 	*core
 	opts []Option // of With
+}
+
+// core is what the leases and acquisitions of one Issuer have in common.
+type core struct {
+	cfg         Config
+	label       string // of Config.Holder, as it is stored
+	store       *store
+	watchdog    *watchdog
+	lines       *lines
+	registry    *registry
+	withdrawals *withdrawals
+	names       *names
+}
+
+// names remembers the names of the resources that were used lately.
+type names struct {
+	mu   sync.Mutex
+	keys map[string]*protocol.Keys // guarded by mu
 }
 
 // New checks the configuration; errors are [ErrInvalid] and name the field. It does not talk to
@@ -66,21 +84,22 @@ func (i *Issuer) ready(resources ...string) error {
 	return nil
 }
 
-// acquire is every acquisition, of one resource or several. once: it does not wait.
-func (i *Issuer) acquire(ctx context.Context, resources []string, opts []Option, once bool) (Leases, error) {
-	if err := i.ready(resources...); err != nil {
-		return nil, err
+// keys are the names of a resource in Redis.
+func (c *core) keys(resource string) *protocol.Keys {
+	c.names.mu.Lock()
+	defer c.names.mu.Unlock()
+	k, known := c.names.keys[resource]
+	if !known {
+		if len(c.names.keys) == mostNames {
+			clear(c.names.keys)
+		}
+		k = protocol.KeysOf(c.cfg.kind(), c.cfg.Namespace, resource, c.cfg.HashResources)
+		c.names.keys[resource] = k
 	}
-	if len(i.opts) > 0 {
-		opts = slices.Concat(i.opts, opts)
-	}
-	a, err := newAcquisition(ctx, i.core, resources, opts)
-	if err != nil {
-		return nil, err
-	}
-	a.noWait = a.noWait || once
-	return a.run(ctx)
+	return k
 }
+
+const mostNames = 1000
 
 // With returns the issuer with options for every acquisition, before those of the call itself. It
 // is how guard.Desk's Exec, Query and QueryRow get options: by a desk of their own.
@@ -109,24 +128,8 @@ func (i *Issuer) Sealed(seal func(ctx context.Context, grants ...Grant) error) *
 	return &Issuer{&sealing, i.opts}
 }
 
-// maxResources bounds one acquisition of several resources, and with it how long one script keeps
-// Redis busy.
-const maxResources = 1000
-
-// acquireAll is acquire in byte order, the order that all acquisitions keep.
-func (i *Issuer) acquireAll(ctx context.Context, resources []string, opts []Option, once bool) (Leases, error) {
-	resources = slices.Compact(slices.Sorted(slices.Values(resources)))
-	switch {
-	case len(resources) == 0:
-		return nil, protocol.Invalid("no resources")
-	case len(resources) > maxResources:
-		return nil, protocol.Invalid("%d resources, more than %d: take a lease on what contains them", len(resources), maxResources)
-	}
-	return i.acquire(ctx, resources, opts, once)
-}
-
-// TryAcquire asks once and does not wait: [ErrHeld] with the time after which to ask again, if
-// another holds the resource.
+// TryAcquire is [Issuer.Acquire] with [NoWait]. It asks once and does not wait: [ErrHeld] with the
+// time after which to ask again, if another holds the resource.
 //
 // A request that goes unanswered is sent again, twice at most and within one TTL, with the same
 // lease id; so a lost answer does no harm. Cancelling ctx ends the attempt at once; what it may
@@ -134,8 +137,7 @@ func (i *Issuer) acquireAll(ctx context.Context, resources []string, opts []Opti
 // for it. After the return, ctx has no influence on the lease. Every error means that this call
 // holds nothing. After [ErrUnreachable] the resource may stay blocked for up to one TTL.
 func (i *Issuer) TryAcquire(ctx context.Context, resource string, opts ...Option) (*Lease, error) {
-	leases, err := i.acquire(ctx, []string{resource}, opts, true)
-	return leases.first(), err
+	return i.Acquire(ctx, resource, append(slices.Clip(opts), NoWait())...)
 }
 
 // Acquire waits for its turn: first come, first served. Waiters of one process stand in one line
@@ -149,17 +151,18 @@ func (i *Issuer) TryAcquire(ctx context.Context, resource string, opts ...Option
 // a fail-over or a server that hangs, for one TTL from the first request without an answer.
 // Otherwise it is like [Issuer.TryAcquire].
 func (i *Issuer) Acquire(ctx context.Context, resource string, opts ...Option) (*Lease, error) {
-	leases, err := i.acquire(ctx, []string{resource}, opts, false)
+	leases, err := i.acquire(ctx, []string{resource}, opts)
 	return leases.first(), err
 }
 
-// TryAcquireAll acquires all resources, or none. It does not wait: [ErrHeld] names the first that
-// is not free. Up to 1000 resources; one that is named twice counts once.
+// TryAcquireAll is [Issuer.AcquireAll] with [NoWait]. It acquires all resources, or none, and does
+// not wait: [ErrHeld] names the first that is not free. Up to 1000 resources; one that is named
+// twice counts once.
 //
 // On one Redis this is one request. On a Cluster, where resources live on different shards, they
 // are acquired one after the other, always in the same order, and released if one is refused.
 func (i *Issuer) TryAcquireAll(ctx context.Context, resources []string, opts ...Option) (Leases, error) {
-	return i.acquireAll(ctx, resources, opts, true)
+	return i.AcquireAll(ctx, resources, append(slices.Clip(opts), NoWait())...)
 }
 
 // AcquireAll acquires all resources, or none. It waits for those that are not free; ctx and
@@ -167,7 +170,30 @@ func (i *Issuer) TryAcquireAll(ctx context.Context, resources []string, opts ...
 // Every acquisition keeps that order, so two of them cannot wait for each other. Otherwise it is
 // like [Issuer.TryAcquireAll].
 func (i *Issuer) AcquireAll(ctx context.Context, resources []string, opts ...Option) (Leases, error) {
-	return i.acquireAll(ctx, resources, opts, false)
+	resources = slices.Compact(slices.Sorted(slices.Values(resources)))
+	switch {
+	case len(resources) == 0:
+		return nil, protocol.Invalid("no resources")
+	case len(resources) > maxResources:
+		return nil, protocol.Invalid("%d resources, more than %d: take a lease on what contains them", len(resources), maxResources)
+	}
+	return i.acquire(ctx, resources, opts)
+}
+
+// maxResources bounds one acquisition of several resources, and with it how long one script keeps
+// Redis busy.
+const maxResources = 1000
+
+// acquire is every acquisition, of one resource, or of several in the byte order that all keep.
+func (i *Issuer) acquire(ctx context.Context, resources []string, opts []Option) (Leases, error) {
+	if err := i.ready(resources...); err != nil {
+		return nil, err
+	}
+	a, err := newAcquisition(ctx, i.core, resources, slices.Concat(i.opts, opts))
+	if err != nil {
+		return nil, err
+	}
+	return a.run(ctx)
 }
 
 // Do acquires the resource, waits if necessary, runs fn and releases the lease, also when fn
@@ -198,47 +224,6 @@ func (i *Issuer) DoAll(ctx context.Context, resources []string,
 		return err
 	}
 	return leases.do(ctx, func(ctx context.Context) error { return fn(ctx, leases) })
-}
-
-// do runs the work under the leases and releases them, also when the work panics.
-func (ls Leases) do(ctx context.Context, fn func(context.Context) error) (err error) {
-	defer func() { err = ls.finish(ctx, err) }()
-	work, stop := ls.Bind(ctx)
-	defer stop()
-	return fn(work)
-}
-
-// finish releases the leases after the work, which returned err.
-func (ls Leases) finish(ctx context.Context, err error) error {
-	lost := ls.each(func(l *Lease) error {
-		cause := l.finish(ctx)
-		if cause != nil && errors.Is(err, cause) { // the work has told
-			return nil
-		}
-		return cause
-	})
-	switch {
-	case lost == nil:
-		return err
-	case err == nil:
-		return &WorkDoneError{lost}
-	}
-	return protocol.Join(err, lost)
-}
-
-// finish releases the lease after the work. The error is why the lease ended before the work.
-func (l *Lease) finish(ctx context.Context) error {
-	over := l.Err()
-	err := l.Release(ctx)
-	switch {
-	case errors.Is(over, ErrReleased) && !errors.Is(over, ErrClosed): // by fn itself
-		return nil
-	case over != nil:
-		return over
-	case protocol.Transient(err):
-		return nil
-	}
-	return err
 }
 
 // Close ends the issuer's work in good order, for a program that shuts down. Acquisitions fail with

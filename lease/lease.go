@@ -1,7 +1,6 @@
 package lease
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -64,6 +63,12 @@ func (s *step) newLease(n int, token int64, sent time.Time) *Lease {
 	c.registry.hold(l)
 	c.watchdog.watch(l, sent)
 	return l
+}
+
+// trustedUntil is the trust window: the clock read before the request was sent, plus the TTL asked
+// for, less the margin.
+func (c *core) trustedUntil(sent time.Time, ttl time.Duration) time.Time {
+	return sent.Add(ttl - c.cfg.Margin)
 }
 
 // Resource is what the lease is for, as given to the acquisition.
@@ -187,259 +192,6 @@ func (l *Lease) end(cause error) {
 	}
 }
 
-// Extend renews the lease for a full TTL from now, or up to [Config.MaxHold]. Renewal does this
-// automatically; call Extend when renewal is off, or before a long step.
-//
-// It returns nil when ValidUntil has moved on, or MaxHold allows no more. After [ErrUnreachable]
-// the lease stays valid until ValidUntil; any other cause of [Lease.Context] says that it is over.
-// Cancelling ctx stops the waiting, not the request. Extend never revives a lease that is over.
-func (l *Lease) Extend(ctx context.Context) error {
-	if err := l.granted(); err != nil {
-		return err
-	}
-	e, err := l.beginRenewal(ctx, time.Now())
-	if err != nil { // nothing is asked, but work goes on after its lease
-		t := l.trace(ctx, OpExtend)
-		t.end(0, fmt.Errorf("%w: %w", errNotSent, err))
-	}
-	if err != nil || e == nil {
-		return err
-	}
-	// The answer does not matter once the lease is over.
-	ctx, stop := context.WithCancelCause(e.trace.ctx)
-	defer stop(nil)
-	defer context.AfterFunc(l.ctx, func() { stop(context.Cause(l.ctx)) })()
-
-	var answer protocol.Answer[outcome]
-	answer.Value, answer.Err = protocol.Persist(ctx, l.core.cfg.TTL, func(ctx context.Context) (outcome, error) {
-		answer := l.core.store.extend(ctx, []extension{e.extension})[0]
-		return answer.Value, answer.Err
-	})
-	return e.end(answer)
-}
-
-// beginRenewal returns what to send, or nil if MaxHold leaves nothing to gain. Each renewal that
-// was begun must be ended.
-func (l *Lease) beginRenewal(ctx context.Context, now time.Time) (*renewal, error) {
-	e, err := l.gain(now)
-	if err != nil || e.ttl == 0 {
-		return nil, err
-	}
-	return &renewal{l, e, now, l.trace(ctx, OpExtend)}, nil
-}
-
-// gain is what a renewal now asks for; nothing if MaxHold leaves nothing to gain.
-func (l *Lease) gain(now time.Time) (extension, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if err := l.check(now); err != nil {
-		return extension{}, err
-	}
-	ttl := l.core.cfg.TTL
-	if !l.holdEnd.IsZero() {
-		ttl = min(ttl, l.holdEnd.Sub(now).Truncate(time.Millisecond))
-	}
-	if !l.core.trustedUntil(now, ttl).After(l.validUntil) {
-		return extension{}, nil
-	}
-	return extension{l.term, ttl}, nil
-}
-
-// end takes the answer in. Trust counts from when the request was sent: a slow answer must
-// not stretch the lease. Once the lease is over, the answer changes nothing. So nobody waits for a
-// renewal that is under way; in Redis it names its lease and creates nothing.
-func (r *renewal) end(answer protocol.Answer[outcome]) error {
-	err := r.take(answer)
-	r.trace.end(time.Until(r.lease.ValidUntil()), err)
-	return err
-}
-
-func (r *renewal) take(answer protocol.Answer[outcome]) error {
-	l := r.lease
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	err := l.check(time.Now())
-	switch {
-	case err != nil:
-		err = protocol.Latest(answer.Err, err)
-	case answer.Err != nil && r.trace.ctx.Err() == context.Canceled,
-		r.trace.ctx.Err() != nil && errors.Is(answer.Err, protocol.ErrUnasked):
-		// By the caller, which says nothing about Redis.
-		err = byCaller(r.trace.ctx, answer.Err)
-	case answer.Err != nil:
-		err, l.lastFail = answer.Err, answer.Err
-		l.core.watchdog.retry(l)
-	case answer.Value != done:
-		l.end(answer.Value.loss())
-		err = l.ended
-	default:
-		l.lastFail = nil
-		l.core.watchdog.watch(l, r.sent)
-		if until := l.core.trustedUntil(r.sent, r.ttl); until.After(l.validUntil) {
-			l.validUntil = until
-			l.expiry.Reset(time.Until(until))
-		}
-	}
-	return err
-}
-
-// Release gives the lease back. First its context ends, with [ErrReleased]. Then the request is
-// sent, and sent again while Redis does not answer or refuses it for a moment (a [*RefusedError]
-// that passes), until the TTL is over. That goes on in the background: ctx, and five seconds, bound
-// only how long Release waits for the outcome. The request uses only the values of ctx. If ctx is
-// over already, Release still waits for 30 ms, in which a working Redis answers.
-//
-// It returns nil when the lease is released. If the lease was over before, the error is the cause
-// of [Lease.Context], and no other holder was touched. If the outcome is not known yet, the error
-// is the refusal of Redis, or [ErrUnreachable]: the release is still being tried, and in the end
-// the lease expires in Redis; [Issuer.Close] waits for that. Release may be called again: it waits
-// for the same outcome, tries once more if there was none, and changes nothing after an answer.
-func (l *Lease) Release(ctx context.Context) error {
-	if err := l.granted(); err != nil {
-		return err
-	}
-	called := time.Now()
-	r, begun := l.beginRelease(ctx, ErrReleased)
-	if begun {
-		r.first(ctx)
-	}
-	cause := r.wait(ctx, releaseTime-time.Since(called))
-	switch {
-	case cause == nil && r.done && r.err != nil:
-		return cmp.Or(r.over, r.err)
-	case cause == nil:
-		return r.err
-	}
-	if last := r.latest(); last != nil {
-		cause = protocol.Also(protocol.Ended(ctx, last), cause)
-	} else {
-		cause = protocol.Failed(ctx, "release", cause)
-	}
-	return fmt.Errorf("lease: release %q is still being tried: %w", l.resource, cause)
-}
-
-// release is a release that was begun.
-type release struct {
-	debt
-	lease *Lease
-	over  error // why the lease was lost before; nil if its holder trusted it until a release
-	trace tracing
-	err   error // what became of it; set before the debt is settled
-	done  bool  // it was answered; set before the debt is settled
-}
-
-// release ends the lease for that reason and gives it back in the background.
-func (l *Lease) release(ctx context.Context, why error) *release {
-	r, begun := l.beginRelease(ctx, why)
-	if begun {
-		r.goOn(nil)
-	}
-	return r
-}
-
-// beginRelease ends the lease for that reason, an [ErrReleased]. The caller gives it back, unless
-// that has happened or is under way.
-func (l *Lease) beginRelease(ctx context.Context, why error) (r *release, begun bool) {
-	defer func() {
-		if begun && l.shared { // and mu is not held any more
-			l.endTwins(r, why)
-		}
-	}()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	over := l.check(time.Now())
-	if l.back != nil && !l.back.unanswered() {
-		return l.back, false
-	}
-	r = &release{lease: l, trace: tracing{ctx: ctx}}
-	if !errors.Is(over, ErrReleased) {
-		r.over = over
-	}
-	// Before the lease ends, or Close would see neither.
-	l.core.registry.owe(&r.debt, max(l.core.cfg.TTL, minGiveBack), l.resource)
-	defer func() {
-		l.back = r
-		if !begun { // but a tracer panicked
-			r.goOn(nil)
-		}
-	}()
-	if over == nil {
-		l.end(why)
-	}
-	r.trace = l.trace(ctx, OpRelease)
-	return r, true
-}
-
-// endTwins ends the other leases of the issuer that are the same one in Redis: the release is
-// theirs.
-func (l *Lease) endTwins(r *release, why error) {
-	for _, other := range l.core.registry.allHeld() {
-		if other.resource == l.resource && other.term.id == l.term.id && other.term.token == l.term.token {
-			other.mu.Lock()
-			if other.ended == nil {
-				other.back = r
-				other.end(fmt.Errorf("%w: by another acquisition with its lease id", why))
-			}
-			other.mu.Unlock()
-		}
-	}
-}
-
-// first makes the first attempt. The caller does that itself, because it takes longer to start a
-// goroutine and to be woken by it. What is left to do goes on in the background, also when ctx ends
-// meanwhile.
-func (r *release) first(ctx context.Context) {
-	if ctx.Err() != nil {
-		r.goOn(nil)
-		return
-	}
-	b, cancel := protocol.Within(r.trace.ctx, protocol.OneOfMany(time.Until(r.until)))
-	defer cancel()
-	err := r.attempt(b)
-	over := ctx.Err() != nil // which says nothing about Redis
-	if err != nil && (over || protocol.Transient(err)) {
-		if !over {
-			r.note(err)
-		}
-		r.goOn(err)
-		return
-	}
-	defer r.settle(err) // also if a tracer panics
-	r.ended()
-}
-
-// goOn gives it back in the background. err is that of the first attempt.
-func (r *release) goOn(err error) { go r.pay(r.trace.ctx, err, r.attempt, r.ended) }
-
-func (r *release) attempt(ctx context.Context) error {
-	l := r.lease
-	result, err := l.core.store.release(ctx, l.term)
-	l.unsure = l.unsure || errors.Is(err, ErrUnreachable)
-	if err == nil {
-		r.done, r.err = true, r.outcome(result)
-	} else {
-		r.err = fmt.Errorf("lease: release %q: %w", l.resource, protocol.Latest(r.err, err))
-	}
-	return err
-}
-
-// ended is called after the last attempt.
-func (r *release) ended() {
-	r.trace.end(0, r.err)
-}
-
-// unanswered reports whether the release is over without an answer.
-func (r *release) unanswered() bool { return r.isPaid() && !r.done }
-
-// outcome is what became of the release. If an earlier request went unanswered, it may have been
-// carried out; then a lease that is gone is no error.
-func (r *release) outcome(result outcome) error {
-	if result == done || r.over == nil && r.lease.unsure && (result == gone || result == taken) {
-		return nil
-	}
-	return result.loss()
-}
-
 // Verify asks Redis whether the lease still holds its resource. If not, the lease is over, with
 // [ErrLost].
 //
@@ -453,7 +205,7 @@ func (l *Lease) Verify(ctx context.Context) (Verdict, error) {
 		return l.core.store.verify(ctx, l.term)
 	})
 	if verdict == LeaseLost {
-		_ = l.refused(gone)
+		_ = l.lose(gone)
 	}
 	return verdict, err
 }

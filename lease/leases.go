@@ -2,6 +2,7 @@ package lease
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -84,6 +85,47 @@ func (ls Leases) Bind(ctx context.Context) (context.Context, context.CancelFunc)
 		}
 		cancel(nil)
 	}
+}
+
+// do runs the work under the leases and releases them, also when the work panics.
+func (ls Leases) do(ctx context.Context, fn func(context.Context) error) (err error) {
+	defer func() { err = ls.finish(ctx, err) }()
+	work, stop := ls.Bind(ctx)
+	defer stop()
+	return fn(work)
+}
+
+// finish releases the leases after the work, which returned err.
+func (ls Leases) finish(ctx context.Context, err error) error {
+	lost := ls.each(func(l *Lease) error {
+		cause := l.finish(ctx)
+		if cause != nil && errors.Is(err, cause) { // the work has told
+			return nil
+		}
+		return cause
+	})
+	switch {
+	case lost == nil:
+		return err
+	case err == nil:
+		return &WorkDoneError{lost}
+	}
+	return protocol.Join(err, lost)
+}
+
+// finish releases the lease after the work. The error is why the lease ended before the work.
+func (l *Lease) finish(ctx context.Context) error {
+	over := l.Err()
+	err := l.Release(ctx)
+	switch {
+	case errors.Is(over, ErrReleased) && !errors.Is(over, ErrClosed): // by fn itself
+		return nil
+	case over != nil:
+		return over
+	case protocol.Transient(err):
+		return nil
+	}
+	return err
 }
 
 // endTracing ends the tracing of an acquisition with the first lease, if there is one.

@@ -2,6 +2,8 @@ package lease
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -9,12 +11,108 @@ import (
 	"github.com/fencedb/fencedb/internal/protocol"
 )
 
+// Extend renews the lease for a full TTL from now, or up to [Config.MaxHold]. Renewal does this
+// automatically; call Extend when renewal is off, or before a long step.
+//
+// It returns nil when ValidUntil has moved on, or MaxHold allows no more. After [ErrUnreachable]
+// the lease stays valid until ValidUntil; any other cause of [Lease.Context] says that it is over.
+// Cancelling ctx stops the waiting, not the request. Extend never revives a lease that is over.
+func (l *Lease) Extend(ctx context.Context) error {
+	if err := l.granted(); err != nil {
+		return err
+	}
+	e, err := l.beginRenewal(ctx, time.Now())
+	if err != nil { // nothing is asked, but work goes on after its lease
+		t := l.trace(ctx, OpExtend)
+		t.end(0, fmt.Errorf("%w: %w", errNotSent, err))
+	}
+	if err != nil || e == nil {
+		return err
+	}
+	// The answer does not matter once the lease is over.
+	ctx, stop := context.WithCancelCause(e.trace.ctx)
+	defer stop(nil)
+	defer context.AfterFunc(l.ctx, func() { stop(context.Cause(l.ctx)) })()
+
+	var answer protocol.Answer[outcome]
+	answer.Value, answer.Err = protocol.Persist(ctx, l.core.cfg.TTL, func(ctx context.Context) (outcome, error) {
+		answer := l.core.store.extend(ctx, []extension{e.extension})[0]
+		return answer.Value, answer.Err
+	})
+	return e.end(answer)
+}
+
 // renewal is an extension that was begun.
 type renewal struct {
 	lease *Lease
 	extension
 	sent  time.Time
 	trace tracing
+}
+
+// beginRenewal returns what to send, or nil if MaxHold leaves nothing to gain. Each renewal that
+// was begun must be ended.
+func (l *Lease) beginRenewal(ctx context.Context, now time.Time) (*renewal, error) {
+	e, err := l.gain(now)
+	if err != nil || e.ttl == 0 {
+		return nil, err
+	}
+	return &renewal{l, e, now, l.trace(ctx, OpExtend)}, nil
+}
+
+// gain is what a renewal now asks for; nothing if MaxHold leaves nothing to gain.
+func (l *Lease) gain(now time.Time) (extension, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.check(now); err != nil {
+		return extension{}, err
+	}
+	ttl := l.core.cfg.TTL
+	if !l.holdEnd.IsZero() {
+		ttl = min(ttl, l.holdEnd.Sub(now).Truncate(time.Millisecond))
+	}
+	if !l.core.trustedUntil(now, ttl).After(l.validUntil) {
+		return extension{}, nil
+	}
+	return extension{l.term, ttl}, nil
+}
+
+// end takes the answer in. Trust counts from when the request was sent: a slow answer must
+// not stretch the lease. Once the lease is over, the answer changes nothing. So nobody waits for a
+// renewal that is under way; in Redis it names its lease and creates nothing.
+func (r *renewal) end(answer protocol.Answer[outcome]) error {
+	err := r.take(answer)
+	r.trace.end(time.Until(r.lease.ValidUntil()), err)
+	return err
+}
+
+func (r *renewal) take(answer protocol.Answer[outcome]) error {
+	l := r.lease
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	err := l.check(time.Now())
+	switch {
+	case err != nil:
+		err = protocol.Latest(answer.Err, err)
+	case answer.Err != nil && r.trace.ctx.Err() == context.Canceled,
+		r.trace.ctx.Err() != nil && errors.Is(answer.Err, protocol.ErrUnasked):
+		// By the caller, which says nothing about Redis.
+		err = byCaller(r.trace.ctx, answer.Err)
+	case answer.Err != nil:
+		err, l.lastFail = answer.Err, answer.Err
+		l.core.watchdog.retry(l)
+	case answer.Value != done:
+		l.end(answer.Value.loss())
+		err = l.ended
+	default:
+		l.lastFail = nil
+		l.core.watchdog.watch(l, r.sent)
+		if until := l.core.trustedUntil(r.sent, r.ttl); until.After(l.validUntil) {
+			l.validUntil = until
+			l.expiry.Reset(time.Until(until))
+		}
+	}
+	return err
 }
 
 // watchdog renews the leases of one issuer, those that are due at about the same time in one

@@ -85,6 +85,7 @@ func decodeAcquire(r protocol.Reply, resources int) (acquired, error) {
 		}
 		return acquired{tokens: tokens}, r.Err()
 	case r.Is("held", 3):
+		// The calls of the holder, of which the latest says its label.
 		held := acquired{wait: r.Milliseconds(0, 1), index: int(r.Number(1, 1)) - 1, holder: protocol.HolderOf(r.Args[2])}
 		if held.index < resources {
 			return held, r.Err()

@@ -18,9 +18,9 @@ func (a *acquisition) seal(ctx context.Context, leases Leases) (_ Leases, again 
 	if a.core.cfg.Seal == nil {
 		return leases, false, nil
 	}
-	sealed := false
+	kept := false
 	defer func() {
-		if !sealed {
+		if !kept {
 			a.behind.giveBack(ctx, leases...)
 		}
 	}()
@@ -52,7 +52,7 @@ func (a *acquisition) seal(ctx context.Context, leases Leases) (_ Leases, again 
 	for _, l := range leases {
 		l.renewAgain()
 	}
-	sealed = true
+	kept = true
 	return leases, false, nil
 }
 

@@ -18,32 +18,38 @@ import (
 type term struct {
 	keys  *protocol.Keys
 	id    uuid.UUID
-	text  any // id as requests take it; nil: not made yet
+	text  word // id; nil: not made yet
 	token int64
 }
 
-// ask is a request for one lease on each of the resources, or none.
-type ask struct {
-	keys   []*protocol.Keys
-	id     any // a string
-	call   any // its name, a string
-	mode   any // try, wait or barge
-	caller protocol.Caller
-}
+// word is a string, or a number, as the client library takes it. To make one of a string costs an
+// allocation, so what is sent more than once is kept as a word.
+type word any
 
 // name is the id as requests take it.
-func (t term) name() any {
+func (t term) name() word {
 	if t.text != nil {
 		return t.text
 	}
 	return t.id.String()
 }
 
-// What acquire.lua does when it cannot grant at once.
-const (
-	try   = "try"   // leave no trace
-	wait  = "wait"  // join the queue
-	barge = "barge" // leave no trace, and do not let the queue go first
+// request is for one lease on each of the resources, or none.
+type request struct {
+	keys   []*protocol.Keys
+	id     word // of the leases
+	call   word // its name
+	mode   mode
+	caller protocol.Caller
+}
+
+// mode is what acquire.lua does when it cannot grant at once.
+type mode word
+
+var (
+	modeTry   mode = "try"   // leave no trace
+	modeWait  mode = "wait"  // join the queue
+	modeBarge mode = "barge" // leave no trace, and do not let the queue go first
 )
 
 // extension is a request to let a term last for ttl from now.
@@ -60,10 +66,10 @@ type store struct {
 	redis     *protocol.Sender     // on client
 	cluster   *redis.ClusterClient // the same, if it is one
 	scripts   protocol.Holding     // of leases or of semaphores
-	publish   any                  // the command that wakes waiters, a string
-	listener  any                  // the name under which this process listens for them, a string
-	ttl       any                  // of the configuration, in milliseconds
-	retention any                  // the same
+	publish   word                 // the command that wakes waiters
+	listener  word                 // the name under which this process listens for them
+	ttl       word                 // of the configuration, in milliseconds
+	retention word                 // the same
 	listeners *listeners
 }
 
@@ -137,7 +143,7 @@ func (s *store) servers(ctx context.Context) (all []*redis.Client, err error) {
 // acquired step by step.
 func (s *store) spans(k []*protocol.Keys) bool { return s.cluster == nil || len(k) == 1 }
 
-func (s *store) acquire(ctx context.Context, a ask) (acquired, error) {
+func (s *store) acquire(ctx context.Context, a request) (acquired, error) {
 	var room [13]any // for one resource
 	words := room[:0]
 	for _, k := range a.keys {
@@ -176,7 +182,7 @@ func (s *store) release(ctx context.Context, t term) (outcome, error) {
 }
 
 // withdrawal ends what that call of a lease id may have been granted.
-func (s *store) withdrawal(k *protocol.Keys, id, call any) protocol.Call {
+func (s *store) withdrawal(k *protocol.Keys, id, call word) protocol.Call {
 	return s.scripts.Withdraw.Call(3, k.Owner, k.Queue, k.Alive, id, call, s.publish)
 }
 

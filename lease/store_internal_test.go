@@ -38,7 +38,7 @@ func TestAWithdrawalEndsWhatItsOwnCallGotAndNothingElse(t *testing.T) {
 					continue
 				}
 				call := strings.Repeat(string(step), 4)
-				answer, err := s.acquire(t.Context(), ask{[]*protocol.Keys{k}, id.String(), call, try, nil})
+				answer, err := s.acquire(t.Context(), request{[]*protocol.Keys{k}, id.String(), call, modeTry, nil})
 				require.NoError(t, err)
 				if call == "2222" {
 					token = answer.tokens[0]
@@ -49,7 +49,7 @@ func TestAWithdrawalEndsWhatItsOwnCallGotAndNothingElse(t *testing.T) {
 			require.Equal(t, Current, verdict, "%s %s", name, order)
 			require.NoError(t, s.withdraw(t.Context(), k, id, "2222"))
 			require.NoError(t, s.withdraw(t.Context(), k, id, "1111"), "once more, as it is sent when all requests have ended")
-			other, err := s.acquire(t.Context(), ask{[]*protocol.Keys{k}, uuid.NewString(), "3333", try, nil})
+			other, err := s.acquire(t.Context(), request{[]*protocol.Keys{k}, uuid.NewString(), "3333", modeTry, nil})
 			require.NoError(t, err)
 			require.NotNil(t, other.tokens, "%s %s: nobody has it", name, order)
 		}
@@ -69,19 +69,19 @@ func TestAWithdrawalPassesTheTurnOn(t *testing.T) {
 	s := newStore(client, Config{TTL: time.Minute, FenceRetention: time.Hour})
 	k := protocol.KeysOf(protocol.LeaseKind, "", "a", false)
 	withdraw := func(id uuid.UUID) { t.Helper(); require.NoError(t, s.withdraw(t.Context(), k, id, id.String()[:8])) }
-	request := func(id uuid.UUID, mode any) (token int64) {
+	ask := func(id uuid.UUID, how mode) (token int64) {
 		t.Helper()
-		answer, err := s.acquire(t.Context(), ask{[]*protocol.Keys{k}, id.String(), id.String()[:8], mode, nil})
+		answer, err := s.acquire(t.Context(), request{[]*protocol.Keys{k}, id.String(), id.String()[:8], how, nil})
 		require.NoError(t, err)
 		for _, token = range answer.tokens {
 		}
 		return token
 	}
 	holder, first, second := uuid.New(), uuid.New(), uuid.New()
-	granted := request(holder, try)
+	granted := ask(holder, modeTry)
 	require.Positive(t, granted)
-	require.Zero(t, request(first, wait))
-	require.Zero(t, request(second, wait))
+	require.Zero(t, ask(first, modeWait))
+	require.Zero(t, ask(second, modeWait))
 
 	messages := client.Subscribe(context.Background(), fmt.Sprintf("%s:%s", k.Channel, s.listener))
 	defer messages.Close()
@@ -95,7 +95,7 @@ func TestAWithdrawalPassesTheTurnOn(t *testing.T) {
 	}
 
 	withdraw(second)
-	require.Zero(t, request(second, wait), "it comes back, to the end")
+	require.Zero(t, ask(second, modeWait), "it comes back, to the end")
 	result, err := s.release(t.Context(), term{keys: k, id: holder, token: granted})
 	require.NoError(t, err)
 	require.Equal(t, done, result)
@@ -103,9 +103,9 @@ func TestAWithdrawalPassesTheTurnOn(t *testing.T) {
 
 	withdraw(first)
 	require.Equal(t, "free "+second.String()[:8], next())
-	require.Positive(t, request(second, wait))
+	require.Positive(t, ask(second, modeWait))
 	withdraw(second)
-	require.Positive(t, request(first, try), "a grant whose reply was lost is given back")
+	require.Positive(t, ask(first, modeTry), "a grant whose reply was lost is given back")
 }
 
 // A process that is stopped between deciding to ask and asking has not heard from Redis, and may
@@ -119,7 +119,7 @@ func TestATimeThatIsOverBeforeTheRequestIsSentIsNoAnswer(t *testing.T) {
 	a, err := newAcquisition(t.Context(), i.core, []string{"table:12"}, nil)
 	require.NoError(t, err)
 
-	_, err = a.all().attempt(t.Context(), try, 0) // over at once
+	_, err = a.all().ask(t.Context(), modeTry, 0) // over at once
 
 	require.ErrorIs(t, err, ErrUnreachable)
 	require.True(t, protocol.Transient(err))

@@ -40,9 +40,6 @@ type notice struct {
 
 // listenFor says whose news counts from now on, and forgets earlier news.
 func (s *subscription) listenFor(waiter string) {
-	if s == nil {
-		return
-	}
 	s.mu.Lock()
 	s.waiter, s.news = waiter, notice{refused: s.news.refused}
 	s.mu.Unlock()
@@ -86,11 +83,8 @@ func (s *subscription) receive(message string) {
 	}
 }
 
-// told is the news so far. A store that cannot wake waiters tells them to ask.
+// told is the news so far.
 func (s *subscription) told() notice {
-	if s == nil {
-		return notice{ask: true}
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.news
@@ -215,8 +209,11 @@ func (l *listener) serve() (again bool) {
 	l.silence.Store(1) // a new connection has said nothing yet
 	var broken chan struct{}
 	for {
-		add, remove := l.difference(subscribed)
-		if broken == nil && len(add) > 0 && !l.probe(s, add[0]) || s.change(add, remove) != nil {
+		add, remove := l.update(subscribed)
+		if broken == nil && len(add) > 0 && !l.probe(s, add[0]) {
+			return true
+		}
+		if s.change(add, remove) != nil {
 			return true
 		}
 		switch {
@@ -255,7 +252,7 @@ func (l *listener) receive(s connection, broken chan<- struct{}) {
 	for {
 		m, err := s.Receive(context.Background())
 		if err != nil {
-			l.refused(err)
+			l.tellRefusal(err)
 			return
 		}
 		l.silence.Store(0)
@@ -278,7 +275,7 @@ func (l *listener) receive(s connection, broken chan<- struct{}) {
 func (l *listener) probe(s connection, channel string) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), pulse)
 	defer cancel()
-	if l.refused(s.publish(ctx, channel, "").Err()) {
+	if l.tellRefusal(s.publish(ctx, channel, "").Err()) {
 		return false
 	}
 	if s.change(nil, []string{channel + ":probe"}) != nil {
@@ -288,12 +285,13 @@ func (l *listener) probe(s connection, channel string) bool {
 	if redis.HasErrorPrefix(err, "NOSUB") { // as Valkey answers
 		err = nil
 	}
-	l.refused(err)
+	l.tellRefusal(err)
 	return err == nil
 }
 
-// refused is whether this process is not allowed to listen. It tells the waiters.
-func (l *listener) refused(err error) bool {
+// tellRefusal tells the waiters if this process is not allowed to listen, and reports whether it is
+// so.
+func (l *listener) tellRefusal(err error) bool {
 	err = protocol.Failed(context.Background(), "to listen", err)
 	if !protocol.IsRefused(err, protocol.Denied) {
 		return false
@@ -310,8 +308,8 @@ func (l *listener) each(tell func(*subscription)) {
 	}
 }
 
-// difference brings subscribed up to date and says how.
-func (l *listener) difference(subscribed map[string]bool) (add, remove []string) {
+// update brings subscribed up to date and says how.
+func (l *listener) update(subscribed map[string]bool) (add, remove []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for channel, e := range l.subscriptions {
@@ -345,7 +343,7 @@ type connection struct {
 	*redis.PubSub
 	subscribe, unsubscribe func(ctx context.Context, channels ...string) error
 	publish                func(ctx context.Context, channel string, message any) *redis.IntCmd
-	together               int // channels in one request; on a Cluster one, for a request is about one slot
+	atOnce                 int // channels in one request; on a Cluster one, for a request is about one slot
 }
 
 func connect(client redis.UniversalClient, master *redis.Client) connection {
@@ -372,12 +370,12 @@ func (s connection) ask() error {
 func (s connection) change(add, remove []string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), pulse)
 	defer cancel()
-	for channels := range slices.Chunk(add, s.together) {
+	for channels := range slices.Chunk(add, s.atOnce) {
 		if err := s.subscribe(ctx, channels...); err != nil {
 			return err
 		}
 	}
-	for channels := range slices.Chunk(remove, s.together) {
+	for channels := range slices.Chunk(remove, s.atOnce) {
 		if err := s.unsubscribe(ctx, channels...); err != nil {
 			return err
 		}

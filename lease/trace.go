@@ -186,6 +186,19 @@ type tracing struct {
 	ctx     context.Context // for the work in between
 }
 
+// trace begins a pair. Without tracers it is free, and its context is ctx.
+func (c *core) trace(ctx context.Context, s TraceStart) tracing {
+	if len(c.cfg.Tracers) == 0 {
+		return tracing{ctx: ctx}
+	}
+	s.Kind, s.Namespace, s.Resources = c.cfg.kind(), c.cfg.Namespace, max(s.Resources, 1)
+	t := tracing{tracers: c.cfg.Tracers, start: s, at: time.Now(), ctx: ctx}
+	for _, tracer := range t.tracers {
+		t.ctx = tracer.TraceLeaseStart(t.ctx, s)
+	}
+	return t
+}
+
 // end ends the pair. validFor is the remaining validity of the lease, if there is one.
 func (t *tracing) end(validFor time.Duration, err error) {
 	if len(t.tracers) == 0 {

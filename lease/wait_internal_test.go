@@ -141,9 +141,9 @@ func TestAStoreThatWakesNobodyIsPolled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		turn, err := newLines().join(t.Context(), "a", unheard)
 		require.NoError(t, err)
-		turn.subscription.listenFor("me")
+		turn.listenFor("me")
 		require.Nil(t, turn.woken("me"))
-		a := new(step).begin(&acquisition{core: new(core)}, nil, nil)
+		a := (&acquisition{core: new(core)}).all()
 		start := time.Now()
 		a.sleep(t.Context(), turn, time.Minute, time.Second)
 		require.WithinRange(t, time.Now(), start.Add(time.Second/2), start.Add(1600*time.Millisecond))

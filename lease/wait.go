@@ -1,12 +1,126 @@
 package lease
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/fencedb/fencedb/internal/protocol"
+)
+
+// wait stands in this process's line and then in Redis's queue. It is for one resource.
+func (s *step) wait(asking, waiting context.Context) (leases Leases, err error) {
+	defer func() { s.endWait(leases, err) }()
+	came := time.Now()
+	l, err := s.core.lines.join(waiting, s.keys[0].Channel.(string), s.beginWait)
+	if err != nil {
+		return nil, &HeldError{Resource: s.resources[0], Cause: err, permit: s.core.cfg.permits > 0}
+	}
+	defer l.leave()
+	leases, err = s.queue(asking, waiting, l, came)
+	if err != nil {
+		s.withdraw()
+	}
+	return leases, err
+}
+
+// beginWait notes that the resource was found taken.
+func (s *step) beginWait(ctx context.Context) {
+	if s.waits == nil {
+		t := s.core.trace(ctx, TraceStart{Op: OpWait, Resource: s.resources[0], LeaseID: s.id})
+		s.waits = &t
+	}
+}
+
+// endWait notes that the waiting is over, if there was any.
+func (s *step) endWait(leases Leases, err error) {
+	if s.waits != nil {
+		if l := leases.first(); l != nil {
+			s.waits.start.LeaseID, s.waits.start.Token = l.term.id, l.term.token
+		}
+		s.waits.end(0, byCaller(s.waits.ctx, err))
+	}
+}
+
+// queue asks whenever it is woken, and after the retry-after of the latest refusal.
+func (s *step) queue(asking, waiting context.Context, l *line, came time.Time) (Leases, error) {
+	var last *HeldError
+	if s.waits != nil { // the callers in front of it have found it taken
+		last = &HeldError{Resource: s.resources[0], permit: s.core.cfg.permits > 0}
+	}
+	for backoff := pollFirst; ; backoff = min(2*backoff, pollLast) {
+		l.listenFor(s.name.(string))
+		l.silence.begin()
+		left := l.silence.left(came, s.core.cfg.TTL)
+		if left <= 0 {
+			return nil, cmp.Or(l.silence.why, error(protocol.NoAnswer(s.core.cfg.TTL)))
+		}
+		leases, err := s.ask(asking, modeWait, left)
+		if asking.Err() != nil {
+			<-waiting.Done() // which ends with asking, a moment later
+		}
+		err = l.silence.note(waiting, err)
+		refused, held := errors.AsType[*HeldError](err)
+		switch {
+		case err == nil:
+			return leases, nil
+		case held:
+			s.beginWait(waiting)
+			last = refused
+			s.sleep(waiting, l, last.RetryAfter, backoff)
+			err = l.refused()
+		case protocol.Transient(err) && !errors.Is(err, redis.ErrClosed): // which no waiting ends
+			left = l.silence.left(came, s.core.cfg.TTL)
+			if left > 0 && protocol.Sleep(waiting, min(protocol.Jitter(backoff), max(left/2, pollFirst))) {
+				err = nil
+			}
+		}
+		switch {
+		case waiting.Err() != nil && last != nil:
+			last.Cause = context.Cause(waiting)
+			return nil, last
+		case err != nil:
+			return nil, protocol.Ended(waiting, err)
+		}
+	}
+}
+
+// sleep returns when the waiter is woken, or should have been.
+func (s *step) sleep(ctx context.Context, l *line, held, backoff time.Duration) {
+	woken := l.woken(s.name.(string))
+	if woken == nil {
+		held = min(held, backoff/2+protocol.Below(backoff))
+	}
+	timer := time.NewTimer(spread(held))
+	defer timer.Stop()
+	for {
+		select {
+		case <-woken:
+			news := l.subscription.told()
+			if news.ask {
+				return
+			}
+			timer.Reset(spread(news.look))
+		case <-timer.C:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// spread makes d a little longer, so that not all waiters ask at once.
+func spread(d time.Duration) time.Duration { return d + protocol.Below(d/20+time.Millisecond) }
+
+// How often to ask a store that cannot wake waiters.
+const (
+	pollFirst = 10 * time.Millisecond
+	pollLast  = time.Second
 )
 
 // lines are the queues inside this process, one per resource with waiters. Only the first of a line
@@ -39,12 +153,15 @@ type silence struct {
 	why   error     // nil: there was no attempt
 }
 
-// left is for how long a waiter that came at that time goes on asking. The first call starts the
-// silence.
-func (s *silence) left(came time.Time, patience time.Duration) time.Duration {
+// begin counts from now, unless an earlier request was not answered.
+func (s *silence) begin() {
 	if s.since.IsZero() {
 		s.since = time.Now()
 	}
+}
+
+// left is for how long a waiter that came at that time goes on asking.
+func (s *silence) left(came time.Time, patience time.Duration) time.Duration {
 	since := s.since
 	if came.After(since) {
 		since = came
@@ -159,10 +276,25 @@ func (ls *lines) close() {
 	}
 }
 
+// listenFor says whose news counts from now on.
+func (l *line) listenFor(waiter string) {
+	if l.subscription != nil { // which the line may have from a waiter before
+		l.subscription.listenFor(waiter)
+	}
+}
+
+// refused is why Redis does not let this process listen; nil if it does.
+func (l *line) refused() error {
+	if l.subscription == nil {
+		return nil
+	}
+	return l.subscription.told().refused
+}
+
 // woken receives when the waiter should ask again: it was called, or a message may have been
 // missed. Nil if the store cannot wake waiters.
 func (l *line) woken(waiter string) <-chan struct{} {
-	if s := l.subscription; s != nil && (s.moved() || s.told().refused != nil) {
+	if s := l.subscription; s != nil && (s.moved() || l.refused() != nil) {
 		s.close()
 		l.subscription = nil
 	}

@@ -1,0 +1,250 @@
+package lease
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/fencedb/fencedb/internal/protocol"
+)
+
+// Release gives the lease back. First its context ends, with [ErrReleased]. Then the request is
+// sent, and sent again while Redis does not answer or refuses it for a moment (a [*RefusedError]
+// that passes), until the TTL is over. That goes on in the background: ctx, and five seconds, bound
+// only how long Release waits for the outcome. The request uses only the values of ctx. If ctx is
+// over already, Release still waits for 30 ms, in which a working Redis answers.
+//
+// It returns nil when the lease is released. If the lease was over before, the error is the cause
+// of [Lease.Context], and no other holder was touched. If the outcome is not known yet, the error
+// is the refusal of Redis, or [ErrUnreachable]: the release is still being tried, and in the end
+// the lease expires in Redis; [Issuer.Close] waits for that. Release may be called again: it waits
+// for the same outcome, tries once more if there was none, and changes nothing after an answer.
+func (l *Lease) Release(ctx context.Context) error {
+	if err := l.granted(); err != nil {
+		return err
+	}
+	called := time.Now()
+	r, begun := l.beginRelease(ctx, ErrReleased)
+	if begun {
+		r.first(ctx)
+	}
+	cause := r.wait(ctx, releaseTime-time.Since(called))
+	switch {
+	case cause == nil && r.done && r.err != nil:
+		return cmp.Or(r.over, r.err)
+	case cause == nil:
+		return r.err
+	}
+	if last := r.latest(); last != nil {
+		cause = protocol.Also(protocol.Ended(ctx, last), cause)
+	} else {
+		cause = protocol.Failed(ctx, "release", cause)
+	}
+	return fmt.Errorf("lease: release %q is still being tried: %w", l.resource, cause)
+}
+
+// release is a release that was begun.
+type release struct {
+	debt
+	lease *Lease
+	over  error // why the lease was lost before; nil if its holder trusted it until a release
+	trace tracing
+	err   error // what became of it; set before the debt is settled
+	done  bool  // it was answered; set before the debt is settled
+}
+
+// release ends the lease for that reason and gives it back in the background.
+func (l *Lease) release(ctx context.Context, why error) *release {
+	r, begun := l.beginRelease(ctx, why)
+	if begun {
+		r.goOn(nil)
+	}
+	return r
+}
+
+// beginRelease ends the lease for that reason, an [ErrReleased]. The caller gives it back, unless
+// that has happened or is under way.
+func (l *Lease) beginRelease(ctx context.Context, why error) (r *release, begun bool) {
+	defer func() {
+		if begun && l.shared { // and mu is not held any more
+			l.endTwins(r, why)
+		}
+	}()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	over := l.check(time.Now())
+	if l.back != nil && !l.back.unanswered() {
+		return l.back, false
+	}
+	r = &release{lease: l, trace: tracing{ctx: ctx}}
+	if !errors.Is(over, ErrReleased) {
+		r.over = over
+	}
+	// Before the lease ends, or Close would see neither.
+	l.core.registry.owe(&r.debt, max(l.core.cfg.TTL, minGiveBack), l.resource)
+	defer func() {
+		l.back = r
+		if !begun { // but a tracer panicked
+			r.goOn(nil)
+		}
+	}()
+	if over == nil {
+		l.end(why)
+	}
+	r.trace = l.trace(ctx, OpRelease)
+	return r, true
+}
+
+// endTwins ends the other leases of the issuer that are the same one in Redis: the release is
+// theirs.
+func (l *Lease) endTwins(r *release, why error) {
+	for _, other := range l.core.registry.allHeld() {
+		if other.resource == l.resource && other.term.id == l.term.id && other.term.token == l.term.token {
+			other.mu.Lock()
+			if other.ended == nil {
+				other.back = r
+				other.end(fmt.Errorf("%w: by another acquisition with its lease id", why))
+			}
+			other.mu.Unlock()
+		}
+	}
+}
+
+// first makes the first attempt. The caller does that itself, because it takes longer to start a
+// goroutine and to be woken by it. What is left to do goes on in the background, also when ctx ends
+// meanwhile.
+func (r *release) first(ctx context.Context) {
+	if ctx.Err() != nil {
+		r.goOn(nil)
+		return
+	}
+	b, cancel := protocol.Within(r.trace.ctx, protocol.OneOfMany(time.Until(r.until)))
+	defer cancel()
+	err := r.attempt(b)
+	over := ctx.Err() != nil // which says nothing about Redis
+	if err != nil && (over || protocol.Transient(err)) {
+		if !over {
+			r.note(err)
+		}
+		r.goOn(err)
+		return
+	}
+	defer r.settle(err) // also if a tracer panics
+	r.ended()
+}
+
+// goOn gives it back in the background. err is that of the first attempt.
+func (r *release) goOn(err error) { go r.pay(r.trace.ctx, err, r.attempt, r.ended) }
+
+func (r *release) attempt(ctx context.Context) error {
+	l := r.lease
+	result, err := l.core.store.release(ctx, l.term)
+	l.unsure = l.unsure || errors.Is(err, ErrUnreachable)
+	if err == nil {
+		r.done, r.err = true, r.outcome(result)
+	} else {
+		r.err = fmt.Errorf("lease: release %q: %w", l.resource, protocol.Latest(r.err, err))
+	}
+	return err
+}
+
+// ended is called after the last attempt.
+func (r *release) ended() {
+	r.trace.end(0, r.err)
+}
+
+// unanswered reports whether the release is over without an answer.
+func (r *release) unanswered() bool { return r.isPaid() && !r.done }
+
+// outcome is what became of the release. If an earlier request went unanswered, it may have been
+// carried out; then a lease that is gone is no error.
+func (r *release) outcome(result outcome) error {
+	if result == done || r.over == nil && r.lease.unsure && (result == gone || result == taken) {
+		return nil
+	}
+	return result.loss()
+}
+
+// withdrawal takes back what one call may have been granted: leases whose reply was lost, and a
+// place in the queue.
+type withdrawal struct {
+	debt
+	redis *protocol.Sender
+	ctx   context.Context // gives its values to the attempts after the first
+	left  []protocol.Call // one for each resource
+}
+
+// withdrawals sends together what is withdrawn at the same time. So a thousand callers that are
+// cancelled at once cost a few requests.
+type withdrawals struct {
+	registry *registry
+	redis    *protocol.Sender
+	ttl      time.Duration
+
+	mu      sync.Mutex
+	waiting []*withdrawal // for the first attempt; guarded by mu
+}
+
+// add begins a withdrawal by those requests.
+func (ws *withdrawals) add(ctx context.Context, calls []protocol.Call, resources []string) *debt {
+	w := &withdrawal{redis: ws.redis, ctx: ctx, left: calls}
+	ws.registry.owe(&w.debt, max(ws.ttl, minGiveBack), resources...)
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	if ws.waiting = append(ws.waiting, w); len(ws.waiting) == 1 {
+		go ws.send()
+	}
+	return &w.debt
+}
+
+// send makes the first attempt for all that wait.
+func (ws *withdrawals) send() {
+	runtime.Gosched() // who was cancelled at the same time comes along
+	ws.mu.Lock()
+	all := ws.waiting
+	ws.waiting = nil
+	ws.mu.Unlock()
+	for some := range slices.Chunk(all, batchLimit) {
+		go ws.attempt(some)
+	}
+}
+
+func (ws *withdrawals) attempt(all []*withdrawal) {
+	ctx, cancel := protocol.Within(context.Background(), protocol.OneOfMany(ws.ttl))
+	defer cancel()
+	var calls []protocol.Call
+	for _, w := range all {
+		calls = append(calls, w.left...)
+	}
+	answers := protocol.QueryAll(ctx, ws.redis, calls, protocol.Only("withdrawn"))
+	for _, w := range all {
+		var err error
+		var left []protocol.Call
+		for n, call := range w.left {
+			if last := answers[n].Err; last != nil {
+				left, err = append(left, call), last
+			}
+		}
+		answers, w.left = answers[len(w.left):], left
+		if protocol.Transient(err) {
+			go w.pay(w.ctx, err, w.again, func() {})
+		} else {
+			w.settle(err)
+		}
+	}
+}
+
+// again is each attempt after the first.
+func (w *withdrawal) again(ctx context.Context) error {
+	for ; len(w.left) > 0; w.left = w.left[1:] {
+		if _, err := protocol.Query(ctx, w.redis, w.left[0], protocol.Only("withdrawn")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
