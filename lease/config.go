@@ -45,6 +45,10 @@ type Config struct {
 	// different speeds. Defaults to TTL/100 + 1ms, but at most TTL/4.
 	Margin time.Duration
 
+	// WarnBefore is how long before the end of its trust window a lease warns, on [Lease.Expiring],
+	// that it was not renewed. Less than TTL - Margin. Defaults to a third of that.
+	WarnBefore time.Duration
+
 	// MaxHold bounds the time from acquisition to the end of the last renewal, so that a holder
 	// that is stuck, or never releases, cannot keep the resource for ever. [Unlimited] turns it
 	// off. Defaults to one hour, or TTL if that is longer.
@@ -111,6 +115,7 @@ func (c Config) withDefaults() Config {
 	c.RenewEvery = cmp.Or(c.RenewEvery, c.TTL/3)
 	c.RenewTimeout = cmp.Or(c.RenewTimeout, c.TTL/6)
 	c.Margin = cmp.Or(c.Margin, min(c.TTL/100+time.Millisecond, c.TTL/4))
+	c.WarnBefore = cmp.Or(c.WarnBefore, (c.TTL-c.Margin)/3)
 	c.ReplicaTimeout = cmp.Or(c.ReplicaTimeout, max(min(c.TTL/6, time.Second), time.Millisecond))
 	c.MaxHold = cmp.Or(c.MaxHold, max(time.Hour, c.TTL))
 	c.Holder = cmp.Or(c.Holder, thisProcess())
@@ -125,6 +130,8 @@ func (c Config) check() error {
 		return protocol.Invalid("TTL must be at least 1ms, the unit in which Redis counts; it is %v", c.TTL)
 	case c.Margin < 0 || c.Margin >= c.TTL:
 		return protocol.Invalid("Margin (%v) must be from 0 to less than TTL (%v)", c.Margin, c.TTL)
+	case c.WarnBefore < 0 || c.WarnBefore >= longest:
+		return protocol.Invalid("WarnBefore (%v) must be from 0 to less than TTL - Margin (%v)", c.WarnBefore, longest)
 	case c.MaxHold != Unlimited && c.MaxHold < c.TTL:
 		return protocol.Invalid("MaxHold (%v) must be at least TTL (%v), or Unlimited", c.MaxHold, c.TTL)
 	case c.FenceRetention < c.TTL:

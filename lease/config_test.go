@@ -57,6 +57,8 @@ func TestNewRefuses(t *testing.T) {
 		"TTL 999.999µs":                  {TTL: ms - 1},
 		"Margin negative":                {TTL: time.Second, Margin: -1},
 		"Margin all of TTL":              {TTL: time.Second, Margin: time.Second, RenewEvery: lease.Never},
+		"WarnBefore negative":            {TTL: time.Second, WarnBefore: -1},
+		"WarnBefore all of it":           {TTL: time.Second, Margin: 10 * ms, WarnBefore: 990 * ms},
 		"Replicas negative":              {TTL: time.Second, Replicas: -1},
 		"ReplicaTimeout negative":        {TTL: time.Second, Replicas: 1, ReplicaTimeout: -1},
 		"ReplicaTimeout for ever":        {TTL: time.Second, Replicas: 1, ReplicaTimeout: ms - 1},
@@ -190,6 +192,7 @@ func TestZeroValuesAreRefused(t *testing.T) {
 		require.Zero(t, l.Token())
 		require.Zero(t, l.LeaseID())
 		require.Empty(t, l.Resource())
+		require.Nil(t, l.Expiring())
 	}
 }
 

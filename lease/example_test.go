@@ -207,6 +207,26 @@ func ExampleIssuer_Revoke() {
 	// holder told: true
 }
 
+func ExampleLease_Expiring() {
+	client, disconnect := connect()
+	defer disconnect()
+	ctx := context.Background()
+	issuer, err := lease.New(client, lease.Config{TTL: 3 * time.Second, RenewEvery: lease.Never})
+	if err != nil {
+		log.Fatal(err)
+	}
+	l, err := issuer.Acquire(ctx, "table:12")
+	if err != nil {
+		log.Fatal(err)
+	}
+	select {
+	case until := <-l.Expiring():
+		fmt.Println("time left to stop:", time.Until(until) > 0)
+	case <-l.Context().Done():
+	}
+	// Output: time left to stop: true
+}
+
 // issuer gives the examples an issuer with leases of ten seconds.
 func issuer() (i *lease.Issuer, disconnect func()) {
 	client, disconnect := connect()

@@ -28,10 +28,11 @@ type Lease struct {
 	life   *tracing // ended by end; nil if nobody traces
 
 	mu         sync.Mutex
-	validUntil time.Time   // guarded by mu; only grows, until the lease ends before it
-	expiry     *time.Timer // ends the lease at validUntil; guarded by mu
-	ended      error       // why it is over, nil while it is not; guarded by mu, set once
-	lastFail   error       // of the latest renewal, nil if it succeeded; guarded by mu
+	validUntil time.Time      // guarded by mu; only grows, until the lease ends before it
+	expiring   chan time.Time // nil until it is asked for, or there is something to say; guarded by mu
+	expiry     *time.Timer    // calls tick when to warn, then at validUntil; guarded by mu
+	ended      error          // why it is over, nil while it is not; guarded by mu, set once
+	lastFail   error          // of the latest renewal, nil if it succeeded; guarded by mu
 
 	unsealed bool   // and so not renewed; guarded by mu
 	due      *batch // whose renewal comes next, nil if none does; guarded by the watchdog's mu
@@ -59,7 +60,7 @@ func (s *step) newLease(n int, token int64, sent time.Time) *Lease {
 	l.validUntil = until
 	l.mu.Lock() // the timer may fire before it is stored
 	defer l.mu.Unlock()
-	l.expiry = time.AfterFunc(time.Until(until), func() { _ = l.Err() })
+	l.expiry = time.AfterFunc(time.Until(l.warnAt()), l.tick)
 	c.registry.hold(l)
 	c.watchdog.watch(l, sent)
 	return l
@@ -190,6 +191,47 @@ func (l *Lease) end(cause error) {
 	if l.life != nil {
 		l.life.end(0, cause)
 	}
+}
+
+// Expiring receives ValidUntil when the lease comes within [Config.WarnBefore] of its end, because
+// renewal is off or keeps failing. That is the time to start no new work. A later renewal that
+// succeeds makes the warning void, and another warning may follow; it replaces one that was not
+// received. The channel is never closed.
+func (l *Lease) Expiring() <-chan time.Time {
+	if l.granted() != nil {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.warnings()
+}
+
+func (l *Lease) warnings() chan time.Time {
+	if l.expiring == nil {
+		l.expiring = make(chan time.Time, 1)
+	}
+	return l.expiring
+}
+
+// warnAt is when to warn. The caller holds mu.
+func (l *Lease) warnAt() time.Time { return l.validUntil.Add(-l.core.cfg.WarnBefore) }
+
+// tick runs when the timer fires. A renewal may have moved both times on since; then the timer was
+// reset as well.
+func (l *Lease) tick() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	if l.check(now) != nil || now.Before(l.warnAt()) {
+		return
+	}
+	warnings := l.warnings()
+	select {
+	case <-warnings:
+	default:
+	}
+	warnings <- l.validUntil // cannot block: only sent with mu held, into a buffer of one
+	l.expiry.Reset(time.Until(l.validUntil))
 }
 
 // Verify asks Redis whether the lease still holds its resource. If not, the lease is over, with

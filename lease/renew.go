@@ -109,7 +109,7 @@ func (r *renewal) take(answer protocol.Answer[outcome]) error {
 		l.core.watchdog.watch(l, r.sent)
 		if until := l.core.trustedUntil(r.sent, r.ttl); until.After(l.validUntil) {
 			l.validUntil = until
-			l.expiry.Reset(time.Until(until))
+			l.expiry.Reset(time.Until(l.warnAt()))
 		}
 	}
 	return err

@@ -117,3 +117,47 @@ func TestABatchOnACluster(t *testing.T) {
 	}
 	require.NoError(t, ls.Release(t.Context()))
 }
+
+func TestEarlyWarning(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 10 * time.Second, Margin: time.Second,
+			WarnBefore: 4 * time.Second, RenewEvery: lease.Never})
+		start := time.Now()
+		l := try(t, i, "a")
+		require.Equal(t, start.Add(9*time.Second), <-l.Expiring())
+		require.Equal(t, start.Add(5*time.Second), time.Now())
+		require.NoError(t, l.Err())
+
+		// A renewal makes it void, and another follows. One that nobody fetched is replaced.
+		require.NoError(t, l.Extend(t.Context()))
+		time.Sleep(6 * time.Second)
+		require.NoError(t, l.Extend(t.Context()))
+		last := l.ValidUntil()
+		time.Sleep(6 * time.Second)
+		require.Equal(t, last, <-l.Expiring())
+		requireEnd(t, l, last, lease.ErrExpired)
+
+		select {
+		case <-l.Expiring():
+			t.Fatal("no warning of what is over")
+		default:
+		}
+	})
+}
+
+func TestNoWarningWhileRenewalsSucceed(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		l := try(t, w.issuer(t, lease.Config{TTL: 9 * time.Second}), "a")
+		select {
+		case <-l.Expiring():
+			t.Fatal("warned")
+		case <-time.After(time.Minute):
+		}
+		w.faults.Always(faulty.LoseRequest)
+		until := <-l.Expiring()
+		require.True(t, time.Now().Before(until))
+		require.NoError(t, context.Cause(l.Context()))
+		requireEnd(t, l, until, lease.ErrUnreachable)
+		w.faults.Always(faulty.None)
+	})
+}

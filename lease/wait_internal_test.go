@@ -160,6 +160,22 @@ func TestErrorsNameWhatTheyAreAbout(t *testing.T) {
 	require.ErrorContains(t, held, "deadline")
 }
 
+// The timer may have fired just before a renewal set it anew.
+func TestATickThatComesTooEarlyWarnsNobody(t *testing.T) {
+	server := miniredis.RunT(t)
+	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	defer client.Close()
+	i, err := New(client, Config{TTL: time.Minute})
+	require.NoError(t, err)
+	l, err := i.TryAcquire(t.Context(), "a")
+	require.NoError(t, err)
+	l.tick()
+	require.Empty(t, l.expiring)
+	require.NoError(t, l.Release(t.Context()))
+	l.tick()
+	require.Empty(t, l.expiring)
+}
+
 // Who is told to look later is not to sleep past a call that came as well, in whatever order.
 func TestACallCountsForMoreThanALook(t *testing.T) {
 	for name, messages := range map[string][]string{"look last": {"free me", "look me 500"}, "look first": {"look me 500", "free me"}} {

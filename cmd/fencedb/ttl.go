@@ -62,6 +62,7 @@ type advice struct {
 	NetworkMS    int64  `json:"network_ms"`
 	TTLMS        int64  `json:"ttl_ms"`
 	RenewEveryMS int64  `json:"renew_every_ms"`
+	WarnBeforeMS int64  `json:"warn_before_ms"`
 }
 
 // leastSamples is the number of samples of which one lies above p99.9.
@@ -97,7 +98,7 @@ func (m measurement) take(ctx context.Context, s *servers) (*advice, error) {
 		ResourceType: m.kind, Samples: int64(len(held)), Lost: lost,
 		P50MS: ceilMS(quantile(0.5)), P99MS: ceilMS(quantile(0.99)), P999MS: ceilMS(p999),
 		PauseMS: m.pause.Milliseconds(), NetworkMS: m.network.Milliseconds(),
-		TTLMS: ttl.Milliseconds(), RenewEveryMS: (ttl / 3).Milliseconds(),
+		TTLMS: ttl.Milliseconds(), RenewEveryMS: (ttl / 3).Milliseconds(), WarnBeforeMS: (ttl / 6).Milliseconds(),
 	}, nil
 }
 
@@ -121,8 +122,9 @@ func (r *advice) print(p page) {
 		[2]string{"HELD FOR", fmt.Sprintf("p50 %s, p99 %s, p99.9 %s", millis(r.P50MS), millis(r.P99MS), millis(r.P999MS))},
 		[2]string{"TTL", fmt.Sprintf("%s = p99.9 %s + pause %s + network %s, rounded up", millis(r.TTLMS), millis(r.P999MS), millis(r.PauseMS), millis(r.NetworkMS))},
 		[2]string{"RENEW EVERY", millis(r.RenewEveryMS) + ", a third"},
+		[2]string{"STOP WORK AT", millis(r.WarnBeforeMS) + " before the end, a sixth"},
 	)
-	fmt.Fprintf(p.out, "\nlease.Config{TTL: %s, RenewEvery: %s}\n", goDuration(r.TTLMS), goDuration(r.RenewEveryMS))
+	fmt.Fprintf(p.out, "\nlease.Config{TTL: %s, RenewEvery: %s, WarnBefore: %s}\n", goDuration(r.TTLMS), goDuration(r.RenewEveryMS), goDuration(r.WarnBeforeMS))
 }
 
 func goDuration(ms int64) string {

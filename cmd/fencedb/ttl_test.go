@@ -46,11 +46,11 @@ func TestTTLAddsMarginsToWhatWasMeasured(t *testing.T) {
 	require.Equal(t, advice{
 		ResourceType: "table", Samples: 2000, Lost: 10,
 		P50MS: 990, P99MS: 1970, P999MS: 1988, PauseMS: 5000, NetworkMS: 300,
-		TTLMS: 7300, RenewEveryMS: 2433,
+		TTLMS: 7300, RenewEveryMS: 2433, WarnBeforeMS: 1216,
 	}, got)
 	w.screen.width = 80
 	shown := w.ok("ttl", "table", "--pause", "5s", "--network", "300ms")
-	require.Contains(t, shown, "lease.Config{TTL: 7300 * time.Millisecond, RenewEvery: 2433 * time.Millisecond}")
+	require.Contains(t, shown, "lease.Config{TTL: 7300 * time.Millisecond, RenewEvery: 2433 * time.Millisecond,")
 	require.Contains(t, shown, "10 of them were lost")
 }
 
