@@ -31,6 +31,8 @@ var guards = []struct {
 		{"S7", "a lease that is over does not wait for a fence", "    ELSIF remaining_ms <= 0 THEN", "    ELSIF false THEN", "migrations.TestALeaseThatIsOverDoesNotEnter"},
 		{"S7", "the grant that ends first bounds the transaction", "until := start + least(had_ms, remaining_ms, 2147483647);", "until := start + least(remaining_ms, 2147483647);", "migrations.TestTheGrantThatEndsFirstBoundsTheWholeTransaction"},
 		{"S2", "the common case is only for a transaction that has entered nothing", " AND coalesce(current_setting('fencedb.lease', true), '') = ''\n", "\n", "migrations.TestReenterIsEnterWhereNobodyStandsInTheWay"},
+		{"S2", "the common case of enter is only for a transaction that has entered nothing", "IF coalesce(current_setting('fencedb.lease', true), '') = '' AND coalesce(remaining_ms", "IF coalesce(remaining_ms", "migrations.TestOneTransactionEntersAResourceUnderOneGrant"},
+		{"S6", "the common case of enter has the epoch of this run", "IF epoch & 16777215 = fencedb.started() AND now <", "IF epoch IS NOT NULL AND now <", "migrations.TestACleanRestartKeepsOutcomes"},
 		{"S7", "the bound of the wait for a fence is not one of the transaction", "            PERFORM set_config('lock_timeout', limited, true);\n            EXIT WHEN created;", "            EXIT WHEN created;", "migrations.TestEnterBoundsTheTransactionAndNothingElse"},
 		{"S1", "a crash of the server does not empty the ledger", "CREATE TABLE fencedb.fences (", "CREATE UNLOGGED TABLE fencedb.fences (", "migrations.TestTheLedgerOutlivesACrash"},
 		{"S2", "a token below the stored one is refused", "PERFORM fencedb.raise_stale(take.resource, token, stored.token);", "RETURN;", "migrations.TestEnterRefusesAnOlderToken"},
@@ -365,6 +367,7 @@ var guards = []struct {
 		{"L8", "work whose lease Close has ended is not reported as well done", "errors.Is(over, ErrReleased) && !errors.Is(over, ErrClosed):", "errors.Is(over, ErrReleased):", "lease.TestWorkLearnsThatCloseHasEndedItsLease"},
 	}},
 	{"lease/acquire.go", []guard{
+		{"L6", "a request of a call with patience is bounded", "context.WithTimeoutCause(ctx, max(*a.patience, firstAnswer), waited)", "context.WithCancel(ctx)", "lease.TestPatienceBoundsTheCallToo"},
 		{"L6", "waiting is bounded", "waiting, cancelWaiting := context.WithTimeoutCause(asking, *a.patience, waited)", "waiting, cancelWaiting := context.WithCancel(asking)", "lease.TestWaitingForNoTime"},
 		{"L8", "what is granted while the issuer closes is given back", "if registry.closing() {", "if false {", "lease.TestCloseWhileALeaseIsGranted"},
 		{"L1", "one that is lost while others are waited for loses all", "			err = leases.lost() // waiting may have taken longer than an earlier one lasts\n", "", "lease.TestAcquireAllLosesOneWhileWaiting"},

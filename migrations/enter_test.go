@@ -139,6 +139,8 @@ func TestEnterRefusesTokensThatNoLeaseCanFollow(t *testing.T) {
 		s.exec(enter(1, "table:12"))
 	}
 	s.exec(`INSERT INTO fencedb.foreign_issuers VALUES ('zxid')`)
+	require.Equal(t, `{"resource_type": "zxid"}`, s.one(`SELECT details FROM fencedb.audit WHERE event = 'declare_foreign'`))
+	s.refused(invalid, `SELECT fencedb.record('declare_foreign', NULL, 'me', 'forged')`)
 	for _, wrong := range []string{``, `zxid:1`} {
 		s.refused("23514", `INSERT INTO fencedb.foreign_issuers VALUES ('`+wrong+`')`)
 	}

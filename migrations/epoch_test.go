@@ -48,9 +48,13 @@ func TestACleanRestartKeepsOutcomes(t *testing.T) {
 	server := testenv.OwnPostgres(t)
 	s := on(t, server)
 	committed, aborted := s.end("COMMIT"), s.end("ROLLBACK")
+	s.exec(`SELECT fencedb.enter('room:1', 1, gen_random_uuid())`)
 
 	server.Restart()
 	s = on(t, server)
+	var first ended // in the run of the server, of a fence that is there
+	require.NoError(t, s.conn.QueryRow(t.Context(), `SELECT xid::text, epoch FROM fencedb.enter('room:1', 2, gen_random_uuid())`).Scan(&first.xid, &first.epoch))
+	require.Equal(t, "committed", s.ask(first))
 	require.Equal(t, "committed", s.ask(committed))
 	require.Equal(t, "aborted", s.ask(aborted))
 	later := s.end("COMMIT")

@@ -124,6 +124,9 @@ func TestAWriteWithoutALeaseIsToldAsOne(t *testing.T) {
 	s.exec(`INSERT INTO seats VALUES (20, repeat('x', 600)), (21, '')`)
 	require.Equal(t, "insert room: none 1 of public.seats", s.noted(), "no fence can have the other")
 
+	s.exec(`CREATE TABLE bare (room text NOT NULL); SELECT fencedb.protect('bare', '{room}', mode => 'observe', history => true); INSERT INTO bare VALUES ('')`)
+	require.Empty(t, s.noted(), "no fence can have this one either")
+
 	s.exec(`SELECT fencedb.take_over_as('seats', session_user::regrole, 'tomorrow'); ` + write)
 	require.Equal(t, without, s.noted(), "it takes nothing over where nothing is enforced")
 	s.exec(`SELECT fencedb.enforce('seats'); ` + write)

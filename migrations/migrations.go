@@ -48,8 +48,7 @@ const (
 	// Go it is taken before (see inTurn); the statements below are for psql as well.
 	lockID = "x'66656e63656462'::bigint"
 
-	// Under the lock: two CREATE SCHEMA IF NOT EXISTS at once can collide in the catalog. One
-	// statement, because not every driver sends several.
+	// Under the lock: two CREATE SCHEMA IF NOT EXISTS at once can collide in the catalog.
 	createSchema = `DO $$ BEGIN
     PERFORM pg_catalog.pg_advisory_xact_lock(` + lockID + `);
     IF pg_catalog.to_regnamespace('fencedb') IS NULL THEN

@@ -201,7 +201,7 @@ func (r *restaurant) observe() {
 		require.NoError(r, err)
 	}
 	for range 3 {
-		_, err := conn.Exec(r.Context(), `UPDATE bookings SET table_id = 12`, pgx.QueryExecModeSimpleProtocol)
+		_, err := conn.Exec(r.Context(), `RESET ALL; SET application_name = 'cron'; UPDATE bookings SET table_id = 12`, pgx.QueryExecModeSimpleProtocol)
 		require.NoError(r, err)
 	}
 }

@@ -29,11 +29,11 @@ CREATE INDEX audit_protection ON fencedb.audit (id) WHERE event IN ('protect', '
 COMMENT ON TABLE  fencedb.audit IS 'What was done by hand: tables protected or not any more, revocations, forgotten fences. Rows are added by the functions of this schema and cannot be changed; fencedb.forget_audit deletes old ones, and nothing else does.';
 COMMENT ON COLUMN fencedb.audit.at       IS 'By the clock of this server.';
 COMMENT ON COLUMN fencedb.audit.role     IS 'The role that logged in, whatever SET ROLE said later.';
-COMMENT ON COLUMN fencedb.audit.operator IS 'Who it was, as the program that recorded it says: user@host. Of protect, observe and unprotect, as this server knows it.';
-COMMENT ON COLUMN fencedb.audit.event    IS 'protect, observe, unprotect, take_over_as, end_take_over, revoke, reset, keep_history, prune, prune_audit, or what operators record besides.';
+COMMENT ON COLUMN fencedb.audit.operator IS 'Who it was, as the program that recorded it says: user@host. As this server knows it, of what functions and tables of this schema record themselves.';
+COMMENT ON COLUMN fencedb.audit.event    IS 'protect, observe, unprotect, take_over_as, end_take_over, declare_foreign, revoke, reset, keep_history, prune, prune_audit, or what operators record besides.';
 COMMENT ON COLUMN fencedb.audit.resource IS 'NULL where it concerns many.';
 COMMENT ON COLUMN fencedb.audit.reason   IS 'In the operator''s words.';
-COMMENT ON COLUMN fencedb.audit.details  IS 'revoke: token and lease_id of the revocation, former_token, former_lease_id and former_holder of the holder (or null; former_holder is its label, or empty), sealed: whether its fence was entered. reset: former_token and former_lease_id of the fence (or null), token and lease_id that it has instead, row_token of a row that was named (or null). keep_history: period and former_period (null: not kept). take_over_as and end_take_over: table, its oid, role, and until. prune: fences, the number that were forgotten, and older_than. prune_audit: rows, likewise, and older_than. protect, observe (guarded, and nothing is refused) and unprotect: table, its oid, and the templates of its resources; recorded when a call of fencedb.protect, observe, enforce or unprotect changes that, or finds that it was changed by hand; reason says which.';
+COMMENT ON COLUMN fencedb.audit.details  IS 'revoke: token and lease_id of the revocation, former_token, former_lease_id and former_holder of the holder (or null; former_holder is its label, or empty), sealed: whether its fence was entered. reset: former_token and former_lease_id of the fence (or null), token and lease_id that it has instead, row_token of a row that was named (or null). keep_history: period and former_period (null: not kept). declare_foreign: resource_type, a row of foreign_issuers. take_over_as and end_take_over: table, its oid, role, and until. prune: fences, the number that were forgotten, and older_than. prune_audit: rows, likewise, and older_than. protect, observe (guarded, and nothing is refused) and unprotect: table, its oid, and the templates of its resources; recorded when a call of fencedb.protect, observe, enforce or unprotect changes that, or finds that it was changed by hand; reason says which.';
 
 -- The owner could drop the trigger; nobody gets past it by mistake. fencedb.forget_audit runs as
 -- the owner and says what it does.
@@ -62,7 +62,7 @@ AS $$
 DECLARE
     added bigint;
 BEGIN
-    IF event IN ('protect', 'observe', 'unprotect', 'take_over_as', 'end_take_over', 'prune_audit', 'reset', 'keep_history') THEN
+    IF event IN ('protect', 'observe', 'unprotect', 'take_over_as', 'end_take_over', 'prune_audit', 'reset', 'keep_history', 'declare_foreign') THEN
         RAISE EXCEPTION 'fencedb.record: % is recorded by the function that does it', event
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Only that function may record it, so that the audit says what happened.';
     END IF;
@@ -75,12 +75,28 @@ $$;
 
 COMMENT ON FUNCTION fencedb.record IS 'Adds a row to fencedb.audit, under the name of the role that logged in, and returns its id. It stays only if the transaction commits. Refuses what functions of this schema record themselves.';
 
+-- Who admits higher tokens gives up the bound on one that is entered by mistake.
+CREATE FUNCTION fencedb.note_foreign() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    INSERT INTO fencedb.audit (event, reason, details) VALUES ('declare_foreign', 'INSERT INTO fencedb.foreign_issuers', jsonb_build_object('resource_type', NEW.resource_type));
+    RETURN NULL;
+END
+$$;
+
+COMMENT ON FUNCTION fencedb.note_foreign IS 'Trigger of fencedb.foreign_issuers.';
+
+CREATE TRIGGER note AFTER INSERT ON fencedb.foreign_issuers FOR EACH ROW EXECUTE FUNCTION fencedb.note_foreign();
+
 REVOKE ALL ON fencedb.audit FROM PUBLIC;
-REVOKE ALL ON FUNCTION fencedb.keep_audit, fencedb.record FROM PUBLIC;
+REVOKE ALL ON FUNCTION fencedb.keep_audit, fencedb.record, fencedb.note_foreign FROM PUBLIC;
 
 SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.callers_path'), true);
 -- +goose StatementEnd
 
 -- +goose Down
+DROP TRIGGER note ON fencedb.foreign_issuers;
 DROP TABLE fencedb.audit;
-DROP FUNCTION fencedb.record, fencedb.keep_audit;
+DROP FUNCTION fencedb.record, fencedb.keep_audit, fencedb.note_foreign;

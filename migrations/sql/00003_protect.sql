@@ -404,8 +404,7 @@ $$;
 
 COMMENT ON FUNCTION fencedb.resources_of IS 'The resources that a row of a protected table belongs to: SELECT fencedb.resources_of(b) FROM bookings b.';
 
--- For functions that run as the owner of this schema. A member of a protected table is guarded by
--- that table's guard.
+-- Raises unless who has logged in owns the table, and it is not guarded as a part of another.
 CREATE FUNCTION fencedb.require_owner(target regclass) RETURNS void
     LANGUAGE plpgsql STABLE
     SET search_path = pg_catalog, pg_temp

@@ -41,7 +41,7 @@ COMMENT ON COLUMN fencedb.observations.statement   IS 'INSERT, UPDATE, DELETE or
 COMMENT ON COLUMN fencedb.observations.reason      IS 'The SQLSTATE of the refusal that an enforcing guard would have raised.';
 COMMENT ON COLUMN fencedb.observations.first_at    IS 'By the clock of this server.';
 COMMENT ON COLUMN fencedb.observations.last_at     IS 'At most five seconds before the last such write of a session.';
-COMMENT ON COLUMN fencedb.observations.times       IS 'Statements without a token, and rows with a wrong or stale one; of each session one in five seconds at the most.';
+COMMENT ON COLUMN fencedb.observations.times       IS 'Statements without a token, and rows with a wrong or stale one; of each session one in five seconds, and one whenever it writes as another role or application, or for another reason, than before.';
 COMMENT ON COLUMN fencedb.observations.resource    IS 'The resource of one of the rows, NULL if none was written.';
 COMMENT ON COLUMN fencedb.observations.ledger      IS 'The oid of fencedb.fences. In a copy of the database it is another.';
 
@@ -61,7 +61,7 @@ JOIN pg_class c ON c.oid = CASE WHEN o.ledger = 'fencedb.fences'::regclass THEN 
 WHERE pg_has_role(c.relowner, 'USAGE') OR has_table_privilege('fencedb.observations', 'SELECT')
 GROUP BY c.oid, o.role, o.application, o.statement, o.reason;
 
-COMMENT ON VIEW fencedb.unfenced_writes IS 'Writes that guards would have refused if they were enforced: who, how, why (an SQLSTATE), when first and last, how often it was recorded (by a session once in five seconds at the most), and one resource. Owners see those to their own tables. What was rolled back is not in it, nor what open transactions have written.';
+COMMENT ON VIEW fencedb.unfenced_writes IS 'Writes that guards would have refused if they were enforced: who, how, why (an SQLSTATE), when first and last, how often it was recorded (see observations.times), and one resource. Owners see those to their own tables. What was rolled back is not in it, nor what open transactions have written.';
 
 GRANT SELECT ON fencedb.unfenced_writes TO PUBLIC;
 
@@ -128,7 +128,8 @@ $$;
 -- nothing reads it.
 --
 -- recorded is the common case, as an expression, because PL/pgSQL sets every expression up anew in
--- every transaction. It does not look who writes a row: the guard of statements has.
+-- every transaction. It does not look who writes a row: the guard of statements has. Where there is
+-- none, a second writer of a session may be missed for five seconds.
 CREATE FUNCTION fencedb.recorded(target oid, operation text, of_row boolean) RETURNS boolean
     LANGUAGE sql
     RETURN CASE

@@ -120,8 +120,8 @@ COMMENT ON FUNCTION fencedb.has_taken_over(oid) IS 'Inner function. Whether this
 -- else, so it reads columns by their output functions alone (see read_template). It is one query,
 -- because what it costs is what the executor sets up.
 --
--- Rows without a resource, or with one that is too long for a fence, come past a guard that
--- observes, and are nobody's history.
+-- Rows without a resource, or with one that no fence can have, come past a guard that observes, and
+-- are nobody's history.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.write_notes(target regclass) RETURNS regprocedure
     LANGUAGE plpgsql SECURITY DEFINER
@@ -137,7 +137,7 @@ DECLARE
         SELECT w.resource, pg_catalog.lower(TG_OP), f.last_fencing_token, f.lease_id, pg_catalog.format('%%I.%%I', TG_TABLE_SCHEMA, TG_TABLE_NAME), w.n
         FROM (SELECT r.resource, %s AS n FROM (%s) r GROUP BY r.resource ORDER BY r.resource) w
         LEFT JOIN fencedb.fences f ON f.resource OPERATOR(pg_catalog.=) w.resource AND (fencedb.says_entered(f.resource, f.last_fencing_token, f.lease_id) OR fencedb.has_taken_over(TG_RELID))
-        WHERE pg_catalog.octet_length(w.resource) OPERATOR(pg_catalog.<=) 512 AND EXISTS (SELECT FROM fencedb.history_kept);$note$;
+        WHERE w.resource OPERATOR(pg_catalog.<>) '' AND pg_catalog.octet_length(w.resource) OPERATOR(pg_catalog.<=) 512 AND EXISTS (SELECT FROM fencedb.history_kept);$note$;
 BEGIN
     PERFORM fencedb.require_owner(target);
     SELECT * INTO protection FROM fencedb.protected_tables p WHERE p.table_name = target AND p.resource IS NOT NULL;
@@ -233,8 +233,8 @@ BEGIN
     ELSE
         UPDATE fencedb.history_kept k SET period = wanted, since = greatest(k.since, clock_timestamp() - former.period);
     END IF;
-    INSERT INTO fencedb.audit (event, operator, reason, details)
-    VALUES ('keep_history', format('%s@%s', session_user, coalesce(host(inet_client_addr()), 'local')), 'by fencedb.keep_history',
+    INSERT INTO fencedb.audit (event, reason, details)
+    VALUES ('keep_history', 'by fencedb.keep_history',
         jsonb_build_object('period', wanted::text, 'former_period', former.period::text));
 END
 $$;
