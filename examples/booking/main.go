@@ -3,8 +3,8 @@
 //	booking            # serves until it is interrupted
 //	booking migrate    # brings its database up, as the owner of the database; the service needs no more than to use it
 //
-// It starts whether or not its stores answer, and migrates nothing itself: GET /readyz says what is
-// missing.
+// It starts whether or not its stores answer, and migrates nothing itself: GET /readyz says whether
+// both are fit, and the fences migrated.
 package main
 
 import (
@@ -148,10 +148,10 @@ func serve(ctx context.Context, s settings, check booking.CardCheck, log *slog.L
 	context.AfterFunc(ctx, func() {
 		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), server.WriteTimeout)
 		defer cancel()
-		ended <- errors.Join(server.Shutdown(ending), leases.Close(ending)) // so that no table stays blocked
+		ended <- server.Shutdown(ending)
 	})
-	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-		return err
+	if err = server.Serve(listener); errors.Is(err, http.ErrServerClosed) {
+		err = <-ended
 	}
-	return <-ended
+	return errors.Join(err, leases.Close(context.WithoutCancel(ctx))) // so that no table stays blocked
 }

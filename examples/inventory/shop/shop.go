@@ -178,7 +178,8 @@ func (s *Shop) Cart(ctx context.Context, id uuid.UUID) (c Cart, err error) {
 // does nothing.
 //
 // Nil means sold. [lease.ErrHeld] says that the cart is being paid or swept right now. [ErrExpired]
-// means not sold, and nothing was asked of the bank. [ErrDeclined] means not sold.
+// means not sold, and that nothing was asked of the bank unless somebody has written to the cart
+// past its fence. [ErrDeclined] means not sold.
 // [fencedb.ErrStale] means that this call has sold nothing, because someone took the cart over
 // while the bank was asked: Sweep, and then the money goes back, or another call of Pay, for which
 // the same charge counts. After any other error pay again: the bank takes the money once. If nobody
