@@ -197,9 +197,10 @@ func NoWait() Option { return func(o *options) { o.noWait = true } }
 // error is then [ErrHeld] and [context.DeadlineExceeded]. The time must be positive: [NoWait] is
 // for none. [Issuer.TryAcquire] and [NoWait] refuse it.
 //
-// However short the time is, Redis is asked once and has at least a quarter of a second to answer,
-// or half of a TTL below half a second, unless other callers of this process stand in line before
-// this call. So a free resource is granted, and [ErrUnreachable] means that Redis did not answer.
+// However short the time is, Redis is asked once, unless other callers of this process stand in
+// line before this call. What it is asked has until a quarter of a second after the call began, or
+// half of a TTL below half a second, so the call may last that long. So a free resource is granted,
+// and [ErrUnreachable] means that Redis did not answer.
 func WaitAtMost(d time.Duration) Option { return func(o *options) { o.patience = &d } }
 
 // options are what an [Option] changes.

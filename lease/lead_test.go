@@ -67,7 +67,7 @@ func TestOneLeadsAndTheOthersKnowWho(t *testing.T) {
 		bob, cy := campaign(t, w, named("bob"), nil), campaign(t, w, named("cy"), nil)
 		require.Equal(t, "ada", <-bob.follows)
 		require.Equal(t, "ada", <-cy.follows)
-		time.Sleep(10 * time.Minute)
+		time.Sleep(70 * time.Minute) // MaxHold is an hour
 		require.Empty(t, ada.ended, "she leads for as long as she lives")
 		require.Empty(t, bob.follows, "told once")
 

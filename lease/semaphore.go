@@ -36,9 +36,8 @@ type SemaphoreConfig struct {
 //	limit 3     A(41)  B(42)  C(43)              D waits
 //	            A(41)         C(43)  D(44)       B was released, or has expired
 //
-// Redis keeps the holders in a sorted set by the end of their time on its own clock. The next
-// script that counts drops those that have expired, so a holder that dies blocks its permit for one
-// TTL and no longer.
+// Redis keeps the holders in a sorted set by the end of their time on its own clock. Those that
+// have expired are not counted, so a holder that dies blocks its permit for one TTL and no longer.
 //
 // Waiters are served first come, first served, as for leases. A release calls the first waiter that
 // listens; if there is room for more, that waiter calls the next. Waiters of one process stand in

@@ -6,7 +6,8 @@
 --     argument is an error of the client. It ends the script with an error reply, and nothing was changed. (The common
 --     cases of acquire, extend and release check only the number.)
 --   * A script that meets a key of another type says so before it has changed anything, because Redis does not roll a script
---     back. (Waiters that are dead it may have taken out.)
+--     back. (Waiters that are dead it may have taken out. Where it takes a call out of a queue whose waiters cannot be
+--     read, it leaves that undone, without a word.)
 --   * Time comes from Redis only. Clients send durations, never points in time.
 --   * A script touches only the KEYS that it was given, and publishes to the channel that goes with them. All of them share
 --     one hash tag, so one Cluster slot.

@@ -1,7 +1,7 @@
 -- holders.lua: what the scripts of semaphores share. It is put behind common.lua.
 --
 -- The key owner is a sorted set of holders, "<lease id>:<token>:<call>,<call>", by the end of their time in microseconds
--- of Redis's clock. A holder whose end has passed holds nothing; the next script that counts drops it.
+-- of Redis's clock. A holder whose end has passed holds nothing and is not counted; the next grant drops it.
 
 -- The living holders, each as it stands in the set and the end of its time, the one that ends next in front. The second
 -- result is the reply if the key is corrupt.

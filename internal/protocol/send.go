@@ -268,7 +268,8 @@ func (s *Sender) sendHere(ctx context.Context, requests []*request) bool {
 	if !s.bounded || !ours || !Endless(b.Context) || s.cluster != nil && len(requests) > 1 || !s.begin(len(requests)) {
 		return false
 	}
-	defer s.disarm(s.alarm(b)) // it is for a client that waits for a connection
+	defer s.ended(len(requests)) // also if a hook of the client ends the goroutine
+	defer s.disarm(s.alarm(b))   // it is for a client that waits for a connection
 	s.send((*within)(b), requests)
 	return true
 }
@@ -282,6 +283,12 @@ func (s *Sender) begin(requests int) bool {
 	}
 	s.underWay += requests
 	return true
+}
+
+func (s *Sender) ended(requests int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.underWay -= requests
 }
 
 // handOver has the requests sent by other goroutines, which answer them.
@@ -454,10 +461,8 @@ func (s *Sender) roundTrip(ctx context.Context, requests []*request) {
 
 // answer tells whoever waits for the request.
 func (s *Sender) answer(r *request) {
-	s.mu.Lock()
-	s.underWay--
-	s.mu.Unlock()
 	if r.answered != nil {
+		s.ended(1)
 		close(r.answered)
 	}
 }

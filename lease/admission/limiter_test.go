@@ -79,7 +79,7 @@ func requireAtMost(t *testing.T, limit int, span time.Duration, all []admitted) 
 	}
 }
 
-func TestThirtyFixedWindowsAreFullAndNotMore(t *testing.T) {
+func TestThirtyFixedWindowsAreNeverMoreThanFull(t *testing.T) {
 	t.Parallel()
 	const limit, window, windows = 20, 250 * ms, 30 // on a busy machine too, demand exceeds the limit in each of them
 	l := newWorld(t).limiter(t, admission.Config{Limit: limit, Window: window})
