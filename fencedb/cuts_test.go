@@ -157,8 +157,8 @@ var writes = map[string]write{
 }
 
 // stride is how many bytes apart the cuts are. Close together where answers are read in ways of our
-// own and of pgx's own: in a pipeline, and in the simple protocol. With -short they are wider apart,
-// as on other versions of Postgres, whose answers have the same messages.
+// own and of pgx's own: in a pipeline, and in the simple protocol. With -short they are farther
+// apart, as on other versions of Postgres, whose answers have the same messages.
 func stride(mode pgx.QueryExecMode, name string) int {
 	own, wider := mode == pgx.QueryExecModeCacheStatement || mode == pgx.QueryExecModeSimpleProtocol, 1
 	if testing.Short() {

@@ -38,12 +38,12 @@ func Exec(ctx context.Context, db DB, grant Grant, sql string, args ...any) (tag
 }
 
 // QueryRow is Exec for a statement that returns one row, such as INSERT ... RETURNING. It is sent
-// when the row is scanned, which can be done once, and Scan returns the errors of Tx, or
-// pgx.ErrNoRows if the statement is an INSERT, UPDATE, DELETE or MERGE that found nothing to write.
-// Of any other statement without a row nobody can tell whether a function or a WITH in it has
-// written: then pgx.ErrNoRows and ErrCommitted are both in the error. ErrCommitted is there too if
-// the row was missing, or could not be scanned, of a statement that has committed something.
-// Options come with db: see With.
+// when the row is scanned, which can be done once, also where Scan refuses what to scan into. Scan
+// returns the errors of Tx, or pgx.ErrNoRows if the statement is an INSERT, UPDATE, DELETE or MERGE
+// that found nothing to write. Of any other statement without a row nobody can tell whether a
+// function or a WITH in it has written: then pgx.ErrNoRows and ErrCommitted are both in the error.
+// ErrCommitted is there too if the row was missing, or could not be scanned, of a statement that
+// has committed something. Options come with db: see With.
 func QueryRow(ctx context.Context, db DB, grant Grant, sql string, args ...any) pgx.Row {
 	return rows.Once(func(dest ...any) error {
 		if err := refuseDriverBytes(dest); err != nil {
