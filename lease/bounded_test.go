@@ -317,6 +317,11 @@ func TestPatienceBoundsTheCallToo(t *testing.T) {
 		require.ErrorIs(t, err, lease.ErrHeld)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.LessOrEqual(t, time.Since(start), 550*ms)
+
+		start = time.Now()
+		_, err = i.Acquire(t.Context(), "free", lease.WaitAtMost(500*ms)) // of which the request hangs
+		require.ErrorIs(t, err, lease.ErrUnreachable)
+		require.LessOrEqual(t, time.Since(start), 550*ms)
 		h.end()
 	})
 }
