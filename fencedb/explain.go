@@ -164,14 +164,14 @@ func named(list []byte) []Blocker {
 	var told []struct { // null is "", or a time that is not visible
 		PID                int
 		Application, State string
-		OpenMS             time.Duration `json:"open_ms"`
+		Open               time.Duration `json:"open_ms"` // in milliseconds
 	}
 	if json.Unmarshal(list, &told) != nil {
 		return nil
 	}
 	blockers := make([]Blocker, len(told))
 	for i, b := range told {
-		blockers[i] = Blocker{b.PID, b.Application, b.State, b.OpenMS * time.Millisecond}
+		blockers[i] = Blocker{b.PID, b.Application, b.State, b.Open * time.Millisecond}
 	}
 	return blockers
 }
