@@ -20,8 +20,8 @@ import (
 	"github.com/fencedb/fencedb/internal/faulty"
 )
 
-// S7, for whoever waits: for how long, for a connection and for the fence, and what it learns of
-// who has that.
+// S7, for whoever waits: for how long, for a connection and for the fence, and whom it learns to be
+// in the way.
 
 func TestANewcomerThatCannotGetTheFenceLearnsWhoHasIt(t *testing.T) {
 	t.Parallel()
