@@ -7,6 +7,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -46,6 +47,10 @@ func run(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return errors.New("FENCEDB_REDIS_URL must be the URL of a Redis, such as redis://user:password@host:6379/0")
 	}
+	ttl, err := time.ParseDuration(cmp.Or(os.Getenv("CACHE_TTL"), "5s"))
+	if err != nil {
+		return fmt.Errorf("CACHE_TTL: %w", err)
+	}
 	var builds atomic.Int64
 	build := func(ctx context.Context, _ string) (dishes []string, err error) {
 		builds.Add(1)
@@ -56,7 +61,7 @@ func run(ctx context.Context, out io.Writer) error {
 			return nil, context.Cause(ctx)
 		}
 	}
-	cfg := lease.Config{TTL: 5 * time.Second, Namespace: "demo_" + rand.Text()}
+	cfg := lease.Config{TTL: ttl, Namespace: "demo_" + rand.Text()}
 	var all errgroup.Group
 	start := time.Now()
 	for range processes {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -124,4 +125,6 @@ func TestBadConfig(t *testing.T) {
 	t.Setenv("FENCEDB_REDIS_URL", "redis://127.0.0.1:1/0")
 	_, err := NewCache[string](testenv.Redis(t), lease.Config{}, time.Minute, nil)
 	require.ErrorIs(t, err, lease.ErrInvalid)
+	t.Setenv("CACHE_TTL", "soon")
+	require.ErrorContains(t, run(t.Context(), io.Discard), "CACHE_TTL")
 }

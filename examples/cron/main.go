@@ -6,6 +6,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"embed"
 	"errors"
@@ -48,9 +49,13 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return errors.New("FENCEDB_REDIS_URL must be the URL of a Redis, such as redis://user:password@host:6379/0")
 	}
+	ttl, err := time.ParseDuration(cmp.Or(os.Getenv("CRON_TTL"), "10s"))
+	if err != nil {
+		return fmt.Errorf("CRON_TTL: %w", err)
+	}
 	client := redis.NewClient(options)
 	defer client.Close()
-	leases, err := lease.New(client, lease.Config{TTL: 10 * time.Second, MaxHold: lease.Unlimited, Namespace: "cron"})
+	leases, err := lease.New(client, lease.Config{TTL: ttl, MaxHold: lease.Unlimited, Namespace: "cron"})
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,9 +43,13 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return errors.New("FENCEDB_REDIS_URL must be the URL of a Redis, such as redis://user:password@host:6379/0")
 	}
+	ttl, err := time.ParseDuration(cmp.Or(os.Getenv("JOBS_TTL"), "10s"))
+	if err != nil {
+		return fmt.Errorf("JOBS_TTL: %w", err)
+	}
 	client := redis.NewClient(options)
 	defer client.Close()
-	leases, err := lease.New(client, lease.Config{TTL: 10 * time.Second, Namespace: "jobs"})
+	leases, err := lease.New(client, lease.Config{TTL: ttl, Namespace: "jobs"})
 	if err != nil {
 		return err
 	}
