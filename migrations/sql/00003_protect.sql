@@ -433,9 +433,9 @@ $$;
 -- that no change of the table's schema takes half of it away. It runs as the owner of this schema,
 -- who may read the session's key. Comparing, it relies on no statement trigger having run before:
 -- a partition that is younger than protect has none.
--- Its triggers for statements have arguments, the one for rows has none. Where the table is
--- partitioned, a row looks at the clock too, for the transaction that writes to such a partition by
--- its own name.
+-- Its triggers for statements have arguments, the one for rows has none. Where rows may be written
+-- by a statement that no guard sees, by the name of such a partition or of a parent that is not
+-- protected, a row looks at the clock too.
 --     own     the resource of the row, as it will be, or as it was before a DELETE; of several, the
 --             text of the array, behind more spaces than a resource can have
 --     former  the same, but of the row before an UPDATE
@@ -449,7 +449,7 @@ AS $$
 DECLARE
     expressions text := (SELECT string_agg((fencedb.read_template(target, t)).expression, ', ' ORDER BY i) FROM unnest(templates) WITH ORDINALITY u(t, i));
     several     boolean := cardinality(templates) > 1;
-    partitioned boolean := (SELECT c.relkind = 'p' FROM pg_class c WHERE c.oid = target);
+    unseen      boolean := (SELECT c.relkind = 'p' FROM pg_class c WHERE c.oid = target) OR EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = target);
     resource    text := CASE WHEN several THEN format('pg_catalog.concat(pg_catalog.repeat('' '', 512), ARRAY[%s])', expressions) ELSE expressions END;
     set_stamp   text := CASE WHEN stamp THEN 'NEW.last_fencing_token := coalesce(token, NEW.last_fencing_token);' ELSE '' END;
     old_stamp   text := CASE WHEN stamp THEN 'OLD.last_fencing_token' ELSE '0' END;
@@ -532,7 +532,7 @@ $guard$,
         typed,
         CASE WHEN observes OR several THEN 'NULL' ELSE format($fast$CASE WHEN own OPERATOR(pg_catalog.=) former COLLATE pg_catalog."C"
             THEN fencedb.judge(own, CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'INSERT' THEN 0 ELSE %s END) END$fast$, old_stamp) END,
-        CASE WHEN partitioned THEN format($clock$IF (CASE WHEN pg_catalog.split_part(pg_catalog.current_setting('fencedb.lease', true), ' ', 1) OPERATOR(pg_catalog.=) pg_catalog.pg_current_xact_id_if_assigned()::pg_catalog.text
+        CASE WHEN unseen THEN format($clock$IF (CASE WHEN pg_catalog.split_part(pg_catalog.current_setting('fencedb.lease', true), ' ', 1) OPERATOR(pg_catalog.=) pg_catalog.pg_current_xact_id_if_assigned()::pg_catalog.text
         THEN pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) pg_catalog.transaction_timestamp()) OPERATOR(pg_catalog.*) 1000 OPERATOR(pg_catalog.>) pg_catalog.split_part(pg_catalog.current_setting('fencedb.lease'), ' ', 2)::pg_catalog.float8 END) THEN
         PERFORM fencedb.judge_statement(TG_RELID, TG_OP, NULL, %s);
     END IF;$clock$, observes::text) ELSE '' END));
@@ -722,7 +722,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.protect(regclass, text[], text, boolean, boolean) IS 'From now on, no INSERT, UPDATE, DELETE, TRUNCATE, COPY or MERGE on target commits without a current token for each row''s own resource. resource is a template over its columns, table:{table_id}, or an array of templates where a row belongs to several resources; the columns are NOT NULL, and of type integer, numeric without scale, boolean, text, varchar, char, uuid, date or an enum. Adds last_fencing_token, the token of the last write to the row, or uses the column that is there; with stamp => false it adds none, and the ledger judges alone. With mode => ''observe'' nothing is refused: see fencedb.observe. With history => true what statements write is kept, while fencedb.keep_history says so; with false no more, and without it as before. Waits for open transactions on target and blocks new ones meanwhile: set lock_timeout and try again. Call it once more after adding a partition (to guard that against TRUNCATE by name, and to keep its history) or an inheritance child (to guard it at all), for a partition after detaching it, and after renaming a column of the template.';
+COMMENT ON FUNCTION fencedb.protect(regclass, text[], text, boolean, boolean) IS 'From now on, no INSERT, UPDATE, DELETE, TRUNCATE, COPY or MERGE on target commits without a current token for each row''s own resource. resource is a template over its columns, table:{table_id}, or an array of templates where a row belongs to several resources; the columns are NOT NULL, and of type integer, numeric without scale, boolean, text, varchar, char, uuid, date or an enum. Adds last_fencing_token, the token of the last write to the row, or uses the column that is there; with stamp => false it adds none, and the ledger judges alone. With mode => ''observe'' nothing is refused: see fencedb.observe. With history => true what statements write is kept, while fencedb.keep_history says so; with false no more, and without it as before. Waits for open transactions on target and blocks new ones meanwhile: set lock_timeout and try again. Call it once more after adding a partition (to guard that against TRUNCATE by name, and to keep its history) or an inheritance child (to guard it at all), for a table after attaching it to a parent that is not protected (its rows look at the clock then) or detaching it, and after renaming a column of the template.';
 
 CREATE FUNCTION fencedb.protect(target regclass, resource text, mode text DEFAULT NULL, stamp boolean DEFAULT NULL, history boolean DEFAULT NULL) RETURNS void
     LANGUAGE sql
