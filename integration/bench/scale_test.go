@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
@@ -57,6 +58,55 @@ func TestScaleOfLeasesThatAreRenewed(t *testing.T) {
 		}
 		fmt.Printf("%7d %13v %12v %19s %13s %30.0f B\n", n, every, took.Round(time.Millisecond), cores(client), cores(server), each)
 		require.NoError(t, release(t.Context(), all))
+	}
+}
+
+// All waiters of a process are cancelled at once, as when it shuts down, each with a place in a queue
+// of its own to give up.
+func TestScaleOfCancels(t *testing.T) {
+	r := testenv.OwnRedis(t)
+	holder, err := lease.New(r.Client(), lease.Config{TTL: 10 * time.Minute})
+	require.NoError(t, err)
+	issuer, err := lease.New(r.Client(), lease.Config{TTL: 10 * time.Minute})
+	require.NoError(t, err)
+	fmt.Printf("\nwaiters cancelled at once  return after: median     p99.9  the last  places given up after\n")
+	for _, n := range sized([]int{64}, []int{256, 2048}) {
+		held, err := hold(t.Context(), holder, n)
+		require.NoError(t, err)
+		waiting := func(each int) {
+			for _, l := range held {
+				require.Eventually(t, func() bool {
+					found, err := issuer.Inspect(t.Context(), l.Resource())
+					return err == nil && found.Waiters == each
+				}, time.Minute, time.Millisecond, "%s: %d wait", l.Resource(), each)
+			}
+		}
+		var late, given []time.Duration
+		for range sized(1, 9) {
+			ctx, cancel := context.WithCancel(t.Context())
+			var cancelled time.Time
+			returned := make(chan time.Duration, n)
+			for _, l := range held {
+				go func() {
+					_, err := issuer.Acquire(ctx, l.Resource())
+					returned <- time.Since(cancelled)
+					assert.ErrorIs(t, err, context.Canceled)
+				}()
+			}
+			waiting(1)
+			cancelled = time.Now()
+			cancel()
+			for range n {
+				late = append(late, <-returned)
+			}
+			waiting(0)
+			given = append(given, time.Since(cancelled))
+		}
+		at := func(all []time.Duration, part float64) time.Duration {
+			return quantile(all, part).Round(100 * time.Microsecond)
+		}
+		fmt.Printf("%25d %21v %9v %9v %22v\n", n, at(late, 0.5), at(late, 0.999), at(late, 1), at(given, 1))
+		require.NoError(t, release(t.Context(), held))
 	}
 }
 
