@@ -219,10 +219,9 @@ func (s setup) protected(c *call) (err error) {
 // errEndless is of a call that had time enough, and then its context was ended.
 var errEndless = errors.New("did not end by itself")
 
-// slack is for the machine. A call that is givenUp would never have ended.
-var slack = map[bool]time.Duration{false: 2 * time.Second, true: 100 * time.Millisecond}[full]
-
-const givenUp = 4 * time.Second
+// slack is for the machine, with sideBySide cases at once. A call that is givenUp would never have
+// ended.
+const slack, givenUp = 2 * time.Second, 4 * time.Second
 
 func orNil(err error) error {
 	if err == nil {
