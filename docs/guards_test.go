@@ -352,7 +352,7 @@ var guards = []struct {
 		{"L6", "a subscription whose connection fails is made again", "\tif s.change(nil, []string{channel + \":probe\"}) != nil {\n", "\tif _ = s.change(nil, []string{channel + \":probe\"}); false {\n", "lease.TestASubscriptionWhoseConnectionFailsIsMadeAgain"},
 	}},
 	{"lease/release.go", []guard{
-		{"L5", "a lease that another acquisition of its id releases is over", "if begun && l.shared {", "if false {", "lease.TestALeaseThatAnotherAcquisitionReleasesIsOver"},
+		{"L5", "a lease that another acquisition of its id releases is over", "if begun && l.core.registry.shares.Load() {", "if false {", "lease.TestALeaseThatAnotherAcquisitionReleasesIsOver"},
 		{"L4", "a release that was carried out unheard is no loss", " || r.over == nil && r.lease.unsure && (result == gone || result == taken) {", " {", "lease.TestLostReplies"},
 	}},
 	{"lease/renew.go", []guard{

@@ -52,6 +52,9 @@ func newAcquisition(ctx context.Context, c *core, resources []string, opts []Opt
 	if err := a.check(); err != nil {
 		return nil, err
 	}
+	if a.shared { // also with one that was acquired before
+		c.registry.shares.Store(true)
+	}
 	a.text = a.id.String()
 	return a, nil
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fencedb/fencedb/internal/protocol"
@@ -25,6 +26,8 @@ const (
 //
 // Lock order: the mu of a lease before this one.
 type registry struct {
+	shares atomic.Bool // some leases may be the same one in Redis, by [LeaseID]
+
 	mu     sync.Mutex
 	closed bool                // Close has begun; guarded by mu
 	leases map[*Lease]struct{} // guarded by mu

@@ -19,7 +19,6 @@ type Lease struct {
 	core     *core
 	resource string
 	term     term
-	shared   bool // other leases of the issuer may be the same one, by [LeaseID]
 
 	holdEnd time.Time // no renewal reaches beyond; zero for no bound
 
@@ -46,7 +45,7 @@ type Lease struct {
 func (s *step) newLease(n int, token int64, sent time.Time) *Lease {
 	until := s.core.trustedUntil(sent, s.core.cfg.TTL)
 	c := s.core
-	l := &Lease{core: c, resource: s.resources[n], term: term{s.keys[n], s.id, s.text, token}, shared: s.shared}
+	l := &Lease{core: c, resource: s.resources[n], term: term{s.keys[n], s.id, s.text, token}}
 	if c.cfg.MaxHold != Unlimited {
 		l.holdEnd = sent.Add(c.cfg.MaxHold)
 	}

@@ -71,7 +71,7 @@ func (l *Lease) release(ctx context.Context, why error) *release {
 // that has happened or is under way.
 func (l *Lease) beginRelease(ctx context.Context, why error) (r *release, begun bool) {
 	defer func() {
-		if begun && l.shared { // and mu is not held any more
+		if begun && l.core.registry.shares.Load() { // and mu is not held any more
 			l.endTwins(r, why)
 		}
 	}()

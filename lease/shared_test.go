@@ -2,6 +2,7 @@ package lease_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -55,6 +56,58 @@ func TestALeaseThatAnotherAcquisitionReleasesIsOver(t *testing.T) {
 						require.NoError(t, one.Release(t.Context()), "that is done")
 						require.NoError(t, try(t, i, "a").Err(), "it is free")
 						require.NoError(t, i.Close(t.Context()))
+					})
+				})
+			}
+		}
+	}
+}
+
+// Also where only the later of the two was acquired with an id, that of the other. What has another
+// id is not theirs.
+func TestWhoeverReleasesEndsWhatHasTheSameIDAndNothingElse(t *testing.T) {
+	for kind, acquirer := range map[string]func(t *testing.T, w *world) func(opts ...lease.Option) *lease.Lease{
+		"leases": func(t *testing.T, w *world) func(opts ...lease.Option) *lease.Lease {
+			i := w.issuer(t, lease.Config{TTL: time.Minute, RenewEvery: lease.Never})
+			return func(opts ...lease.Option) *lease.Lease { return try(t, i, "a", opts...) }
+		},
+		"permits": func(t *testing.T, w *world) func(opts ...lease.Option) *lease.Lease {
+			s := w.semaphore(t, 2, lease.Config{TTL: time.Minute, RenewEvery: lease.Never})
+			return func(opts ...lease.Option) *lease.Lease {
+				p, err := s.TryAcquire(t.Context(), "a", opts...)
+				require.NoError(t, err)
+				return p
+			}
+		},
+	} {
+		for _, given := range []string{"the second", "both", "the first"} {
+			if kind == "leases" && given == "the first" {
+				continue // which refuses the second
+			}
+			for _, swapped := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s, id given to %s, swapped %v", kind, given, swapped), func(t *testing.T) {
+					inBubble(t, func(t *testing.T, w *world) {
+						acquire := acquirer(t, w)
+						var toFirst, toSecond []lease.Option
+						if given != "the second" {
+							toFirst = append(toFirst, lease.LeaseID(uuid.New()))
+						}
+						released := acquire(toFirst...)
+						if given != "the first" {
+							toSecond = append(toSecond, lease.LeaseID(released.LeaseID()))
+						}
+						other := acquire(toSecond...)
+						if swapped {
+							released, other = other, released
+						}
+						require.NoError(t, released.Release(t.Context()))
+						if given == "the first" {
+							require.NoError(t, other.Err(), "it is another permit")
+							return
+						}
+						require.ErrorIs(t, other.Err(), lease.ErrReleased)
+						require.ErrorContains(t, other.Err(), "another acquisition with its lease id")
+						require.NoError(t, other.Release(t.Context()), "that is done")
 					})
 				})
 			}
