@@ -152,13 +152,14 @@ func (s *ServerHealth) warn(code WarningCode, format string, args ...any) {
 // askInfo reads INFO. The error is what makes the server unfit.
 func (s *ServerHealth) askInfo(ctx context.Context, client *redis.Client, sharded bool) error {
 	// All sections in one reply: naming several at once is not understood by every version.
-	text, err := protocol.Bounded(ctx, func() (string, error) { return client.Info(ctx).Result() })
+	text, err := protocol.Bounded(ctx, protocol.Over(client), "info", "",
+		func() (string, error) { return client.Info(ctx).Result() })
 	switch {
 	case err != nil && redis.IsPermissionError(err):
 		s.warn(WarnHidden, "INFO is forbidden: role, eviction policy and persistence were not checked")
 		return nil
 	case err != nil:
-		return protocol.Failed(ctx, "info", err)
+		return err
 	}
 	info := fields(text)
 	s.Version = info["redis_version"]
@@ -207,9 +208,10 @@ func fields(info string) map[string]string {
 // askClock measures at the middle of the round trip.
 func (s *ServerHealth) askClock(ctx context.Context, client *redis.Client) error {
 	sent := time.Now()
-	told, err := protocol.Bounded(ctx, func() (time.Time, error) { return client.Time(ctx).Result() })
+	told, err := protocol.Bounded(ctx, protocol.Over(client), "time", "",
+		func() (time.Time, error) { return client.Time(ctx).Result() })
 	if err != nil {
-		return protocol.Failed(ctx, "time", err)
+		return err
 	}
 	s.RoundTrip = time.Since(sent)
 	s.Clock = told.Sub(sent.Add(s.RoundTrip / 2))
@@ -253,14 +255,14 @@ func (i *Issuer) tryOut(ctx context.Context, server *redis.Client) error {
 		return fmt.Errorf("%w: nobody knows where to listen", ErrUnfit)
 	}
 	defer news.close()
-	if err := news.await(ctx, "a subscription is not confirmed", func(n notice) bool { return n.listens }); err != nil {
+	if err := news.await(ctx, server, "a subscription is not confirmed", func(n notice) bool { return n.listens }); err != nil {
 		return err
 	}
 	news.listenFor(call)
 	if _, err := s.release(ctx, holder); err != nil {
 		return err
 	}
-	if err := news.await(ctx, "a release does not call the waiter", func(n notice) bool { return n.called }); err != nil {
+	if err := news.await(ctx, server, "a release does not call the waiter", func(n notice) bool { return n.called }); err != nil {
 		return err
 	}
 	if _, err := ask(&waiter, call, modeWait); err != nil {
@@ -272,7 +274,7 @@ func (i *Issuer) tryOut(ctx context.Context, server *redis.Client) error {
 
 // resourceOn is one that the server has.
 func (s *store) resourceOn(ctx context.Context, server *redis.Client) (*protocol.Keys, error) {
-	return protocol.Bounded(ctx, func() (*protocol.Keys, error) {
+	return protocol.Bounded(ctx, s.redis, "cluster slots", "", func() (*protocol.Keys, error) {
 		for ctx.Err() == nil {
 			k := protocol.KeysOf(s.cfg.kind(), s.cfg.Namespace, protocol.Trial+uuid.NewString(), s.cfg.HashResources)
 			if s.cluster == nil {
@@ -280,18 +282,19 @@ func (s *store) resourceOn(ctx context.Context, server *redis.Client) (*protocol
 			}
 			master, err := s.cluster.MasterForKey(ctx, k.Owner.(string))
 			if err != nil {
-				return nil, protocol.Failed(ctx, "cluster slots", err)
+				return nil, err
 			}
 			if master == server {
 				return k, nil
 			}
 		}
-		return nil, protocol.Failed(ctx, "cluster slots", ctx.Err())
+		return nil, ctx.Err()
 	})
 }
 
 // await returns when that is so, or an error that says what is missing.
-func (s *subscription) await(ctx context.Context, missing string, so func(notice) bool) error {
+func (s *subscription) await(ctx context.Context, server *redis.Client, missing string, so func(notice) bool) error {
+	began := time.Now()
 	for {
 		n := s.told()
 		switch {
@@ -303,8 +306,8 @@ func (s *subscription) await(ctx context.Context, missing string, so func(notice
 		select {
 		case <-s.wake:
 		case <-ctx.Done():
-			if cause := context.Cause(ctx); !errors.Is(cause, ErrUnreachable) {
-				return protocol.Failed(ctx, "a subscription", cause)
+			if !errors.Is(context.Cause(ctx), ErrUnreachable) {
+				return fmt.Errorf("%s: %w", missing, protocol.Over(server).Unanswered(ctx, "", began))
 			}
 			return fmt.Errorf("%w: %s within %v; its waiters are not woken", ErrUnfit, missing, protocol.Patience)
 		}

@@ -188,7 +188,8 @@ type HeldError struct {
 	// wait.
 	Cause error
 
-	permit bool // of a semaphore
+	permit bool  // of a semaphore
+	silent error // that Redis did not answer when the waiting ended, or refused; nil if it did answer
 }
 
 func (e *HeldError) Error() string {
@@ -201,7 +202,10 @@ func (e *HeldError) Error() string {
 	case e.Holder != "":
 		by = strconv.Quote(e.Holder)
 	}
-	if e.Cause != nil {
+	switch {
+	case e.silent != nil:
+		return fmt.Sprintf("lease: %q is still held by %s: %v", e.Resource, by, e.silent)
+	case e.Cause != nil:
 		return fmt.Sprintf("lease: %q is still held by %s: %s", e.Resource, by, protocol.WhyEnded(e.Cause))
 	}
 	return fmt.Sprintf("lease: %q is held by %s, retry after %v", e.Resource, by, e.RetryAfter)

@@ -105,10 +105,14 @@ func TestAnErrorWithoutAnAnswerNamesWhoDidNotAnswer(t *testing.T) {
 					"TryAcquire":   func(ctx context.Context) error { _, err := i.TryAcquire(ctx, "a"); return err },
 					"Acquire":      func(ctx context.Context) error { _, err := i.Acquire(ctx, "a"); return err },
 					"AcquireAll":   func(ctx context.Context) error { _, err := i.AcquireAll(ctx, []string{"a", "b"}); return err },
+					"Check":        func(ctx context.Context) error { _, err := i.Check(ctx); return err },
 					"with replica": func(ctx context.Context) error { return acquireReplicated(ctx, client, ttl) },
 				} {
 					if name == "the pool" && call == "with replica" {
 						continue // which has a pool of its own, in the client library
+					}
+					if how == "its own bound" && call == "Check" {
+						continue // which is longer than the client library waits
 					}
 					ctx, cancel := end.ctx(t.Context())
 					err := ask(ctx)
@@ -122,6 +126,39 @@ func TestAnErrorWithoutAnAnswerNamesWhoDidNotAnswer(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Whoever stands in line in this process learns that Redis does not answer the front of it, and so
+// does who comes to the front then.
+func TestAWaiterInLineIsToldThatRedisDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		front time.Duration // how long the caller in front stays
+		says  string
+	}{
+		"in line":      {time.Minute, `^lease: "a" is still held by another: in line behind a caller of this process: `},
+		"at the front": {300 * ms, `^lease: "a" is still held by another: `},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			client := redis.NewClient(&redis.Options{Addr: deafServer(t)})
+			t.Cleanup(func() { _ = client.Close() })
+			i, err := lease.New(client, lease.Config{TTL: time.Minute})
+			require.NoError(t, err)
+			front, leave := context.WithTimeout(t.Context(), c.front)
+			t.Cleanup(leave)
+			go func() { _, _ = i.Acquire(front, "a") }()
+			require.Eventually(t, func() bool { return client.PoolStats().TotalConns > 0 }, 10*time.Second, ms)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			defer cancel()
+			_, err = i.Acquire(ctx, "a")
+			require.ErrorIs(t, err, lease.ErrHeld)
+			require.NotErrorIs(t, err, lease.ErrUnreachable)
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.Regexp(t, c.says+`lease: redis unreachable: no answer from `+regexp.QuoteMeta(client.Options().Addr)+
+				` within [\d.]+m?s: the caller's deadline has passed$`, err.Error())
+		})
 	}
 }
 

@@ -122,7 +122,7 @@ func (s *store) servers(ctx context.Context) (all []*redis.Client, err error) {
 	case *redis.Client:
 		return []*redis.Client{client}, nil
 	case *redis.ClusterClient:
-		return protocol.Bounded(ctx, func() (masters []*redis.Client, err error) {
+		return protocol.Bounded(ctx, s.redis, "cluster slots", "", func() (masters []*redis.Client, err error) {
 			var mu sync.Mutex
 			err = client.ForEachMaster(ctx, func(_ context.Context, master *redis.Client) error {
 				mu.Lock()
@@ -130,10 +130,7 @@ func (s *store) servers(ctx context.Context) (all []*redis.Client, err error) {
 				masters = append(masters, master)
 				return nil
 			})
-			if err != nil {
-				return nil, protocol.Failed(ctx, "cluster slots", err)
-			}
-			return masters, nil
+			return masters, err
 		})
 	}
 	panic("bug: another client was accepted")
@@ -229,12 +226,8 @@ func (s *store) confirmed(ctx context.Context, c protocol.Call,
 	server := s.redis
 	if s.cluster != nil {
 		// WAIT carries no key, and must go where the script went.
-		master, err := protocol.Bounded(ctx, func() (*redis.Client, error) {
-			master, err := s.cluster.MasterForKey(ctx, c.Key())
-			if err != nil {
-				return nil, protocol.Failed(ctx, c.Name(), err)
-			}
-			return master, nil
+		master, err := protocol.Bounded(ctx, s.redis, c.Name(), c.Key(), func() (*redis.Client, error) {
+			return s.cluster.MasterForKey(ctx, c.Key())
 		})
 		if err != nil {
 			return none, err

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -19,7 +20,11 @@ func (s *step) wait(asking, waiting context.Context) (leases Leases, err error) 
 	came := time.Now()
 	l, err := s.core.lines.join(waiting, s.keys[0].Channel.(string), s.beginWait)
 	if err != nil {
-		return nil, &HeldError{Resource: s.resources[0], Cause: err, permit: s.core.cfg.permits > 0}
+		held := s.still(waiting, l, came, &HeldError{Resource: s.resources[0], permit: s.core.cfg.permits > 0})
+		if held.silent != nil {
+			held.silent = fmt.Errorf("in line behind a caller of this process: %w", held.silent)
+		}
+		return nil, held
 	}
 	defer l.leave()
 	leases, err = s.queue(asking, waiting, l, came)
@@ -27,6 +32,21 @@ func (s *step) wait(asking, waiting context.Context) (leases Leases, err error) 
 		s.withdraw()
 	}
 	return leases, err
+}
+
+// still is the refusal of a step whose waiting has ended. It says who does not answer the front of
+// the line, if that is so: then nobody knows who holds.
+func (s *step) still(waiting context.Context, l *line, came time.Time, refused *HeldError) *HeldError {
+	refused.Cause = context.Cause(waiting)
+	since, why := l.silent(came)
+	switch {
+	case time.Since(since) <= protocol.Grace:
+	case errors.Is(why, ErrRefused):
+		refused.silent = protocol.Ended(waiting, why)
+	default:
+		refused.silent = protocol.Latest(why, s.core.store.redis.Unanswered(waiting, s.keys[0].Owner.(string), since))
+	}
+	return refused
 }
 
 // beginWait notes that the resource was found taken.
@@ -55,7 +75,7 @@ func (s *step) queue(asking, waiting context.Context, l *line, came time.Time) (
 	}
 	for backoff := pollFirst; ; backoff = min(2*backoff, pollLast) {
 		l.listenFor(s.name.(string))
-		l.silence.begin()
+		l.asks()
 		left := l.silence.left(came, s.core.cfg.TTL)
 		if left <= 0 {
 			return nil, cmp.Or(l.silence.why, error(protocol.NoAnswer(s.core.cfg.TTL)))
@@ -64,7 +84,7 @@ func (s *step) queue(asking, waiting context.Context, l *line, came time.Time) (
 		if asking.Err() != nil {
 			<-waiting.Done() // which ends with asking, a moment later
 		}
-		err = l.silence.note(waiting, err)
+		err = l.note(waiting, err)
 		refused, held := errors.AsType[*HeldError](err)
 		switch {
 		case err == nil:
@@ -82,8 +102,7 @@ func (s *step) queue(asking, waiting context.Context, l *line, came time.Time) (
 		}
 		switch {
 		case waiting.Err() != nil && last != nil:
-			last.Cause = context.Cause(waiting)
-			return nil, last
+			return nil, s.still(waiting, l, came, last)
 		case err != nil:
 			return nil, protocol.Ended(waiting, err)
 		}
@@ -143,7 +162,7 @@ type line struct {
 	empty        *time.Timer     // removes the line; nil while someone is at the front; guarded by lines.mu
 	subscription *subscription   // belongs to whoever is at the front
 
-	silence silence // belongs to whoever is at the front
+	silence silence // belongs to whoever is at the front, who changes it with lines.mu
 }
 
 // silence is how long Redis has not answered the front of a line. A line waits through an outage
@@ -182,6 +201,34 @@ func (s *silence) note(ctx context.Context, err error) error {
 	return err
 }
 
+// asks and note say what the front does, and what became of it.
+func (l *line) asks() {
+	l.lines.mu.Lock()
+	defer l.lines.mu.Unlock()
+	l.silence.begin()
+}
+
+func (l *line) note(ctx context.Context, err error) error {
+	l.lines.mu.Lock()
+	defer l.lines.mu.Unlock()
+	return l.silence.note(ctx, err)
+}
+
+// silent is since when Redis has not answered the front, for one who came at that time, and what is
+// known of it. If it has answered, that is now.
+func (l *line) silent(came time.Time) (since time.Time, why error) {
+	l.lines.mu.Lock()
+	defer l.lines.mu.Unlock()
+	switch since := l.silence.since; {
+	case since.IsZero():
+		return time.Now(), nil
+	case came.After(since):
+		return came, l.silence.why
+	default:
+		return since, l.silence.why
+	}
+}
+
 // join returns when the caller is at the front, or with the cause when ctx ends before that. It
 // calls busy before it waits.
 func (ls *lines) join(ctx context.Context, channel string, busy func(context.Context)) (*line, error) {
@@ -197,7 +244,7 @@ func (ls *lines) join(ctx context.Context, channel string, busy func(context.Con
 		if !l.quit(front) {
 			l.leave() // the caller came to the front at the same moment
 		}
-		return nil, context.Cause(ctx)
+		return l, context.Cause(ctx)
 	}
 }
 

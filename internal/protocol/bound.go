@@ -164,11 +164,14 @@ func Detached(ctx context.Context, bound time.Duration) (context.Context, contex
 	return Within(context.WithoutCancel(ctx), bound)
 }
 
-// Bounded returns when f does or ctx ends, whichever is first. In the second case the error is
-// [ErrUnreachable], and the server may still act on what f has sent. If ctx was over before, f is
-// not called, and the error is [ErrUnasked], with its cause. (The client library observes contexts
-// only if its owner has configured that.) An f that ends its goroutine or panics has failed.
-func Bounded[T any](ctx context.Context, f func() (T, error)) (answer T, err error) {
+// Bounded returns when f does or ctx ends, whichever is first. f makes a request about the key, or
+// one that is about none. In the second case the error is [ErrUnreachable], and the server may
+// still act on what f has sent. If ctx was over before, f is not called, and the error is
+// [ErrUnasked], with its cause. (The client library observes contexts only if its owner has
+// configured that.) An f that ends its goroutine or panics has failed. Other errors are sorted as
+// [Failed] does.
+func Bounded[T any](ctx context.Context, s *Sender, request, key string, f func() (T, error)) (answer T, err error) {
+	sent := time.Now()
 	if ctx.Err() != nil {
 		return answer, unasked(ctx)
 	}
@@ -185,10 +188,13 @@ func Bounded[T any](ctx context.Context, f func() (T, error)) (answer T, err err
 		select {
 		case <-answered: // at the same time
 		default:
-			return answer, unanswered(ctx, ctx.Err())
+			return answer, s.Unanswered(ctx, key, sent)
 		}
 	}
-	return result.Value, result.Err
+	if result.Err != nil {
+		return answer, s.silent(Failed(ctx, request, result.Err), key, sent)
+	}
+	return result.Value, nil
 }
 
 // Recover is deferred where code of the caller's runs on a goroutine of ours, such as a hook of the

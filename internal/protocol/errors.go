@@ -23,7 +23,10 @@ var (
 // It says nothing about Redis.
 var ErrUnasked = errors.New("redis was not asked")
 
-func unasked(ctx context.Context) error { return fmt.Errorf("%w: %w", ErrUnasked, context.Cause(ctx)) }
+func unasked(ctx context.Context) error {
+	cause := context.Cause(ctx)
+	return Also(fmt.Errorf("%w: %s", ErrUnasked, WhyEnded(cause)), cause)
+}
 
 // Invalid is an [ErrInvalid].
 func Invalid(format string, args ...any) error {
@@ -271,24 +274,34 @@ func unanswered(ctx context.Context, err error) error {
 	return &unreachable{cause: err}
 }
 
-// silent adds to an [ErrUnreachable] who did not answer a call since that time.
-func (s *Sender) silent(err error, c Call, since time.Time) error {
+// Unanswered is the [ErrUnreachable] of a caller whose ctx has ended. It says who has not answered
+// about the key since that time.
+func (s *Sender) Unanswered(ctx context.Context, key string, since time.Time) error {
+	return s.silent(unanswered(ctx, ctx.Err()), key, since)
+}
+
+// silent adds to an [ErrUnreachable] who did not answer about the key since that time.
+func (s *Sender) silent(err error, key string, since time.Time) error {
 	e, is := err.(*unreachable)
 	if !is {
 		return err
 	}
 	named := *e
-	named.whom, named.took = s.whom(c, e), time.Since(since)
+	named.whom, named.took = s.whom(key, e), time.Since(since)
 	return &named
 }
 
-// whom names the server of a call; the pool of connections to it if that is used up.
-func (s *Sender) whom(c Call, e *unreachable) string {
+// whom names the server of a key, or all of a Cluster for none; the pool of connections to it if
+// that is used up.
+func (s *Sender) whom(key string, e *unreachable) string {
 	client, known := s.client.(*redis.Client)
+	if s.cluster != nil && key == "" {
+		return strings.Join(s.cluster.Options().Addrs, ", ")
+	}
 	if s.cluster != nil {
 		over, cancel := context.WithCancel(context.Background())
 		cancel() // asks nobody
-		master, err := s.cluster.MasterForKey(over, c.Key())
+		master, err := s.cluster.MasterForKey(over, key)
 		if err != nil {
 			return strings.Join(s.cluster.Options().Addrs, ", ")
 		}

@@ -258,7 +258,7 @@ func (s *Sender) exchange(ctx context.Context, requests []*request) {
 	}
 	for _, r := range requests {
 		r.reply, r.err = s.outcome(r)
-		r.err = s.silent(r.err, r.call, sent)
+		r.err = s.silent(r.err, r.call.Key(), sent)
 	}
 }
 

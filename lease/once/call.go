@@ -198,7 +198,7 @@ func (c *call) record(ctx context.Context, claim *lease.Lease, result []byte) er
 			protocol.Invalid("the result of %q has %d bytes, more than %d; store it elsewhere and return where", c.key, len(result), MaxResult))
 	}
 	result = slices.Clone(result) // the caller has the other
-	recorded, released := make(chan error, 1), make(chan struct{})
+	began, recorded, released := time.Now(), make(chan error, 1), make(chan struct{})
 	c.once.recordings.Store(released, nil)
 	go func() {
 		defer func() {
@@ -212,7 +212,8 @@ func (c *call) record(ctx context.Context, claim *lease.Lease, result []byte) er
 	}()
 	err, answered := protocol.Await(ctx, recorded)
 	if !answered {
-		err = fmt.Errorf("%w, the recording goes on: %w", lease.ErrUnreachable, context.Cause(ctx))
+		_, record := c.once.names(c.key)
+		err = fmt.Errorf("%w; the recording goes on", c.once.redis.Unanswered(ctx, record, began))
 	}
 	if err != nil {
 		return fmt.Errorf("%w: %q: %w", ErrNotRecorded, c.key, err)

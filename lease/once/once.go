@@ -146,7 +146,7 @@ func (e *InFlightError) Error() string {
 		by = fmt.Sprintf(" in %q", e.Holder)
 	}
 	if e.Cause != nil {
-		return fmt.Sprintf("once: %q is still in flight%s: %v", e.Key, by, e.Cause)
+		return fmt.Sprintf("once: %q is still in flight%s: %s", e.Key, by, protocol.WhyEnded(e.Cause))
 	}
 	return fmt.Sprintf("once: %q is in flight%s, retry after %v", e.Key, by, e.RetryAfter)
 }
@@ -341,7 +341,8 @@ func (o *Once) Close(ctx context.Context) error {
 		select {
 		case <-released.(chan struct{}):
 		case <-ctx.Done():
-			late = fmt.Errorf("once: close: results are still being recorded: %w", context.Cause(ctx))
+			cause := context.Cause(ctx)
+			late = protocol.Also(fmt.Errorf("once: close: results are still being recorded: %s", protocol.WhyEnded(cause)), cause)
 		}
 		return late == nil
 	})
