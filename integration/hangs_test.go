@@ -4,6 +4,7 @@ package integration
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/guard"
 	"github.com/fencedb/fencedb/internal/faulty"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
@@ -48,6 +50,58 @@ func TestASealThatHangsNamesPostgres(t *testing.T) {
 func TestATransactionRightAfterAHandOverNeedsNoRedis(t *testing.T) {
 	t.Parallel()
 	pool, server := testenv.OwnPostgres(t).Pool(), testenv.OwnRedis(t)
+	var next *lease.Lease
+	require.NoError(t, whenCalled(t, server, "table:12", func(waiter *lease.Issuer) (err error) {
+		next, err = waiter.Acquire(t.Context(), "table:12")
+		return err
+	}))
+
+	server.Pause()
+	defer server.Resume()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	require.NoError(t, fencedb.Tx(ctx, pool, next, func(pgx.Tx) error { return nil }))
+	require.NoError(t, ctx.Err())
+}
+
+// A desk releases as well, which Redis does not answer: the call ends with its context.
+func TestADesksTransactionRightAfterAHandOverEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	pool := testenv.OwnPostgres(t).Pool()
+	for name, c := range map[string]struct {
+		after time.Duration // that Redis hangs, the context ends
+		err   error
+	}{
+		"before it commits":   {0, context.Canceled},
+		"while it gives back": {2 * time.Second, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := testenv.OwnRedis(t)
+			t.Cleanup(server.Resume)
+			ctx, cancel := context.WithCancel(t.Context())
+			var ended atomic.Pointer[time.Time]
+			err := whenCalled(t, server, "table:"+name, func(waiter *lease.Issuer) error {
+				return guard.New(waiter, pool).Tx(ctx, "table:"+name, func(context.Context, pgx.Tx) error {
+					server.Pause()
+					end := func() { now := time.Now(); ended.Store(&now); cancel() }
+					if c.after > 0 {
+						time.AfterFunc(c.after, end)
+					} else {
+						end()
+					}
+					return nil
+				})
+			})
+			require.Error(t, ctx.Err(), "the release has waited for Redis")
+			require.Less(t, time.Since(*ended.Load()), 700*time.Millisecond)
+			require.ErrorIs(t, err, c.err)
+		})
+	}
+}
+
+// whenCalled runs the work of one that waits for the resource until its holder releases it.
+func whenCalled(t *testing.T, server *testenv.RedisServer, resource string, work func(waiter *lease.Issuer) error) error {
 	newIssuer := func() *lease.Issuer {
 		options := *server.Client().Options()
 		client := redis.NewClient(&options)
@@ -56,26 +110,15 @@ func TestATransactionRightAfterAHandOverNeedsNoRedis(t *testing.T) {
 		require.NoError(t, err)
 		return issuer
 	}
-	l, err := newIssuer().Acquire(t.Context(), "table:12")
+	l, err := newIssuer().Acquire(t.Context(), resource)
 	require.NoError(t, err)
-	waiter, handed := newIssuer(), make(chan *lease.Lease)
-	go func() {
-		l, _ := waiter.Acquire(t.Context(), "table:12")
-		handed <- l
-	}()
+	waiter, done := newIssuer(), make(chan error)
+	go func() { done <- work(waiter) }()
 	waits := func() bool {
-		found, err := waiter.Inspect(t.Context(), "table:12")
+		found, err := waiter.Inspect(t.Context(), resource)
 		return err == nil && found.Waiters == 1
 	}
 	require.Eventually(t, waits, 10*time.Second, time.Millisecond)
 	require.NoError(t, l.Release(t.Context()))
-	next := <-handed
-	require.NotNil(t, next)
-
-	server.Pause()
-	defer server.Resume()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	require.NoError(t, fencedb.Tx(ctx, pool, next, func(pgx.Tx) error { return nil }))
-	require.NoError(t, ctx.Err())
+	return <-done
 }
