@@ -39,7 +39,7 @@ func TestTheHolderIsNamed(t *testing.T) {
 			require.NoError(t, err)
 			return ada
 		},
-		"handed over": func(resource string) string {
+		"called": func(resource string) string {
 			l := try(t, a, resource)
 			got := make(chan error, 1)
 			go func() {

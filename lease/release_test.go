@@ -39,7 +39,7 @@ func TestTheOutcomeOfAReleaseIsItsOwn(t *testing.T) {
 			require.NoError(t, err)
 			return all[0]
 		}),
-		"handed over": func(t *testing.T, w *world, j *journal) held {
+		"called": func(t *testing.T, w *world, j *journal) held {
 			holder := try(t, w.issuer(t, cfg), "a")
 			return leases(func(t *testing.T, i *lease.Issuer) *lease.Lease {
 				grants := make(chan grant)

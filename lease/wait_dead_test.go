@@ -108,7 +108,7 @@ func TestAWaiterIsNotPassedOverInTheMillisecondOfItsRequest(t *testing.T) {
 // served first.
 func TestAWaiterIsToldToLookWhileItCountsAsAlive(t *testing.T) {
 	t.Parallel()
-	const alive = 900 * ms // less than a lease lasts that is handed over
+	const alive = 900 * ms // less than the second of grace
 	w := worldOn(t, testenv.Redis(t))
 	look := func(resource string) (after int, told bool) {
 		holder := try(t, w.issuer(t, lease.Config{TTL: time.Minute}), resource)
