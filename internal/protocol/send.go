@@ -70,8 +70,13 @@ func Values(all []any) ([]any, error) {
 	return values, nil
 }
 
-// Key is the first key.
-func (c Call) Key() string { return c.words[beforeKeys].(string) }
+// Key is the first key; "" if there is none.
+func (c Call) Key() string {
+	if c.words[beforeKeys-1] == 0 {
+		return ""
+	}
+	return c.words[beforeKeys].(string)
+}
 
 // Name is that of the script.
 func (c Call) Name() string { return c.script.Name }
@@ -258,7 +263,9 @@ func (s *Sender) exchange(ctx context.Context, requests []*request) {
 	}
 	for _, r := range requests {
 		r.reply, r.err = s.outcome(r)
-		r.err = s.silent(r.err, r.call.Key(), sent)
+		if r.err != nil {
+			r.err = s.silent(r.err, r.call.Key(), sent)
+		}
 	}
 }
 

@@ -232,10 +232,13 @@ func TestABoundedRequestReturnsWhenTheBoundEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := protocol.Detached(t.Context(), time.Second)
 		defer cancel()
+		client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379"}) // never dialled
+		defer client.Close()
 		stuck := make(chan struct{})
 		defer close(stuck)
-		_, err := protocol.Bounded(ctx, func() (int, error) { <-stuck; return 1, nil })
+		_, err := protocol.Bounded(ctx, protocol.Over(client), "test", "", func() (int, error) { <-stuck; return 1, nil })
 		require.ErrorIs(t, err, lease.ErrUnreachable)
+		require.EqualError(t, err, "lease: redis unreachable: no answer from 127.0.0.1:6379 within 1s")
 	})
 }
 
