@@ -105,7 +105,8 @@ var (
 	ErrTxEnded error = &sentinel{"fencedb: a statement ended the transaction that held the fence", false}
 
 	// ErrCommitted: the transaction committed, but a result was lost with the connection, or could
-	// not be read. Everything was written.
+	// not be read, or QueryRow got no row: then pgx.ErrNoRows is in the chain too. Everything was
+	// written.
 	ErrCommitted error = &sentinel{"fencedb: committed, but a result could not be read", false}
 )
 

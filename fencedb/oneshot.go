@@ -39,27 +39,20 @@ func Exec(ctx context.Context, db DB, grant Grant, sql string, args ...any) (tag
 
 // QueryRow is Exec for a statement that returns one row, such as INSERT ... RETURNING. It is sent
 // when the row is scanned, which can be done once, also where Scan refuses what to scan into. Scan
-// returns the errors of Tx, or pgx.ErrNoRows if the statement is an INSERT, UPDATE, DELETE or MERGE
-// that found nothing to write. Of any other statement without a row nobody can tell whether a
-// function or a WITH in it has written: then pgx.ErrNoRows and ErrCommitted are both in the error.
-// ErrCommitted is there too if the row was missing, or could not be scanned, of a statement that
-// has committed something. Options come with db: see With.
+// returns the errors of Tx.
+//
+// If the statement has committed and there is no row, pgx.ErrNoRows and ErrCommitted are both in
+// the error: a trigger, a function or a WITH may have written, and nobody can tell. So ask for
+// pgx.ErrNoRows first. ErrCommitted alone: there is a row, but it could not be scanned. Options
+// come with db: see With.
 func QueryRow(ctx context.Context, db DB, grant Grant, sql string, args ...any) pgx.Row {
 	return rows.Once(func(dest ...any) error {
 		if err := refuseDriverBytes(dest); err != nil {
 			return err
 		}
-		var nothing error
 		b := &pgx.Batch{}
-		b.Queue(sql, args...).Query(func(result pgx.Rows) error {
-			err := onlyRow{result}.Scan(dest...)
-			word, found := firstWord(sql, args), result.CommandTag().RowsAffected()
-			if err == pgx.ErrNoRows && found == 0 && slices.Contains([]string{"INSERT", "UPDATE", "DELETE", "MERGE"}, word) {
-				nothing, err = err, nil
-			}
-			return err
-		})
-		return cmp.Or(SendBatch(ctx, db, grant, b), nothing)
+		b.Queue(sql, args...).Query(func(result pgx.Rows) error { return onlyRow{result}.Scan(dest...) })
+		return SendBatch(ctx, db, grant, b)
 	})
 }
 

@@ -79,7 +79,8 @@ func TestQueryRowReturnsWhatTheStatementReturned(t *testing.T) {
 	require.Equal(t, "ann", guest)
 
 	err := fencedb.QueryRow(t.Context(), w.pool, grant("table:12", 42), `UPDATE bookings SET guest = 'x' WHERE id = 99 RETURNING guest`).Scan(&guest)
-	require.Equal(t, pgx.ErrNoRows, err, "nothing was written")
+	require.ErrorIs(t, err, pgx.ErrNoRows)
+	require.ErrorIs(t, err, fencedb.ErrCommitted)
 	require.EqualValues(t, 42, w.fence("table:12"))
 	err = fencedb.QueryRow(t.Context(), w.pool, grant("table:12", 43), `UPDATE bookings SET guest = 'x'`).Scan(&guest)
 	require.ErrorIs(t, err, pgx.ErrNoRows)

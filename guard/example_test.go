@@ -474,6 +474,8 @@ func ExampleHolder_SendBatch() {
 func ExampleIsUnavailable() {
 	status := func(err error) int {
 		switch {
+		case errors.Is(err, pgx.ErrNoRows): // of QueryRow: before the rest, since it has committed
+			return 404
 		case err == nil, errors.Is(err, lease.ErrWorkDone), errors.Is(err, fencedb.ErrCommitted):
 			return 200
 		case errors.Is(err, fencedb.ErrCommitUnknown):

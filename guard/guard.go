@@ -188,8 +188,8 @@ func (d *Desk) Query(ctx context.Context, resource, sql string, args ...any) (pg
 
 // QueryRow is [Desk.Exec] for a statement that returns one row, such as UPDATE ... RETURNING. All
 // of it happens when the row is scanned, which can be done once: the acquisition too, and the lease
-// has been given back when Scan returns. The errors are those of [fencedb.QueryRow]: pgx.ErrNoRows
-// alone only where it is known that the statement found nothing to write.
+// has been given back when Scan returns. The errors are those of [fencedb.QueryRow]: where there is
+// no row, pgx.ErrNoRows and [fencedb.ErrCommitted] are both in the error.
 func (d *Desk) QueryRow(ctx context.Context, resource, sql string, args ...any) pgx.Row {
 	return rows.Once(func(dest ...any) error {
 		return d.write(ctx, []string{resource}, nil, func(t *turn) error {
