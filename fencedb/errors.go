@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -159,23 +160,18 @@ type BusyError struct {
 type Blocker struct {
 	PID         int           // for pg_terminate_backend, if it must go; 0 is a prepared transaction
 	Application string        // its application_name
-	State       string        // also "not visible: ..." and whom to grant what; then Open is 0, and not known
-	Open        time.Duration // since its transaction began
+	State       string        // also "prepared transaction", or "not visible: ..." and whom to grant what
+	Open        time.Duration // since its transaction began; 0 if it has none, or that is not known
 }
 
 func (b Blocker) String() string {
-	var what []string
-	if b.Application != "" {
-		what = append(what, b.Application)
-	}
-	what = append(what, b.State)
-	if !strings.HasPrefix(b.State, notVisible) {
+	what := []string{b.Application, b.State}
+	if b.Open > 0 {
 		what = append(what, fmt.Sprintf("open for %v", b.Open.Round(time.Millisecond)))
 	}
+	what = slices.DeleteFunc(what, func(word string) bool { return word == "" })
 	return fmt.Sprintf("pid %d (%s)", b.PID, strings.Join(what, ", "))
 }
-
-const notVisible = "not visible: grant pg_read_all_stats to "
 
 func list(blockers []Blocker) string {
 	var by []string

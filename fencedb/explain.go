@@ -204,7 +204,9 @@ func (e *entry) untilLookout() time.Duration {
 }
 
 const inTheWay = `SELECT coalesce(jsonb_agg(jsonb_build_object('pid', b.pid, 'application', a.application_name,
-			'state', CASE WHEN a.xact_start IS NULL THEN pg_catalog.format('` + notVisible + `%I', current_user) ELSE a.state END,
+			'state', CASE WHEN b.pid = 0 THEN 'prepared transaction'
+				WHEN a.xact_start IS NULL AND NOT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE') AND NOT pg_catalog.pg_has_role(a.usesysid, 'USAGE')
+				THEN pg_catalog.format('not visible: grant pg_read_all_stats to %I', current_user) ELSE a.state END,
 			'open_ms', (date_part('epoch', pg_catalog.clock_timestamp() - a.xact_start) * 1000)::bigint)), '[]')::pg_catalog.text
 		FROM unnest(pg_catalog.pg_blocking_pids($1::int)) b(pid) LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = b.pid`
 

@@ -209,13 +209,13 @@ func (tx *fencedTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResult
 		if err := tx.open(ctx, allKeepOpen(b.QueuedQueries)); err != nil {
 			return pgx.FailedBatchResults(b, err)
 		}
-		return batchOfTx{tx.inner.SendBatch(ctx, b), tx}
+		return batchOfTx{tx.inner.SendBatch(ctx, b), tx, b.QueuedQueries}
 	}
 	results, err := tx.begin(ctx, b.QueuedQueries...)
 	if err != nil {
 		return pgx.FailedBatchResults(b, err)
 	}
-	return batchOfTx{results, tx}
+	return batchOfTx{results, tx, b.QueuedQueries}
 }
 
 // isRewritten: a rewriter would run, and read on the connection, before the fence is entered.
@@ -408,13 +408,16 @@ func refuseDriverBytes(dest []any) error {
 // batchOfTx notes its error, and hides that a first batch began the transaction.
 type batchOfTx struct {
 	pgx.BatchResults
-	tx *fencedTx
+	tx      *fencedTx
+	queries []*pgx.QueuedQuery
 }
 
 func (batchOfTx) Tx() pgx.Tx { return nil }
 
 func (b batchOfTx) Close() error {
 	err := b.BatchResults.Close()
-	b.tx.note("a batch", err)
+	if err != nil && len(b.queries) > 0 {
+		b.tx.note(fmt.Sprintf("a batch of length %d that begins with %s", len(b.queries), b.queries[0].SQL), err)
+	}
 	return err
 }

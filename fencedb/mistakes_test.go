@@ -318,6 +318,7 @@ func TestAStatementWhoseErrorWasSwallowedIsNamed(t *testing.T) {
 		},
 		"SendBatch": func(tx pgx.Tx) {
 			b := &pgx.Batch{}
+			b.Queue(`SELECT 2`)
 			b.Queue(failing)
 			_ = tx.SendBatch(ctx, b).Close()
 		},
@@ -347,7 +348,7 @@ func TestAStatementWhoseErrorWasSwallowedIsNamed(t *testing.T) {
 				require.False(t, errors.As(err, &refused), "%v", err)
 				continue
 			case "SendBatch":
-				require.ErrorContains(t, err, `"a batch"`)
+				require.ErrorContains(t, err, `"a batch of length 2 that begins with SELECT 2"`)
 			case "CopyFrom":
 				require.ErrorContains(t, err, `COPY \"bookings\"`)
 			case "Prepare":
@@ -360,6 +361,46 @@ func TestAStatementWhoseErrorWasSwallowedIsNamed(t *testing.T) {
 			require.ErrorContains(t, err, "SQLSTATE ", name)
 			require.ErrorAs(t, err, &refused, name)
 			require.Equal(t, []string{"zoe"}, w.guests(), name)
+		}
+	}
+}
+
+func TestTxSQLSaysThatAnErrorWasSwallowed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	err := fencedb.TxSQL(t.Context(), w.sqlDB(), grant("table:12", 41), func(tx *sql.Tx) error {
+		_, _ = tx.ExecContext(t.Context(), `SELECT 1 / 0`)
+		return nil
+	})
+	require.ErrorContains(t, err, "fencedb: rolled back: a statement failed, and the function returned nil (database/sql does not show which): ")
+	require.ErrorContains(t, err, "SQLSTATE 25P02")
+}
+
+// What is in the way may have no transaction, or no session.
+func TestATransactionThatWaitsForAnythingElseNamesItToo(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	name := collect[string](w, `SELECT current_database()::text`)[0]
+	w.exec(`CREATE TABLE seats AS SELECT 1 AS id`)
+	stranger, prepared := w.conn(), w.conn()
+	_, err := stranger.Exec(t.Context(), `SET application_name = 'stranger'; SELECT pg_advisory_lock(7)`)
+	require.NoError(t, err)
+	_, err = prepared.Exec(t.Context(), `BEGIN; UPDATE seats SET id = 2; PREPARE TRANSACTION '`+name+`'`)
+	require.NoError(t, err)
+	defer w.exec(`ROLLBACK PREPARED '` + name + `'`)
+	for waits, want := range map[string]string{
+		`SELECT pg_advisory_xact_lock(7)`: `it waited for a lock of pid \d+ \(stranger, idle\): `,
+		`UPDATE seats SET id = 3`:         `it waited for a lock of pid 0 \(prepared transaction\): `,
+	} {
+		for tries := 1; ; tries++ { // a busy machine may not answer who it is before the time is over
+			g := renewed{grant("table:12", time.Now().UnixMicro()), 1500 * time.Millisecond}
+			_, err := fencedb.Exec(t.Context(), w.pool, g, waits)
+
+			require.ErrorIs(t, err, fencedb.ErrTooLong, waits)
+			if tries == 5 || strings.Contains(err.Error(), "it waited for a lock") {
+				require.Regexp(t, want, err.Error(), waits)
+				break
+			}
 		}
 	}
 }

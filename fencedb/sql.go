@@ -105,8 +105,11 @@ func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions
 	if err == nil {
 		_, err = tx.ExecContext(bounded, e.stillEntered())
 	}
-	if errors.Is(err, driver.ErrBadConn) { // which is all that a driver says of a connection that is busy
+	switch {
+	case errors.Is(err, driver.ErrBadConn): // which is all that a driver says of a connection that is busy
 		err = fmt.Errorf("fencedb: the connection is lost, or the function left rows open; close them before the next statement and before it returns: %w", err)
+	case !own && answered(err).code == codeFailedTransaction:
+		err = fmt.Errorf("fencedb: rolled back: a statement failed, and the function returned nil (database/sql does not show which): %w", err)
 	}
 	if err != nil {
 		rollbackErr := tx.Rollback()
