@@ -28,6 +28,7 @@ func TestProtectRefusesTemplatesThatCouldNotWork(t *testing.T) {
 		{``, `it is empty`, text}, {`room:{`, `a brace in it has no partner`, text}, {`room:}`, `a brace in it has no partner`, text}, {`room:{room`, `a brace in it has no partner`, text},
 		{`room:{room}}`, `a brace in it has no partner`, text}, {`{{room}`, `a brace in it has no partner`, text}, {`{a{b}`, `a brace in it has no partner`, text},
 		{`'room:' || room`, `it looks like an expression`, text}, {`'room:' || {room}`, `it looks like an expression`, text}, {`'room'`, `it looks like an expression`, text}, {`lower(room)`, `it looks like an expression`, text},
+		{`room`, `it looks like an expression`, `as in {room}.`}, {`room::text`, `it looks like an expression`, `as in {room}.`}, {`{room}::text`, `it looks like an expression`, `as in {room}.`},
 		{`room:{lower(room)}`, `there is no column "lower(room)"`, `as the catalog has them`}, {`room:{room::text}`, `there is no column`, `as the catalog has them`}, {`room:{rom}`, `there is no column "rom"`, `as the catalog has them`},
 		{`room:{Room}`, `there is no column "Room"`, `without quotes`}, {`room:{"room"}`, `there is no column ""room""`, `without quotes`}, {`room:{ room }`, `there is no column " room "`, ``}, {`room:{}`, `there is no column ""`, ``},
 		{`x:{ctid}`, `there is no column`, ``}, {`x:{tableoid}`, `there is no column`, ``}, {`x:{........pg.dropped.1........}`, `there is no column`, ``},

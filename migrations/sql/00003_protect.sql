@@ -311,9 +311,11 @@ DECLARE
 BEGIN
     columns := '{}';
     typed := 'true';
-    IF coalesce(template, '') = '' OR array_to_string(parts, '') <> template OR template ~ '\|\|' OR template ~ '[''()]' AND template !~ '\{' THEN
+    IF coalesce(template, '') = '' OR array_to_string(parts, '') <> template OR template ~ '\|\|' OR template ~ '[''()]' AND template !~ '\{'
+       OR template ~ '\}::[a-z]' OR template !~ '\{' AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = target AND a.attname = split_part(template, '::', 1) AND NOT a.attisdropped) THEN
         problem := CASE WHEN coalesce(template, '') = '' THEN 'it is empty' WHEN array_to_string(parts, '') <> template THEN 'a brace in it has no partner' ELSE 'it looks like an expression' END;
-        way_out := 'A template is text with columns in braces, as in sku:{sku}. Write {{ and }} for braces of the text.';
+        way_out := format('A template is text with columns in braces, as in %s. Write {{ and }} for braces of the text.',
+            CASE WHEN template ~ '\}::[a-z]' THEN split_part(template, '::', 1) WHEN template ~ '^\w+(::|$)' THEN format('{%s}', split_part(template, '::', 1)) ELSE 'sku:{sku}' END);
     END IF;
     FOREACH part IN ARRAY parts LOOP
         EXIT WHEN problem IS NOT NULL;
