@@ -101,6 +101,29 @@ func ExampleCommitUnknownError() {
 	// Output: committed <nil>
 }
 
+// Something else uses the connection and commits. What came before that is written; what came after
+// it was outside the fence, and is not.
+func ExampleTxEndedError() {
+	ctx, pool := context.Background(), database()
+	err := fencedb.Tx(ctx, pool, acquired("table:25", 41), func(tx pgx.Tx) error {
+		const book = `INSERT INTO bookings (table_id, guest) VALUES (25, $1)`
+		if _, err := tx.Exec(ctx, book, "ann"); err != nil {
+			return err
+		}
+		if _, err := tx.Conn().Exec(ctx, `COMMIT AND CHAIN`); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, book, "bob")
+		return err
+	})
+
+	var ended *fencedb.TxEndedError
+	if errors.As(err, &ended) {
+		fmt.Println(ended.Outcome)
+	}
+	// Output: committed
+}
+
 // The lease has seconds left and is being renewed; this transaction may take a minute.
 func ExampleHold() {
 	ctx, pool := context.Background(), database()

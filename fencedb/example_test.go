@@ -270,6 +270,30 @@ func ExampleEnter() {
 	// Output: <nil>
 }
 
+// Above READ COMMITTED the fence has to be older than the snapshot of the transaction.
+func ExampleEnter_unsealed() {
+	ctx, pool, grant := context.Background(), database(), acquired("table:26", 41)
+	book := func(tx pgx.Tx) error {
+		if _, err := fencedb.Enter(ctx, tx, grant); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, `INSERT INTO bookings (table_id, guest) VALUES (26, 'ann')`)
+		return err
+	}
+	serializable := pgx.TxOptions{IsoLevel: pgx.Serializable}
+
+	err := pgx.BeginTxFunc(ctx, pool, serializable, book)
+	if errors.Is(err, fencedb.ErrUnsealed) {
+		fmt.Println("sealed now:", fencedb.Seal(ctx, pool, grant))
+		err = pgx.BeginTxFunc(ctx, pool, serializable, book)
+	}
+
+	fmt.Println(err)
+	// Output:
+	// sealed now: <nil>
+	// <nil>
+}
+
 // From now on every earlier holder is refused, before the new one has written anything.
 func ExampleSeal() {
 	ctx, pool := context.Background(), database()
