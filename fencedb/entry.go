@@ -297,12 +297,12 @@ func (left timeLeft) Value() (driver.Value, error) {
 }
 
 // roundings is how often the server rounds down to a whole millisecond before it sets its limits:
-// what was left when enter called admit, how long the transaction had lasted behind the fence, and
+// what was left when enter called admitted, how long the transaction had lasted behind the fence, and
 // what was left then.
 const roundings = 3
 
 // remaining is the time the transaction has, in whole milliseconds, or nil for no bound. The server
-// sets its limits one part in 256 short of that (fencedb.limit_ms), and starts to count later than
+// sets its limits one part in 256 short of that (fencedb.admitted), and starts to count later than
 // we do; the fence does not depend on it.
 func (e *entry) remaining() (ms driver.Value, err error) {
 	e.asked = time.Now()

@@ -96,7 +96,7 @@ func TestADatabaseWithoutMigrationsSaysSo(t *testing.T) {
 	_, err = fencedb.Exec(t.Context(), pool, grant("table:12", 41), `SELECT no_such_function()`)
 	require.ErrorContains(t, err, "run migrations.Up", "enter comes first")
 
-	g := grant("table:12", 42) // which is known to have entered, but elsewhere
+	g := grant("table:12", 42) // which has entered, but elsewhere
 	require.NoError(t, fencedb.Seal(t.Context(), newWorld(t).pool, g))
 	require.ErrorContains(t, fencedb.Seal(t.Context(), pool, g), "run migrations.Up")
 }

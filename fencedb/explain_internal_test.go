@@ -37,7 +37,7 @@ func TestAnAnswerCountsAlsoWhenTheDeadlineEndedTheConnection(t *testing.T) {
 	}
 }
 
-// fencedb.limit_ms sets the limits of the server one part in 256 short, and whole milliseconds are
+// fencedb.admitted sets the limits of the server one part in 256 short, and whole milliseconds are
 // rounded down three times on the way.
 func TestWhatTheServerEndsALittleEarlyHasEndedByItsLimit(t *testing.T) {
 	t.Parallel()

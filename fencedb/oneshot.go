@@ -18,12 +18,12 @@ import (
 // see With. Those of pgx that come before the arguments, such as pgx.QueryExecMode, are refused
 // here, in QueryRow, Query and SendBatch: use Tx for them, or the settings of the connection.
 //
-// The first time on a connection pgx needs one more round trip, to prepare the statement, and one
-// more when a token first enters again on it. After a failure it needs two more, because it forgets
-// all that it had prepared of the batch, what enters the fence too. A refusal of what begins with
-// another word than SELECT, INSERT, UPDATE, DELETE, MERGE, WITH, VALUES or TABLE needs one to roll
-// back. So does a statement whose first word does not show that it leaves the transaction open, as
-// the name of a prepared one: it is asked first whether it did. COMMIT and its like are refused.
+// The first time on a connection pgx needs one more round trip, to prepare the statement. After a
+// failure it needs two more, because it forgets all that it had prepared of the batch, what enters
+// the fence too. A refusal of what begins with another word than SELECT, INSERT, UPDATE, DELETE,
+// MERGE, WITH, VALUES or TABLE needs one to roll back. So does a statement whose first word does
+// not show that it leaves the transaction open, as the name of a prepared one: it is asked first
+// whether it did. COMMIT and its like are refused.
 func Exec(ctx context.Context, db DB, grant Grant, sql string, args ...any) (tag pgconn.CommandTag, err error) {
 	queries := []*pgx.QueuedQuery{{SQL: sql, Arguments: args, Fn: func(results pgx.BatchResults) (err error) {
 		tag, err = results.Exec()
