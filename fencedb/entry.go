@@ -297,8 +297,8 @@ func (left timeLeft) Value() (driver.Value, error) {
 }
 
 // roundings is how often the server rounds down to a whole millisecond before it sets its limits:
-// what was left when enter called admitted, how long the transaction had lasted behind the fence, and
-// what was left then.
+// what was left when enter called admitted, how long the transaction had lasted behind the fence,
+// and what was left then.
 const roundings = 3
 
 // remaining is the time the transaction has, in whole milliseconds, or nil for no bound. The server
