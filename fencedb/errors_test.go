@@ -23,7 +23,7 @@ import (
 
 func TestBusyLeavesOutAnApplicationWithoutAName(t *testing.T) {
 	t.Parallel()
-	for name, want := range map[string]string{"": "pid 7 (idle,", "shop": "pid 7 (shop, idle,"} {
+	for name, want := range map[string]string{"": "pid 7 (idle)", "shop": "pid 7 (shop, idle)"} {
 		busy := &fencedb.BusyError{Blockers: []fencedb.Blocker{{PID: 7, Application: name, State: "idle"}}}
 		require.ErrorContains(t, busy, want)
 	}
