@@ -118,13 +118,15 @@ func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions
 		lost := !alive && (brokenConn(err) || overdue && (!own || errors.Is(err, sql.ErrTxDone)))
 		return e.rolledBackSQL(ctx, db, conn, alive, lost, err)
 	}
-	if err := tx.Commit(); err != nil && refused(err) {
+	err = tx.Commit()
+	switch {
+	case err == nil:
+		return nil
+	case refused(err):
 		return e.explainSQL(ctx, nil, err)
-	} else if err != nil {
-		conn.giveBack() // first, or asking on another connection could wait for this one
-		return e.settle(ctx, askSQL(db), err, true, true)
 	}
-	return nil
+	conn.giveBack() // first, or asking on another connection could wait for this one
+	return e.settle(ctx, askSQL(db), err, true, true)
 }
 
 // rolledBackSQL explains err, because of which the transaction was rolled back. database/sql does
