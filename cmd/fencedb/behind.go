@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -25,6 +26,7 @@ import (
 type sealing struct {
 	Sealed  []unsealed `json:"sealed"`
 	Failed  []failed   `json:"failed"`
+	Unnamed int        `json:"unnamed"`  // that may be behind too: Redis knows only the hash, and the ledger has none of these
 	AuditID int64      `json:"audit_id"` // 0: nothing was to be sealed
 }
 
@@ -42,31 +44,42 @@ type failed struct {
 }
 
 func (r *sealing) print(p page) {
-	if len(r.Sealed)+len(r.Failed) == 0 {
+	switch {
+	case len(r.Sealed)+len(r.Failed) > 0:
+		table(p, []string{"SEALED", "TOKEN", "LEDGER HAD"}, r.Sealed, func(u unsealed) []string {
+			return []string{visible(u.Resource), tokenText(u.Token), tokenText(u.Ledger)}
+		})
+		fmt.Fprintln(p.out)
+		p.point("In protected tables: only who holds one of these now, or acquires it later, can write. No lease was ended.")
+	case r.Unnamed > 0:
+		p.say("Nothing to seal that is known by name. Nothing was changed.")
+	default:
 		p.say("Nothing to seal: Redis has issued no token above the ledger's. Nothing was changed.")
-		return
 	}
-	table(p, []string{"SEALED", "TOKEN", "LEDGER HAD"}, r.Sealed, func(u unsealed) []string {
-		return []string{visible(u.Resource), tokenText(u.Token), tokenText(u.Ledger)}
-	})
-	fmt.Fprintln(p.out)
-	p.point("In protected tables: only who holds one of these now, or acquires it later, can write. No lease was ended.")
 	for _, f := range r.Failed {
 		p.point("%s was not sealed: %s", visible(f.Resource), f.Error)
 	}
-	fmt.Fprintf(p.out, "\nRecorded as %d in fencedb.audit.\n", r.AuditID)
+	if r.Unnamed > 0 {
+		p.point("Resources of which Redis knows only the hash, and which are not in the ledger: %d. They cannot be sealed from here, and former holders may write to them. Each is sealed when it is next acquired with package guard or lease.Config.Seal, or by its name with fencedb revoke.", r.Unnamed)
+	}
+	if r.AuditID != 0 {
+		fmt.Fprintf(p.out, "\nRecorded as %d in fencedb.audit.\n", r.AuditID)
+	}
 }
 
-var errNotAllSealed = errors.New("not all were sealed; call it again when what is in the way has ended")
+var (
+	errNotAllSealed = errors.New("not all were sealed; call it again when what is in the way has ended")
+	errUnnamed      = errors.New("not all were sealed: of some, Redis knows only the hash")
+)
 
 // sealBehind seals each resource with the last token that Redis has issued for it: for who holds it
 // now, and otherwise for nobody.
 func (s *servers) sealBehind(ctx context.Context, e event) error {
-	all, err := s.behind(ctx)
+	all, unnamed, err := s.behind(ctx)
 	if err != nil {
 		return err
 	}
-	done := &sealing{Sealed: []unsealed{}, Failed: []failed{}}
+	done := &sealing{Sealed: []unsealed{}, Failed: []failed{}, Unnamed: unnamed}
 	if len(all) > 0 {
 		names := make([]string, 0, 5)
 		for _, u := range all[:min(len(all), cap(names))] {
@@ -81,10 +94,15 @@ func (s *servers) sealBehind(ctx context.Context, e event) error {
 			return err
 		}
 	}
-	if err := s.show(done); err != nil || len(done.Failed) == 0 {
+	switch err := s.show(done); {
+	case err != nil:
 		return err
+	case len(done.Failed) > 0:
+		return errNotAllSealed
+	case unnamed > 0:
+		return errUnnamed
 	}
-	return errNotAllSealed
+	return nil
 }
 
 func (s *servers) sealAll(ctx context.Context, e event, all []unsealed, done *sealing) error {
@@ -140,29 +158,27 @@ func (s *servers) sealLast(ctx context.Context, resource string) (int64, error) 
 
 // behind finds the resources for which Redis has issued a token that the ledger has not seen, in
 // the namespace of the flags. A digest does not tell the name, so hashed ones are those that the
-// ledger has.
-func (s *servers) behind(ctx context.Context) (all []unsealed, err error) {
+// ledger has; unnamed are how many Redis knows beside these. Claims of package once, one for each
+// key that ever was, count only if they are known to have entered.
+func (s *servers) behind(ctx context.Context) (all []unsealed, unnamed int, err error) {
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
 	if err := mayCall(ctx, s.pool, recorded, entered); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	var names []string
-	if s.names.hashed {
-		rows, _ := s.pool.Query(ctx, `SELECT f.resource FROM fencedb.fences f WHERE f.reset_from IS NULL AND NOT `+foreign)
-		names, err = pgx.CollectRows(rows, pgx.RowTo[string])
-	} else {
-		var keys []lease.Key
-		keys, err = scanKeys(ctx, s.client, lease.Key{Namespace: s.names.namespace, Field: "fence"}, func(k lease.Key) bool {
-			return k.Kind == protocol.LeaseKind && k.Namespace == s.names.namespace &&
-				!strings.HasPrefix(k.Resource, "sha256:") && !strings.HasPrefix(k.Resource, protocol.Trial)
-		})
-		for _, k := range keys {
-			names = append(names, k.Resource)
-		}
+	keys, err := scanKeys(ctx, s.client, lease.Key{Namespace: s.names.namespace, Field: "fence"}, func(k lease.Key) bool {
+		return k.Kind == protocol.LeaseKind && k.Namespace == s.names.namespace &&
+			strings.HasPrefix(k.Resource, "sha256:") == s.names.hashed && !strings.HasPrefix(k.Resource, protocol.Trial)
+	})
+	names := make([]string, len(keys))
+	for n, k := range keys {
+		names[n] = k.Resource
+	}
+	if err == nil && s.names.hashed {
+		names, unnamed, err = s.named(ctx, names)
 	}
 	if err != nil {
-		return nil, explained(err)
+		return nil, 0, explained(err)
 	}
 	slices.Sort(names)
 	for batch := range slices.Chunk(names, batchSize) {
@@ -170,7 +186,51 @@ func (s *servers) behind(ctx context.Context) (all []unsealed, err error) {
 			all, err = s.compared(ctx, batch, all)
 		}
 	}
-	return all, err
+	claim := func(u unsealed) bool { return u.Ledger == 0 && strings.HasPrefix(u.Resource, "once:") }
+	if err == nil && slices.ContainsFunc(all, claim) {
+		var seen map[string]int64
+		seen, err = s.proven(ctx)
+		all = slices.DeleteFunc(all, func(u unsealed) bool { return claim(u) && seen[u.Resource] == 0 })
+	}
+	return all, unnamed, err
+}
+
+// named are the resources with these digests, by the ledger, and how many others there are: neither
+// trials of Check, whose fences last for seconds, nor claims of package once with a result.
+func (s *servers) named(ctx context.Context, digests []string) (names []string, others int, err error) {
+	rows, _ := s.pool.Query(ctx, `SELECT resource FROM fencedb.fences`)
+	ledger, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	nameless := map[string]bool{}
+	for _, digest := range digests {
+		nameless[digest] = true
+	}
+	for _, name := range ledger {
+		if digest := protocol.Digest(name); nameless[digest] {
+			names = append(names, name)
+			delete(nameless, digest)
+		}
+	}
+	for batch := range slices.Chunk(slices.Collect(maps.Keys(nameless)), batchSize) {
+		lasts, results := make([]*redis.DurationCmd, len(batch)), make([]*redis.IntCmd, len(batch))
+		_, wrong := s.client.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+			for n, digest := range batch {
+				k := protocol.Key{Namespace: s.names.namespace, Resource: digest}
+				lasts[n] = pipe.PTTL(ctx, k.For("fence"))
+				k.Kind = protocol.OnceKind
+				results[n] = pipe.Exists(ctx, k.For("record"))
+			}
+			return nil
+		})
+		if wrong != nil {
+			return nil, 0, fmt.Errorf("redis: %w", wrong)
+		}
+		for n := range batch {
+			if lasts[n].Val() > protocol.Patience && results[n].Val() == 0 {
+				others++
+			}
+		}
+	}
+	return names, others, err
 }
 
 // compared adds those of names whose last token is above the ledger's. A fence that was set back is

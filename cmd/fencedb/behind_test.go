@@ -11,6 +11,7 @@ import (
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/lease/once"
 )
 
 // lost is a world whose Postgres has lost what came after the copy: a standby that lagged and was
@@ -161,4 +162,68 @@ func TestSealsOfHashedResources(t *testing.T) {
 	require.Len(t, done.Sealed, 1)
 	require.Equal(t, l.Token(), done.Sealed[0].Ledger)
 	require.ErrorIs(t, w.book(l), fencedb.ErrStale)
+}
+
+// What is behind and has no name is counted: a trial of Check and a claim with a result are not.
+func TestHashedResourcesThatTheLedgerHasLostAreCounted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.flags = append(w.flags, "--hash-resources")
+	i := newIssuer(t, w.redis, lease.Config{Namespace: w.namespace, HashResources: true})
+	l, err := i.TryAcquire(t.Context(), "seat:1")
+	require.NoError(t, err)
+	require.NoError(t, w.book(l))
+	require.NoError(t, l.Release(t.Context()))
+	kept, err := i.TryAcquire(t.Context(), "seat:2")
+	require.NoError(t, err)
+	w.claim(once.Config{Namespace: w.namespace, HashKeys: true})
+	_, err = i.Check(t.Context())
+	require.NoError(t, err)
+	revoke := []string{"revoke", "--behind", "--reason", "fail-over", "--yes"}
+
+	w.exec(`DELETE FROM fencedb.fences`)
+	got := w.run(revoke...)
+
+	require.Equal(t, exitFailed, got.code)
+	require.Contains(t, got.errOut, "Redis knows only the hash")
+	require.Contains(t, flowing(got.out), "Nothing to seal that is known by name. Nothing was changed. * Resources of which Redis knows only the hash, and which are not in the ledger: 2.")
+
+	w.exec(`SELECT fencedb.enter('seat:2', 41, gen_random_uuid())`)
+	got = w.run(append([]string{"--json"}, revoke...)...)
+	var done sealing
+	w.decode("behind", &done, got.out)
+	require.Equal(t, exitFailed, got.code)
+	require.Equal(t, sealing{[]unsealed{{"seat:2", kept.Token(), 41}}, []failed{}, 1, done.AuditID}, done)
+
+	sealed := newIssuer(t, w.redis, lease.Config{Namespace: w.namespace, HashResources: true, Seal: fencedb.Sealer(w.pool)})
+	_, err = sealed.TryAcquire(t.Context(), "seat:1")
+	require.NoError(t, err)
+	require.ErrorIs(t, w.book(l), fencedb.ErrStale, "that is what is said")
+	require.Contains(t, w.ok(revoke...), "Nothing to seal: Redis")
+}
+
+// claim runs the key k once.
+func (w *world) claim(cfg once.Config) (claim *lease.Lease) {
+	w.Helper()
+	keys, err := once.New(w.redis, cfg)
+	require.NoError(w, err)
+	_, _, err = keys.Do(w.Context(), "k", nil, func(_ context.Context, l *lease.Lease) ([]byte, error) {
+		claim = l
+		return nil, nil
+	})
+	require.NoError(w, err)
+	return claim
+}
+
+// There is one for each key that ever was: they do not go into the ledger, unless one has entered.
+func TestClaimsAreSealedOnlyIfTheyHaveEntered(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	claim := w.claim(once.Config{Namespace: w.namespace})
+	revoke := []string{"revoke", "--behind", "--reason", "fail-over", "--yes"}
+	require.Contains(t, w.ok(revoke...), "Nothing to seal: Redis")
+
+	w.publish(fmt.Sprintf(`{"kind":"committed","resource":"once:k","worker":"w","token":%d}`, claim.Token()))
+
+	require.Regexp(t, fmt.Sprintf(`SEALED +TOKEN +LEDGER HAD\nonce:k +%d`, claim.Token()), w.ok(revoke...))
 }

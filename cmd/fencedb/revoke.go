@@ -42,7 +42,9 @@ the open transaction can still commit.
 With --behind it ends nobody, and seals all resources of the namespace whose
 last token in Redis is above the one in the ledger: after a fail-over that
 lost commits, or when a database was restored, former holders could write
-again until then.
+again until then. With --hash-resources names are known from the ledger alone:
+those that it has lost are counted, and the exit code is 1. Claims of package
+once are left out that are not known to have entered.
 
 With --seal-only it asks no Redis, for one that is away, full or refuses. It
 seals the resource in Postgres, with the time there as the token: the holder
