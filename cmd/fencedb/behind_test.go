@@ -195,7 +195,9 @@ func TestHashedResourcesThatTheLedgerHasLostAreCounted(t *testing.T) {
 	require.Equal(t, exitFailed, got.code)
 	require.Equal(t, sealing{[]unsealed{{"seat:2", kept.Token(), 41}}, []failed{}, 1, done.AuditID}, done)
 
-	sealed := newIssuer(t, w.redis, lease.Config{Namespace: w.namespace, HashResources: true, Seal: fencedb.Sealer(w.pool)})
+	sealed := newIssuer(t, w.redis, lease.Config{
+		Namespace: w.namespace, HashResources: true, Seal: fencedb.Sealer(w.pool),
+	})
 	_, err = sealed.TryAcquire(t.Context(), "seat:1")
 	require.NoError(t, err)
 	require.ErrorIs(t, w.book(l), fencedb.ErrStale, "that is what is said")
