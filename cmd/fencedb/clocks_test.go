@@ -88,6 +88,21 @@ func TestAgesAfterRedissClockWasSetBack(t *testing.T) {
 	require.Regexp(t, `(?s)error redis_behind.*Redis knows none, and its clock passes that\s+at\s.* UTC,\s+in\s+(59m\d+s|1h)\s`, w.run("doctor").out)
 }
 
+// Nobody holds it, and the ledger does not know it.
+func TestCountersOfIdleResourcesThatAreAheadOfTheClock(t *testing.T) {
+	t.Parallel()
+	w := sound(t)
+	l := w.acquire("seat:1")
+	require.NoError(t, l.Release(t.Context()))
+	require.Empty(t, w.diagnosed(exitDone))
+	_, err := w.issuer.Raise(t.Context(), "seat:1", time.Now().Add(time.Hour).UnixMicro())
+	require.NoError(t, err)
+
+	require.Equal(t, "0", w.one(`SELECT count(*) FROM fencedb.fences`))
+	require.Equal(t, []string{"warning tokens_ahead"}, w.diagnosed(exitDone))
+	require.Regexp(t, `that of seat:1 the furthest, until .* UTC, for another (59m\d+s|1h)`, flowing(w.ok("doctor")))
+}
+
 // And after Postgres's was.
 func TestAgesAfterPostgressClockWasSetBack(t *testing.T) {
 	t.Parallel()

@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/redis/go-redis/v9"
 	"github.com/urfave/cli/v3"
 
 	"github.com/fencedb/fencedb/fencedb"
@@ -238,6 +239,7 @@ func (e *examination) examineRedis(ctx context.Context) {
 	}
 	if problem == nil {
 		e.examineLeases(ctx)
+		e.examineCounters(ctx)
 		e.examineNamespaces(ctx)
 	}
 }
@@ -287,9 +289,6 @@ func (e *examination) examineLeases(ctx context.Context) {
 	}
 	limit, now := len(e.findings)+most, time.UnixMicro(floor(e.redis))
 	for _, h := range found.Leases {
-		if h.Token < protocol.MaxNumber {
-			e.later.note(h.Resource, h.Token, e.ahead)
-		}
 		left, who := time.Duration(h.ExpiresInMS)*time.Millisecond, cmp.Or(visible(h.Label), "lease "+h.LeaseID.String()[:8])
 		switch {
 		case len(e.findings) == limit:
@@ -299,6 +298,39 @@ func (e *examination) examineLeases(ctx context.Context) {
 		case h.IssuedAt != nil && now.Sub(*h.IssuedAt) > longHold:
 			e.add("lease_unbounded", visible(h.Resource), who, span(now.Sub(*h.IssuedAt)))
 		}
+	}
+}
+
+// examineCounters looks for last tokens that are ahead of Redis's clock, also of what nobody holds.
+func (e *examination) examineCounters(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, searchTime)
+	defer cancel()
+	keys, err := scanKeys(ctx, e.client, lease.Key{Namespace: e.names.namespace, Field: "fence"},
+		func(k lease.Key) bool {
+			return k.Namespace == e.names.namespace && !strings.HasPrefix(k.Resource, protocol.Trial)
+		})
+	for batch := range slices.Chunk(keys, batchSize) {
+		if err != nil {
+			break
+		}
+		last := make([]*redis.StringCmd, len(batch))
+		_, err = e.client.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+			for n, k := range batch {
+				last[n] = pipe.Get(ctx, k.String())
+			}
+			return nil
+		})
+		if errors.Is(err, redis.Nil) { // it has gone meanwhile
+			err = nil
+		}
+		for n, k := range batch {
+			if token, _ := last[n].Int64(); token < protocol.MaxNumber {
+				e.later.note(k.Resource, token, e.ahead)
+			}
+		}
+	}
+	if err != nil {
+		e.hidden(err)
 	}
 }
 

@@ -91,7 +91,7 @@
 -- Do: run fencedb revoke for the resource, which takes Redis above the ledger; package guard does it by itself
 
 -- warning tokens_ahead: tokens are ahead of the clock of Redis, that of %s the furthest, until %s, for another %s
--- Why: its clock was set back, or was ahead once: until then tokens rise by one and tell no time, so leases and inspect do not know how long such leases are held; if Redis forgets them, new holders are refused
+-- Why: its clock was set back, or was ahead once: until then tokens rise by one and tell no time, so leases and inspect do not know how long such leases are held; if Redis forgets them, new holders may be refused
 -- Do: leave the clock as it is, and do not lose Redis's data until then: docs/runbook/redis.md, a clock has stepped
 
 -- error seals_missing: token %s of %s has committed or was revoked, and the ledger has %s
