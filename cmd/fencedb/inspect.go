@@ -314,7 +314,7 @@ func (r *inspection) whoCanWrite(add adding) bool {
 	}
 	switch {
 	case r.lacks("redis") != "" && !value(r.Fence).tooHigh:
-		add("redis_away", "Redis has not told who holds it. Whoever has a lease with %s can write to protected tables; fencedb revoke --seal-only shuts all of them out.", former)
+		add("redis_away", "Redis has not told who holds it. Whoever has a lease with %s can write to protected tables; fencedb revoke --seal-only shuts those out whose token is not ahead of Postgres's clock.", former)
 		return false
 	case r.lacks("postgres") != "":
 		add("postgres_away", "Postgres has not told its fence. Whether the holder is current, and whether an earlier one can write, is not known.")

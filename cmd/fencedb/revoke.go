@@ -42,13 +42,14 @@ the open transaction can still commit.
 With --behind it ends nobody, and seals all resources of the namespace whose
 last token in Redis is above the one in the ledger: after a fail-over that
 lost commits, or when a database was restored, former holders could write
-again until then. With --hash-resources names are known from the ledger alone:
-those that it has lost are counted, and the exit code is 1. Claims of package
-once are left out that are not known to have entered.
+again until then. With --hash-resources it knows names from the ledger alone:
+those that the ledger has lost are counted, and the exit code is 1. Claims of
+package once are left out that are not known to have entered.
 
 With --seal-only it asks no Redis, for one that is away, full or refuses. It
-seals the resource in Postgres, with the time there as the token: the holder
-and all before it are refused from then on, and the lease goes on in Redis.
+seals the resource in Postgres, with the time there as the token: holders
+with a lower one are refused from then on, and the lease goes on in Redis.
+A token may be above that if Redis's clock is, or was, ahead of Postgres's.
 
    fencedb revoke table:12 --reason 'worker 7 hangs'
    fencedb revoke table:12 --seal-only --reason 'Redis is full'
@@ -103,6 +104,8 @@ type revocation struct {
 	Unknown   bool    `json:"unknown"`   // Redis knew nothing of it here: its name or namespace may be wrong, and a holder elsewhere goes on
 	Elsewhere []place `json:"elsewhere"` // that were left alone; nil: not found out
 	SealOnly  bool    `json:"seal_only"` // Redis was not asked
+
+	passed bool // a newer token had entered already
 }
 
 // former is the holder that was revoked.
@@ -123,12 +126,12 @@ func (r *revocation) print(p page) {
 		r.printSealed(p)
 		return
 	case r.Unknown:
-		p.say("Redis knew no lease of %s here. If its name or --namespace is not that of the programs, its holder goes on, and package guard takes it past this revocation. The fence is at token %d now.", visible(r.Resource), r.Token)
+		p.say("Redis knew no lease of %s here. If its name or --namespace is not that of the programs, its holder goes on, and package guard takes it past this revocation. The fence is at token %s.", visible(r.Resource), r.fenceNow())
 	case r.Former == nil:
-		p.say("Nobody held %s. Its fence is at token %d now.", visible(r.Resource), r.Token)
+		p.say("Nobody held %s. Its fence is at token %s.", visible(r.Resource), r.fenceNow())
 	default:
-		p.say("Revoked: lease %s with token %d%s held %s. Its fence is at token %d now.",
-			r.Former.LeaseID, r.Former.Token, r.Former.of(), visible(r.Resource), r.Token)
+		p.say("Revoked: lease %s with token %d%s held %s. Its fence is at token %s.",
+			r.Former.LeaseID, r.Former.Token, r.Former.of(), visible(r.Resource), r.fenceNow())
 	}
 	fmt.Fprintln(p.out, "\nWhat a former holder can still do:")
 	if r.Unknown {
@@ -147,10 +150,17 @@ func (r *revocation) print(p page) {
 	fmt.Fprintf(p.out, "\nRecorded as %d in fencedb.audit.\n", r.AuditID)
 }
 
+func (r *revocation) fenceNow() string {
+	if r.passed {
+		return fmt.Sprintf("%d or above now", r.Token)
+	}
+	return fmt.Sprintf("%d now", r.Token)
+}
+
 func (r *revocation) printSealed(p page) {
-	p.say("Sealed: the fence of %s is at token %d now. Redis was not asked.", visible(r.Resource), r.Token)
+	p.say("Sealed: the fence of %s is at token %s. Redis was not asked.", visible(r.Resource), r.fenceNow())
 	fmt.Fprintln(p.out, "\nWhat a former holder can still do:")
-	p.point("In protected tables: nothing, unless its token is above that: Redis's clock would have to be ahead of Postgres's. Whatever it had committed before stands.")
+	p.point("In protected tables: nothing, unless its token is above that, as when Redis's clock is, or once was, ahead of Postgres's. Whatever it had committed before stands.")
 	p.point("In Redis: keep its lease, for as long as it renews it. If it uses package guard and Redis answers, it gets a newer token and goes on. Revoke once more when Redis answers.")
 	p.point("Elsewhere: go on until its lease ends. Tables that are not protected, mails, files and other services are not fenced.")
 	fmt.Fprintf(p.out, "\nRecorded as %d in fencedb.audit.\n", r.AuditID)
@@ -305,6 +315,7 @@ func (s *servers) seal(ctx context.Context, e event, done *revocation) error {
 	case err == nil:
 		return nil
 	case errors.As(err, new(*fencedb.StaleError)): // the next holder has entered, which shuts the former one out as well
+		done.passed = true
 		s.changed = "its former holder is shut out, which may not be recorded in fencedb.audit"
 		done.AuditID, err = e.record(ctx, s.pool, done.details(true))
 		return err

@@ -247,6 +247,9 @@ func TestANextHolderThatIsFasterSealsForTheRevocation(t *testing.T) {
 
 	require.NoError(t, err)
 	require.Positive(t, done.AuditID)
+	var says strings.Builder
+	done.print(page{out: &says})
+	require.Contains(t, says.String(), "Nobody held seat:1. Its fence is at token 41 or above now.\n")
 }
 
 // Ctrl-C while it waits for the seal: the lease has ended, and the audit says who ended it.
