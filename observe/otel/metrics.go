@@ -49,7 +49,7 @@ type metrics struct {
 
 // newMetrics hands errors to the handler of OpenTelemetry, as instrumentation does: work goes on
 // without metrics.
-func newMetrics(meter metric.Meter, types tally.Types) *metrics {
+func newMetrics(meter metric.Meter, types tally.Types, dropped func() int64) *metrics {
 	var errs []error
 	seconds := func(name, text string, buckets []float64) metric.Float64Histogram {
 		h, err := meter.Float64Histogram(name, metric.WithUnit("s"), metric.WithDescription(text), metric.WithExplicitBucketBoundaries(buckets...))
@@ -101,7 +101,13 @@ func newMetrics(meter metric.Meter, types tally.Types) *metrics {
 	m.tally = tally.New(types,
 		func(r *tally.Row[marks]) marks { return marksOf(r, outcomes) },
 		func(r *tally.Row[marks]) marks { return marksOf(r, append(fencedb.Outcomes(), entered)) })
-	_, err := meter.RegisterCallback(m.observe, m.held, m.waiting, m.oldestHeld, m.oldestWait,
+	_, err := meter.Int64ObservableCounter("fencedb.events.dropped", metric.WithUnit("{event}"), metric.WithDescription("Events of observe/feed that were not published."),
+		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
+			o.Observe(dropped())
+			return nil
+		}))
+	errs = append(errs, err)
+	_, err = meter.RegisterCallback(m.observe, m.held, m.waiting, m.oldestHeld, m.oldestWait,
 		m.leasesFailing, m.writeFailing)
 	if err = errors.Join(append(errs, err)...); err != nil {
 		otel.Handle(err)

@@ -172,7 +172,8 @@ func TestTheDocumentationListsEveryMetricOfOpenTelemetry(t *testing.T) {
 // A dashboard on the one and an alert on the other must not tell two stories.
 func TestBothMetricsTellTheSame(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m, p := newMeter(t, fenceotel.Config{Types: []string{"table"}}), prom.New(prom.Config{Types: []string{"table"}})
+		dropped := func() int64 { return 7 }
+		m, p := newMeter(t, fenceotel.Config{Types: []string{"table"}, Dropped: dropped}), prom.New(prom.Config{Types: []string{"table"}, Dropped: dropped})
 		everything(twins{m, p}, "table:12")
 		everything(twins{m, p}, "seat:1")
 		overtake(twins{m, p})
@@ -201,6 +202,7 @@ func TestBothMetricsTellTheSame(t *testing.T) {
 			"fencedb.lease.renewals":         "redis_lease_extend_total",
 			"fencedb.lease.releases":         "redis_lease_release_total",
 			"fencedb.lease.raises":           "redis_lease_raised_total",
+			"fencedb.events.dropped":         "fencedb_events_dropped_total",
 			"fencedb.lease.overtaken":        "redis_lease_overtaken_total",
 			"fencedb.lease.count":            "redis_lease_held",
 			"fencedb.lease.oldest":           "redis_lease_oldest_held_seconds",
@@ -215,6 +217,7 @@ func TestBothMetricsTellTheSame(t *testing.T) {
 		}
 		require.NotEmpty(t, measured["fencedb.lease.failing"].values)
 		require.NotEmpty(t, measured["fencedb.lease.overtaken"].values)
+		require.Equal(t, map[string]float64{"": 7}, measured["fencedb.events.dropped"].values)
 		for outcome, n := range measured["fencedb.entries"].values {
 			require.Equal(t, counted["fencedb_writes_total"][outcome], n+measured["fencedb.write.duration"].values[outcome], outcome)
 		}

@@ -74,6 +74,9 @@ type Config struct {
 	// MaxTypes bounds the resource types in metrics, unless Types is set. Defaults to 50.
 	MaxTypes int
 
+	// Dropped returns the number of events that were lost, such as feed.Feed.Dropped. Defaults to 0.
+	Dropped func() int64
+
 	// Plain shows resources by name, and the text of errors, which name resources. Defaults to
 	// false.
 	Plain bool
@@ -113,9 +116,12 @@ func New(cfg Config) *Tracer {
 	if cfg.MaxTypes <= 0 {
 		cfg.MaxTypes = tally.DefaultTypes
 	}
+	if cfg.Dropped == nil {
+		cfg.Dropped = func() int64 { return 0 }
+	}
 	return &Tracer{
 		spans:   cfg.Provider.Tracer(scope),
-		metrics: newMetrics(cfg.MeterProvider.Meter(scope), tally.Types{Listed: cfg.Types, Max: cfg.MaxTypes}),
+		metrics: newMetrics(cfg.MeterProvider.Meter(scope), tally.Types{Listed: cfg.Types, Max: cfg.MaxTypes}, cfg.Dropped),
 		plain:   cfg.Plain,
 	}
 }
