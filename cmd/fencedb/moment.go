@@ -7,23 +7,23 @@ import (
 )
 
 // moments are the forms of a time that people type, but for the word before it.
-const moments = `"Fri 20:14", "yesterday 20:14", "20:14", "2026-11-20 20:14" or RFC 3339`
+const moments = `"Fri 20:14", "Fri 8:14 PM", "yesterday 20:14", "20:14", "2026-11-20 20:14" or RFC 3339`
 
 // moment reads a time of the past, in the zone of now. What leaves out the date is the last such
 // time before now.
 func moment(text string, now time.Time) (time.Time, error) {
 	text = strings.TrimSpace(text)
-	for _, layout := range []string{time.RFC3339Nano, "2006-01-02 15:04", "2006-01-02 15:04:05", "2006-01-02T15:04", "2006-01-02T15:04:05"} {
-		if at, err := time.ParseInLocation(layout, text, now.Location()); err == nil {
+	for _, layout := range []string{time.RFC3339Nano, "2006-01-02 15:04", "2006-01-02 15:04:05", "2006-01-02 3:04PM", "2006-01-02 3:04 PM", "2006-01-02T15:04", "2006-01-02T15:04:05"} {
+		if at, err := time.ParseInLocation(layout, strings.ToUpper(text), now.Location()); err == nil {
 			return notToCome(text, at, now)
 		}
 	}
-	word, clock, found := strings.Cut(text, " ")
-	if !found {
-		word, clock = "", text
-	}
-	for _, layout := range []string{"15:04", "15:04:05"} {
-		if of, err := time.Parse(layout, strings.TrimSpace(clock)); err == nil {
+	word, clock, _ := strings.Cut(text, " ")
+	for _, layout := range []string{"15:04", "15:04:05", "3:04PM", "3:04 PM"} {
+		if of, err := time.Parse(layout, strings.ToUpper(text)); err == nil {
+			return lately(text, "", of, now)
+		}
+		if of, err := time.Parse(layout, strings.ToUpper(strings.TrimSpace(clock))); err == nil {
 			return lately(text, strings.ToLower(word), of, now)
 		}
 	}
