@@ -33,6 +33,7 @@ var incidental = []struct {
 	{regexp.MustCompile(`xid +\| +epoch\s+-+\+-+\s+\d+ \| +\d+`), "TRANSACTION"}, // an epoch may look like a token
 	{regexp.MustCompile(`\b\d{16}\b`), "TOKEN"},
 	{regexp.MustCompile(`\d\d:\d\d:\d\d\.\d{3}`), "CLOCK"},
+	{regexp.MustCompile(`(\b\d\d [A-Z][a-z]{2} )?\b\d\d:\d\d:\d\d\b`), "SECOND"},
 	{regexp.MustCompile(`\b\d+(d(\d+h)?|h(\d+m)?|m(\d+s)?|(\.\d)?m?s)\b`), "TIME"},
 	{regexp.MustCompile(`(127\.0\.0\.1|10\.0\.0\.7|cache):\d+`), "ADDRESS"},
 	{regexp.MustCompile(`\w+( +ADDRESS +Client ClientRead)`), "USER$1"},
@@ -126,6 +127,9 @@ func (r *restaurant) typed(line string, lines int) string {
 		args = append(args, strings.Trim(word, "'"))
 	}
 	r.prepare(args[0])
+	if r.screen.width = 100; args[0] == "history" {
+		r.screen.width = 120
+	}
 	if args[0] == "watch" {
 		watching, seen := r.start(args...), ""
 		for range lines {

@@ -55,9 +55,10 @@ in your time zone. A seal enters too, so an entry may have written nothing.`,
 			return nil
 		}, func(ctx context.Context, s *servers) (report, error) {
 			now := time.Now().Add(s.ahead.postgres)
-			w := window{since: now.Add(-since), at: now, before: mostEvents, after: mostEvents} // a clock may be ahead
-			r := &history{Resource: a.argument, namespace: a.names.namespace, labels: map[string]string{},
+			r := &history{Resource: a.argument, namespace: a.names.namespace, since: now.Add(-since),
+				labels: map[string]string{}, renewals: map[int64]renewal{},
 				Events: []happening{}, Tables: []noting{}, Missing: []missing{}}
+			w := window{since: r.since, at: now, before: mostEvents, after: mostEvents} // a clock may be ahead
 			if at != "" {
 				then, err := moment(at, now)
 				if err != nil {
@@ -95,14 +96,15 @@ func (s *servers) tell(ctx context.Context, r *history, w window) (report, error
 // history is what happened to one resource.
 type history struct {
 	Resource  string      `json:"resource"`
-	At        *time.Time  `json:"at"`         // nil: the events since a time were asked for
-	Last      *happening  `json:"last_entry"` // up to At, or now; nil: none is known
-	Next      *happening  `json:"next_entry"` // after At; nil: none
-	Granted   *happening  `json:"last_grant"` // likewise, by the feed
-	Ended     *happening  `json:"its_end"`    // of that lease, up to At; nil: it is not known to have ended
-	Events    []happening `json:"events"`     // in order; those of the feed by the clock of Redis, the others by that of Postgres
-	More      bool        `json:"more"`       // there are earlier ones that were asked for
-	KeptSince *time.Time  `json:"kept_since"` // entries are known since then; nil: history is not kept
+	At        *time.Time  `json:"at"`           // nil: the events since a time were asked for
+	Last      *happening  `json:"last_entry"`   // up to At, or now; nil: none is known
+	Next      *happening  `json:"next_entry"`   // after At; nil: none
+	Granted   *happening  `json:"last_grant"`   // likewise, by the feed
+	Renewed   *renewal    `json:"last_renewal"` // of that lease, also after At: then it stood at At; nil: no grant is known
+	Ended     *happening  `json:"its_end"`      // of that lease, up to At; nil: it is not known to have ended
+	Events    []happening `json:"events"`       // in order; those of the feed by the clock of Redis, the others by that of Postgres
+	More      bool        `json:"more"`         // there are earlier ones that were asked for
+	KeptSince *time.Time  `json:"kept_since"`   // entries are known since then; nil: history is not kept
 	Period    string      `json:"kept_for"`
 	Tables    []noting    `json:"tables"`     // to which it may belong
 	FeedSince *time.Time  `json:"feed_since"` // leases and refusals are known since then; nil: no program publishes
@@ -111,6 +113,8 @@ type history struct {
 	Notes     []note      `json:"notes"`
 
 	labels                  map[string]string // of holders, by the first 8 characters of lease ids
+	renewals                map[int64]renewal // the last one of each token, by the feed
+	since                   time.Time         // what is shown begins, if there is no At
 	feedDenied              bool
 	unsearched              error
 	namespace               string
@@ -122,17 +126,27 @@ func (r *history) lacks(server string) bool {
 	return slices.ContainsFunc(r.Missing, func(m missing) bool { return m.Server == server })
 }
 
-// whenLayout is the form of a time of the past; the zone is in the first line.
+// whenLayout is the form of a time of the past; the zone is in the second line, AT or SINCE.
 const whenLayout = "Mon 2006-01-02 15:04:05"
 
 func (r *history) print(p page) {
 	facts := [][2]string{{"RESOURCE", visible(r.Resource)}}
 	if r.At != nil {
 		facts = append(facts, [2]string{"AT", r.At.Format(whenLayout + " -07:00")}, [2]string{"HOLDER", r.holder()}, [2]string{"FENCE", r.fence(p.ahead)})
+	} else {
+		facts = append(facts, [2]string{"SINCE", r.since.Local().Format(whenLayout + " -07:00")})
 	}
 	p.facts(facts...)
-	list(p, []string{"WHEN", "WHAT", "TOKEN", "BY"}, r.Events, func(h happening) []string {
-		return []string{h.At.Local().Format("02 Jan " + clock), h.what(), tokenText(h.Token), h.by()}
+	header, issued := []string{"WHEN", "WHAT", "TOKEN", "BY"}, p.width <= 0 || p.width >= roomForIssued
+	if issued {
+		header = slices.Insert(header, 3, "ISSUED")
+	}
+	list(p, header, r.Events, func(h happening) []string {
+		cells := []string{h.At.Local().Format("02 Jan " + clock), h.what(), tokenText(h.Token), h.by()}
+		if issued {
+			cells = slices.Insert(cells, 3, h.issued(p.ahead))
+		}
+		return cells
 	})
 	if r.More {
 		fmt.Fprintln(p.out, "\nThere are earlier ones; see --at.")
@@ -143,6 +157,22 @@ func (r *history) print(p page) {
 	}
 }
 
+// roomForIssued is the width of a screen that has room for the times at which tokens were issued.
+const roomForIssued = 110
+
+// issued says when the token was issued, with the date if that was on another day.
+func (h happening) issued(ahead clocks) string {
+	at := ahead.issuedAt(h.Token)
+	if at == nil {
+		return ""
+	}
+	const day, second = "02 Jan ", "15:04:05"
+	if at.Local().Format(day) == h.At.Local().Format(day) {
+		return at.Local().Format(second)
+	}
+	return at.Local().Format(day + second)
+}
+
 // holder says who held the lease, by the feed.
 func (r *history) holder() string {
 	g := r.Granted
@@ -151,6 +181,13 @@ func (r *history) holder() string {
 		return "not known"
 	case r.Ended != nil:
 		return fmt.Sprintf("nobody that is known: the lease of %s with token %d had ended at %s", visible(g.Label), g.Token, r.Ended.At.Local().Format(whenLayout))
+	}
+	if last := value(r.Renewed); last.TTLMS > 0 && last.At.Add(time.Duration(last.TTLMS)*time.Millisecond).Before(*r.At) {
+		how := "was renewed last"
+		if last.First {
+			how = "was granted, and not renewed,"
+		}
+		return fmt.Sprintf("nobody that is known: the lease of %s with token %d\n%s at %s, for %s", visible(g.Label), g.Token, how, last.At.Local().Format(whenLayout), millis(last.TTLMS))
 	}
 	return fmt.Sprintf("%s with token %d, granted %s", visible(g.Label), g.Token, g.At.Local().Format(whenLayout))
 }
@@ -209,7 +246,10 @@ func (h happening) what() string {
 	text := h.Kind
 	switch {
 	case h.Source == ofAudit:
-		return strings.TrimSpace(prefixed("", h.Kind, " ") + prefixed("", visible(h.Table), " ") + visible(h.Text))
+		if h.Table != "" {
+			return h.Kind + " " + visible(h.Table) + prefixed(": ", visible(h.Text), "")
+		}
+		return h.Kind + prefixed(" ", visible(h.Text), "")
 	case h.Rows > 0:
 		text = fmt.Sprintf("%s %d rows of %s", h.Kind, h.Rows, visible(h.Table))
 		if h.Rows == 1 {
@@ -254,7 +294,7 @@ func (r *history) conclude() []note {
 		add("feed_since", "Leases, refusals and the names of holders are known since %s, by the feed %s and the clock of Redis.", r.FeedSince.Local().Format(whenLayout), inNamespace(r.namespace))
 	}
 	if len(r.Elsewhere) > 0 {
-		add("known_elsewhere", "Redis knows it elsewhere too: %s. For those events give that --namespace.", described(r.Elsewhere))
+		add("known_elsewhere", "Redis knows it elsewhere too: %s. For those events give that --namespace and --hash-resources.", described(r.Elsewhere))
 	}
 	if r.unsearched != nil {
 		add("not_searched", "Whether it is in another namespace too was not found out: %s.", inWords(r.unsearched))
@@ -266,13 +306,21 @@ func (r *history) conclude() []note {
 	return notes
 }
 
+// table is one to which it may belong.
+func (r *history) table() string {
+	if len(r.Tables) == 0 {
+		return "TABLE"
+	}
+	return visible(r.Tables[0].Table)
+}
+
 func (r *history) reachOfPostgres(add adding) {
 	switch {
 	case r.lacks("postgres"):
 		add("postgres_away", "Postgres has not told its entries, writes and records, so they are not known.")
 		return
 	case r.KeptSince == nil:
-		add("history_off", "History is not kept, so of entries only the last one is known, by the ledger, and of writes only what the feed has. A row's last_fencing_token tells when the lease of its last write was issued. SELECT fencedb.keep_history('30 days') keeps history from then on.")
+		add("history_off", "History is not kept, so of entries only the last one is known, by the ledger, and of writes only what the feed has. When the lease of a row's last write was issued, its token tells: SELECT to_timestamp(last_fencing_token / 1e6) FROM %s WHERE ... SELECT fencedb.keep_history('30 days') keeps history from then on.", r.table())
 		return
 	}
 	add("history_since", "Entries are known since %s. History is kept for %s.", r.KeptSince.Local().Format(whenLayout), r.Period)

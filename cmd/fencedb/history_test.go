@@ -26,14 +26,15 @@ func TestTimesAsPeopleTypeThem(t *testing.T) {
 	for text, want := range map[string]string{
 		"Fri 20:14": "2026-11-27T20:14:00", "fri 20:15": "2026-11-20T20:15:00", "Friday 20:14:30": "2026-11-27T20:14:30", "FRI 20:14:31": "2026-11-20T20:14:31",
 		"Thu 00:00": "2026-11-26T00:00:00", "saturday 23:59": "2026-11-21T23:59:00",
-		"yesterday 20:14": "2026-11-26T20:14:00", "today 0:05": "2026-11-27T00:05:00", "20:14": "2026-11-27T20:14:00", "20:15": "2026-11-26T20:15:00", " 20:14:05.5 ": "2026-11-27T20:14:05.5",
+		"yesterday 20:14": "2026-11-26T20:14:00", "today 0:05": "2026-11-27T00:05:00", "20:14": "2026-11-27T20:14:00", "20:15": "2026-11-26T20:15:00",
+		"Friday 8:14 PM": "2026-11-27T20:14:00", "fri 8:15pm": "2026-11-20T20:15:00", "8:14 PM": "2026-11-27T20:14:00", "12:05AM": "2026-11-27T00:05:00", "2026-11-20 8:14 PM": "2026-11-20T20:14:00", " 20:14:05.5 ": "2026-11-27T20:14:05.5",
 		"2026-11-20 20:14": "2026-11-20T20:14:00", "2026-11-20T20:14:05": "2026-11-20T20:14:05", "2026-11-20T18:14:05Z": "2026-11-20T20:14:05",
 	} {
 		at, err := moment(text, now)
 		require.NoError(t, err, text)
 		require.Equal(t, want+"+02:00", at.Format(time.RFC3339Nano), text)
 	}
-	for _, text := range []string{"", "Fri", "25:00", "Fri 20", "some day 20:14", "2026-13-01 20:14", "Fri 20:14 UTC"} {
+	for _, text := range []string{"", "Fri", "25:00", "Fri 20", "some day 20:14", "2026-13-01 20:14", "Fri 20:14 UTC", "Fri 20:14 PM", "PM"} {
 		_, err := moment(text, now)
 		require.ErrorContains(t, err, "is no time", text)
 	}
@@ -115,6 +116,79 @@ func TestHistoryTellsTheWholeStory(t *testing.T) {
 	text := w.ok("history", "seat:1", "--at", at)
 	require.Contains(t, text, fmt.Sprintf("until token %d entered", second.Token()))
 	require.Contains(t, text, fmt.Sprintf("HOLDER    worker-7 with token %d", first.Token()))
+	issued := time.UnixMicro(first.Token()).Local()
+	require.Regexp(t, fmt.Sprintf(`(?m)insert 1 row of public.seats +%d +(\d\d [A-Z][a-z]{2} )?%s +worker-7`, first.Token(), issued.Format("15:04:05")), text)
+	text = w.ok("history", "seat:1")
+	require.Regexp(t, `^RESOURCE  seat:1\nSINCE     [A-Z][a-z]{2} \d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d\d:\d\d\n`, text)
+	w.screen.width = 100
+	require.NotContains(t, w.ok("history", "seat:1"), "ISSUED", "there is no room")
+}
+
+// A lease that is not renewed ends without an event when its process has gone.
+func TestHistoryCountsALeaseAsOverWhenItsLastRenewalHasRunOut(t *testing.T) {
+	t.Parallel()
+	began := time.Now().Add(-time.Hour)
+	for _, test := range []struct {
+		renewed []time.Duration // since the grant
+		at      time.Duration
+		holds   bool
+		says    string
+	}{
+		{nil, 9 * time.Second, true, "worker-7 with token 41, granted "},
+		{nil, 11 * time.Second, false, "nobody that is known: the lease of worker-7 with token 41 was granted, and not renewed, at "},
+		{[]time.Duration{4 * time.Second}, 13 * time.Second, true, "worker-7 with token 41, granted "},
+		{[]time.Duration{4 * time.Second}, 15 * time.Second, false, "nobody that is known: the lease of worker-7 with token 41 was renewed last at "},
+		{[]time.Duration{20 * time.Second}, 15 * time.Second, true, "worker-7 with token 41, granted "}, // what was published between is lost
+	} {
+		w := newWorld(t)
+		publish := func(after time.Duration, kind string) {
+			require.NoError(t, w.redis.XAdd(t.Context(), &redis.XAddArgs{
+				Stream: "fencedb:v1:shop:events", ID: fmt.Sprint(began.Add(after).UnixMilli()),
+				Values: []string{"event", fmt.Sprintf(`{"kind":%q,"resource":"seat:1","worker":"worker-7","token":41,"lease_id":"0f8fad5b","ttl_ms":10000}`, kind)},
+			}).Err())
+		}
+		publish(0, "granted")
+		for _, after := range test.renewed {
+			publish(after, "extended")
+		}
+		at := began.Add(test.at).UTC().Format(time.RFC3339Nano)
+
+		require.Contains(t, flowing(w.ok("history", "seat:1", "--at", at)), "HOLDER "+test.says, "%+v", test)
+		r := w.told("seat:1", "--at", at)
+		require.Equal(t, int64(10000), r.Renewed.TTLMS)
+		require.Equal(t, test.renewed == nil, r.Renewed.First)
+		require.Equal(t, test.holds, r.Renewed.At.Add(10*time.Second).After(*r.At))
+	}
+}
+
+// Who calls protect again is not who has switched the guard off.
+func TestHistoryDoesNotBlameWhoFoundAGuardSwitchedOff(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`ALTER TABLE seats DISABLE TRIGGER USER`)
+	w.exec(`SELECT fencedb.protect('seats', 'seat:{id}')`)
+
+	require.Equal(t, []string{
+		"protect public.seats", "unprotect public.seats: found, changed by hand or restored", "protect public.seats",
+	}, said(w.told("seat:1")))
+}
+
+// Where programs do not publish, the application stands for the holder's label.
+func TestHistoryNamesTheHolderByItsApplication(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(noteSeats)
+	config := w.pool.Config()
+	config.ConnConfig.RuntimeParams["application_name"] = "worker-9"
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	l := w.acquire("seat:1")
+	_, err = fencedb.Exec(t.Context(), pool, l, `INSERT INTO seats VALUES (1, 'Ann')`)
+	require.NoError(t, err)
+	require.NoError(t, l.Release(t.Context()))
+
+	require.Regexp(t, `insert 1 row of public.seats +\d+ +\d\d:\d\d:\d\d +worker-9 \(`, w.ok("history", "seat:1"))
 }
 
 // Each half, and what is not there, is said.
@@ -127,6 +201,8 @@ func TestHistorySaysWhatIsNotKnown(t *testing.T) {
 	require.Equal(t, []string{"enter: by the ledger"}, slices.DeleteFunc(said(r), func(s string) bool { return strings.HasPrefix(s, "protect") }))
 	require.Equal(t, label, r.Last.Label, "who holds now, Redis knows")
 	require.Equal(t, []string{"history_off", "feed_none"}, codes(r.Notes))
+	require.Contains(t, r.Notes[0].Text, "SELECT to_timestamp(last_fencing_token / 1e6) FROM seats WHERE ...")
+	w.exec(`SELECT to_timestamp(last_fencing_token / 1e6) FROM seats WHERE id = 1`)
 	require.Contains(t, w.ok("history", "seat:1", "--at", "2020-01-01 00:00"), "FENCE     not known")
 
 	w.exec(`SELECT fencedb.keep_history('30 days')`)
@@ -141,6 +217,7 @@ func TestHistorySaysWhatIsNotKnown(t *testing.T) {
 	require.Contains(t, codes(r.Notes), "known_elsewhere")
 	require.Len(t, r.Elsewhere, 1)
 	require.Contains(t, flowing(w.ok("history", "seat:1")), `in namespace "shop-2"`)
+	require.Contains(t, flowing(w.ok("history", "seat:1")), "give that --namespace and --hash-resources.")
 
 	for flag, server := range map[string]string{"--redis": "redis", "--postgres": "postgres"} {
 		got := w.run("--json", flag, map[string]string{"redis": noRedis, "postgres": noPostgres}[server], "history", "seat:1")

@@ -82,7 +82,7 @@ const (
 	done = `done AS NOT MATERIALIZED (
 		SELECT id, at, event AS kind, coalesce((details ->> 'token')::bigint, 0) AS token, coalesce((details ->> 'former_token')::bigint, 0) AS former, coalesce(details ->> 'lease_id', '') AS lease,
 			operator AS label, role::text AS role, '' AS application, '' AS client, coalesce(details ->> 'table', '') AS table_name, 0::bigint AS row_count,
-			CASE WHEN event = 'keep_history' THEN coalesce('for ' || (details ->> 'period'), 'not any more') WHEN event IN ('protect', 'observe', 'unprotect') THEN '' ELSE concat(reason, '; held by ' || nullif(details ->> 'former_holder', '')) END AS note, 'audit' AS source
+			CASE WHEN event = 'keep_history' THEN coalesce('for ' || (details ->> 'period'), 'not any more') WHEN event IN ('protect', 'observe', 'unprotect') THEN CASE WHEN starts_with(reason, 'found') THEN 'found, changed by hand or restored' ELSE '' END ELSE concat(reason, '; held by ' || nullif(details ->> 'former_holder', '')) END AS note, 'audit' AS source
 		FROM fencedb.audit
 		WHERE resource = $1 OR event = 'keep_history'
 			OR event IN ('protect', 'observe', 'unprotect') AND EXISTS (SELECT FROM jsonb_array_elements_text(details -> 'resource') t WHERE starts_with($1, split_part(t, '{', 1))))`
@@ -163,6 +163,10 @@ func (s *servers) readEvents(ctx context.Context, r *history, w window) error {
 		if e.Resource != r.Resource && e.Resource != digits {
 			return nil
 		}
+		if e.Kind == feed.Granted || e.Kind == feed.Extended {
+			r.renewals[e.Token] = renewal{e.At.UTC(), e.TTL.Milliseconds(), e.Kind == feed.Granted, e.Token}
+			r.labels[e.LeaseID] = e.Worker
+		}
 		switch e.Kind {
 		case feed.Granted, feed.Committed, feed.Released, feed.Lost, feed.Revoked, feed.Refused, feed.Failed:
 			r.labels[e.LeaseID] = e.Worker
@@ -231,6 +235,9 @@ func (r *history) arrange(w window) {
 				r.Ended = optional(*h, true)
 			}
 		}
+	}
+	if r.Granted != nil {
+		r.Renewed = optional(r.renewals[r.Granted.Token], true)
 	}
 	r.Events, r.More = w.cut(r.Events)
 }
