@@ -188,7 +188,7 @@ func TestHistoryNamesTheHolderByItsApplication(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, l.Release(t.Context()))
 
-	require.Regexp(t, `insert 1 row of public.seats +\d+ +\d\d:\d\d:\d\d +worker-9 \(`, w.ok("history", "seat:1"))
+	require.Regexp(t, `insert 1 row of public.seats +\d+ .*\d\d:\d\d:\d\d +worker-9 \(`, w.ok("history", "seat:1"))
 }
 
 // Each half, and what is not there, is said.
