@@ -55,9 +55,9 @@ func TestADetachedPartitionRefusesEveryWrite(t *testing.T) {
 	s.exec(`SELECT fencedb.unprotect('red'); DROP TRIGGER IF EXISTS "~fencedb_row" ON red; INSERT INTO red VALUES (2, 'red', 'zoe')`)
 }
 
-// Rows that are written by a statement that no guard sees, by the name of a partition that is younger
-// than its guard or of a parent that is not protected, look at the clock as well, also those of the
-// resource that was judged last.
+// Rows that are written by a statement that no guard sees look at the clock as well, also those of
+// the resource that was judged last. Such a statement names a partition that is younger than its
+// guard, or a parent that is not protected.
 func TestALeaseEndsWhereNoGuardSeesTheStatement(t *testing.T) {
 	t.Parallel()
 	const columns = `(id int NOT NULL, room text NOT NULL, n int, last_fencing_token bigint NOT NULL DEFAULT 0)`

@@ -61,7 +61,7 @@ func TestScaleOfLeasesThatAreRenewed(t *testing.T) {
 	}
 }
 
-// All waiters of a process are cancelled at once, as when it shuts down, each with a place in a queue
+// All waiters of a process are cancelled at once, as when it shuts down. Each has a place in a queue
 // of its own to give up.
 func TestScaleOfCancels(t *testing.T) {
 	r := testenv.OwnRedis(t)
