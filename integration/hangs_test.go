@@ -101,7 +101,8 @@ func TestADesksTransactionRightAfterAHandOverEndsWithItsContext(t *testing.T) {
 }
 
 // whenCalled runs the work of one that waits for the resource until its holder releases it.
-func whenCalled(t *testing.T, server *testenv.RedisServer, resource string, work func(waiter *lease.Issuer) error) error {
+func whenCalled(t *testing.T, server *testenv.RedisServer, resource string,
+	work func(waiter *lease.Issuer) error) error {
 	newIssuer := func() *lease.Issuer {
 		options := *server.Client().Options()
 		client := redis.NewClient(&options)

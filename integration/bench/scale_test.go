@@ -61,8 +61,8 @@ func TestScaleOfLeasesThatAreRenewed(t *testing.T) {
 	}
 }
 
-// All waiters of a process are cancelled at once, as when it shuts down. Each has a place in a queue
-// of its own to give up.
+// All waiters of a process are cancelled at once, as when it shuts down. Each gives up its place in
+// a queue of its own.
 func TestScaleOfCancels(t *testing.T) {
 	r := testenv.OwnRedis(t)
 	holder, err := lease.New(r.Client(), lease.Config{TTL: 10 * time.Minute})
