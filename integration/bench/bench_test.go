@@ -68,3 +68,10 @@ func TestTwoHoldersAtOnceAreSeen(t *testing.T) {
 	require.Equal(t, 1, r.overtaken, "who called at 0 was served after who called at 1")
 	require.Equal(t, []time.Duration{7, 1, 4}, r.waits, "the one that still waits counts")
 }
+
+func TestTheLongestWaitIsComparedWithFIFO(t *testing.T) {
+	r := result{waits: []time.Duration{100 * time.Millisecond, 150 * time.Millisecond}, perSecond: 500}
+	require.InDelta(t, 1.5, r.ofFIFO(50), 1e-9, "served in turn, 50 that take 2ms each wait for 100ms")
+	require.Contains(t, verdict(r.ofFIFO(50)), "1.50 of the FIFO ideal, bar 1.40, missed")
+	require.NotContains(t, verdict(1.4), "missed")
+}

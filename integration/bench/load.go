@@ -60,6 +60,13 @@ func measure(ctx context.Context, client *redis.Client, j job, during time.Durat
 	return r, nil
 }
 
+// ofFIFO is the longest wait as a multiple of what each would wait if all were served in turn: the
+// waiters, by the mean time from grant to grant. The median would leave out the stalls, which those
+// who are served in turn meet too.
+func (r result) ofFIFO(waiters int) float64 {
+	return quantile(r.waits, 1).Seconds() * r.perSecond / float64(waiters)
+}
+
 // judge looks at the turns that were granted, or waited for, in a span of time.
 func (r *result) judge(turns []turn, from, to int64) {
 	for n, t := range turns {
@@ -324,7 +331,7 @@ func wait(ctx context.Context, lock acquire, resource string, work time.Duration
 		time.Sleep(work)
 		t.Released = time.Now().UnixNano()
 		turns = append(turns, t)
-		if err := release(); err != nil {
+		if err := release(); err != nil && ctx.Err() == nil { // at the end nobody waits for it
 			return nil, err
 		}
 	}

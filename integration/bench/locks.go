@@ -27,7 +27,7 @@ type acquire func(ctx context.Context, resource string) (release func() error, e
 // cannot wait.
 const (
 	ours  = "fencedb/lease"
-	noEnd = ", no cancel" // acquires with a context that cannot end, so the goroutine of the caller sends
+	noEnd = ", no cancel" // with a context that cannot end, so the goroutine of the caller sends
 	setNX = "SET NX and DEL"
 )
 
@@ -61,7 +61,7 @@ func openLease(as func(context.Context) context.Context) func(addr string) (acqu
 		issuer, err := lease.New(client, lease.Config{TTL: ttl})
 		return func(ctx context.Context, resource string) (func() error, error) {
 			l, err := issuer.Acquire(as(ctx), resource)
-			return func() error { return l.Release(context.Background()) }, err
+			return func() error { return l.Release(as(ctx)) }, err // which a caller that can be cancelled has too
 		}, err
 	}
 }

@@ -116,15 +116,16 @@ func (b *bench) job(lock string, waiters int) job {
 
 // growth shows what more waiters cost.
 func (b *bench) growth(ctx context.Context) error {
-	rows := []string{"waiters\thand-overs/s\tcommands\treads\tmedian gap\tp99 gap\tPING\tgap in PINGs\tlongest wait"}
+	rows := []string{"waiters\thand-overs/s\tcommands\treads\tmedian gap\tp99 gap\tPING\tgap in PINGs\tlongest wait\tof FIFO"}
 	for _, waiters := range []int{5, 50, 500} {
 		r, err := measure(ctx, b.client, b.job(ours, waiters), b.during)
 		if err != nil {
 			return err
 		}
 		gap, ping := quantile(r.gaps, 0.5), quantile(r.pings, 0.5)
-		rows = append(rows, fmt.Sprintf("%d\t%.0f\t%.1f\t%.2f\t%s\t%s\t%s\t%.1f\t%s", waiters, r.perSecond, r.commands, r.reads,
-			micro(gap), micro(quantile(r.gaps, 0.99)), micro(ping), float64(gap)/float64(ping), milli(quantile(r.waits, 1))))
+		rows = append(rows, fmt.Sprintf("%d\t%.0f\t%.1f\t%.2f\t%s\t%s\t%s\t%.1f\t%s\t%.2f", waiters, r.perSecond, r.commands, r.reads,
+			micro(gap), micro(quantile(r.gaps, 0.99)), micro(ping), float64(gap)/float64(ping), milli(quantile(r.waits, 1)),
+			r.ofFIFO(waiters)))
 	}
 	fmt.Fprintf(b.out, "%s as waiters grow; commands and reads for each hand-over\n", ours)
 	err := table(b.out, rows...)
@@ -135,6 +136,17 @@ func (b *bench) growth(ctx context.Context) error {
 // waiters of each library that is compared, in all processes together.
 const waiters = 50
 
+// fairness is the bar for the longest wait of ours, as a multiple of the FIFO ideal.
+const fairness = 1.40
+
+func verdict(longest float64) string {
+	missed := ""
+	if longest > fairness {
+		missed = ", missed"
+	}
+	return fmt.Sprintf("%s: the longest wait is %.2f of the FIFO ideal, bar %.2f%s", ours, longest, fairness, missed)
+}
+
 // compare runs the libraries beside each other.
 func (b *bench) compare(ctx context.Context) error {
 	results, err := inTurns(b.rounds, contenders, func(c contender) (result, error) {
@@ -143,15 +155,16 @@ func (b *bench) compare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	rows := []string{"\thand-overs/s\tmedian gap\tp99 gap\tmedian wait\tlongest wait\tmost overtaken\tcommands\treads"}
+	rows := []string{"\thand-overs/s\tmedian gap\tp99 gap\tmedian wait\tlongest wait\tof FIFO\tmost overtaken\tcommands\treads"}
 	for n, c := range contenders {
 		rounds := results[n]
-		rows = append(rows, fmt.Sprintf("%s\t%.0f\t%s\t%s\t%s\t%s\t%d\t%.1f\t%.2f", c.name,
+		rows = append(rows, fmt.Sprintf("%s\t%.0f\t%s\t%s\t%s\t%s\t%.2f\t%d\t%.1f\t%.2f", c.name,
 			over(rounds, 0.5, func(r result) float64 { return r.perSecond }),
 			micro(over(rounds, 0.5, func(r result) time.Duration { return quantile(r.gaps, 0.5) })),
 			micro(over(rounds, 0.5, func(r result) time.Duration { return quantile(r.gaps, 0.99) })),
 			milli(over(rounds, 0.5, func(r result) time.Duration { return quantile(r.waits, 0.5) })),
 			milli(over(rounds, 1, func(r result) time.Duration { return quantile(r.waits, 1) })),
+			over(rounds, 1, func(r result) float64 { return r.ofFIFO(waiters) }),
 			over(rounds, 0.5, func(r result) int { return r.overtaken }),
 			over(rounds, 0.5, func(r result) float64 { return r.commands }),
 			over(rounds, 0.5, func(r result) float64 { return r.reads })))
@@ -161,6 +174,8 @@ func (b *bench) compare(ctx context.Context) error {
 	if err := table(b.out, rows...); err != nil {
 		return err
 	}
+	longest := over(results[0], 1, func(r result) float64 { return r.ofFIFO(waiters) })
+	fmt.Fprintf(b.out, "  %s\n", verdict(longest))
 	for _, c := range contenders[1:] {
 		fmt.Fprintf(b.out, "  %s: %s\n", c.name, c.not)
 	}
