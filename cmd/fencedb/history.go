@@ -107,7 +107,7 @@ type history struct {
 	KeptSince *time.Time  `json:"kept_since"`   // entries are known since then; nil: history is not kept
 	Period    string      `json:"kept_for"`
 	Tables    []noting    `json:"tables"`     // to which it may belong
-	FeedSince *time.Time  `json:"feed_since"` // leases and refusals are known since then; nil: no program publishes
+	FeedSince *time.Time  `json:"feed_since"` // leases and refusals are known since then; nil: there are no events
 	Elsewhere []place     `json:"elsewhere"`  // as inspect has it
 	Missing   []missing   `json:"missing"`    // servers that have not told their half
 	Notes     []note      `json:"notes"`
@@ -116,6 +116,7 @@ type history struct {
 	renewals                map[int64]renewal // the last one of each token, by the feed
 	since                   time.Time         // what is shown begins, if there is no At
 	feedDenied              bool
+	feedReplaced            bool // its key is not a stream
 	unsearched              error
 	namespace               string
 	postgresTime, redisTime time.Time
@@ -288,8 +289,10 @@ func (r *history) conclude() []note {
 		add("redis_away", "Redis has not told its events, so leases, refusals and the names of holders are not known.")
 	case r.feedDenied:
 		add("feed_denied", "Leases and refusals are not known: Redis does not let this user read the feed of events.")
+	case r.feedReplaced:
+		add("feed_unreadable", "Leases and refusals are not known: "+feedReplaced, inNamespace(r.namespace))
 	case r.FeedSince == nil:
-		add("feed_none", "Leases and refusals are not known: no program publishes events %s; see fencedb watch.", inNamespace(r.namespace))
+		add("feed_none", "Leases and refusals are not known: Redis has no events %s. Either no program publishes any (see fencedb watch), or Redis did not take or has lost them.", inNamespace(r.namespace))
 	default:
 		add("feed_since", "Leases, refusals and the names of holders are known since %s, by the feed %s and the clock of Redis.", r.FeedSince.Local().Format(whenLayout), inNamespace(r.namespace))
 	}

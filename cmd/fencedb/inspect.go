@@ -41,6 +41,7 @@ fencedb leases shows who has its permits.
 				return nil, err
 			}
 			found.Refusals, found.proven = told.refusals, max(found.proven, told.proven)
+			found.feedReplaced = told.replaced
 			if h := found.Holder; h != nil && told.renewal.token == h.Token {
 				found.Renewal = &told.renewal
 			}
@@ -68,8 +69,9 @@ type inspection struct {
 	heldFor         time.Duration // by the holder; 0: its token does not tell
 	Fence           *fence        `json:"fence"` // in Postgres
 	Transactions    []transaction `json:"transactions"`
-	Refusals        []refused     `json:"refusals"`  // newest first; nil: no program publishes events
-	Elsewhere       []place       `json:"elsewhere"` // nil: not found out, for the reason unsearched
+	Refusals        []refused     `json:"refusals"` // newest first; nil: no program publishes events
+	feedReplaced    bool
+	Elsewhere       []place `json:"elsewhere"` // nil: not found out, for the reason unsearched
 	unsearched      error
 	namespace       string
 	Missing         []missing `json:"missing"` // servers that have not told their half
@@ -286,6 +288,9 @@ func (r *inspection) conclude() []note {
 	}
 	if r.whoCanWrite(add) {
 		r.whatRedisKnows(add)
+	}
+	if r.feedReplaced {
+		add("feed_unreadable", "Renewals and refusals are not known: "+feedReplaced, inNamespace(r.namespace))
 	}
 	return notes
 }

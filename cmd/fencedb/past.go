@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/observe/feed"
 )
 
@@ -181,6 +183,9 @@ func (s *servers) readEvents(ctx context.Context, r *history, w window) error {
 		r.feedDenied = true
 		return nil
 	}
+	if r.feedReplaced = redis.HasErrorPrefix(err, "WRONGTYPE"); r.feedReplaced {
+		return nil
+	}
 	return err
 }
 
@@ -190,7 +195,7 @@ func (s *servers) readRedis(ctx context.Context, r *history, w window) error {
 		return fmt.Errorf("redis: the feed: %w", err)
 	}
 	known, err := s.issuer.Inspect(ctx, r.Resource)
-	if err != nil {
+	if err != nil && !errors.Is(err, lease.ErrCorrupt) { // that is no matter of the past
 		return err
 	}
 	if known.Holder != uuid.Nil {

@@ -15,7 +15,10 @@ type story struct {
 	refusals []refused // newest first; nil if no program publishes, or if permission to read was denied
 	proven   int64     // the highest token of the last day that is known to have entered, or to be a revocation's
 	renewal  renewal   // of the last lease
+	replaced bool      // the key of the feed is not a stream
 }
+
+const feedReplaced = "the key of the feed of events %s is not a stream. See docs/runbook/redis.md, events are missing."
 
 // refused is a write with a stale token.
 type refused struct {
@@ -64,8 +67,8 @@ func (s *servers) readFeed(ctx context.Context, resource string) (told story, er
 		}
 		return nil
 	}, feed.Namespace(s.names.namespace))
-	if redis.IsPermissionError(err) {
-		return story{}, nil
+	if replaced := redis.HasErrorPrefix(err, "WRONGTYPE"); replaced || redis.IsPermissionError(err) {
+		return story{replaced: replaced}, nil
 	}
 	slices.Reverse(told.refusals)
 	return told, err
