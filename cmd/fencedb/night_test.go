@@ -36,8 +36,10 @@ type night struct {
 	*world
 	section          string
 	fail, miss, well func()
-	ends             func() // what is true when somebody looks
-	quiet            bool   // nothing of the type goes well beside the incident
+	ends             func()                   // what is true when somebody looks
+	quiet            bool                     // nothing of the type goes well beside the incident
+	begins           int                      // in which minute
+	named            func(line string) string // a line of the runbook with the names and numbers of here
 	db               fencedb.DB
 	metrics          *prom.Metrics
 	registry         *promclient.Registry
@@ -56,8 +58,9 @@ func newNight(t *testing.T) *night {
 	t.Helper()
 	n := &night{
 		world: sound(t), registry: promclient.NewRegistry(),
-		samples: map[string][]string{}, gauges: map[string]gauge{},
+		samples: map[string][]string{}, gauges: map[string]gauge{}, begins: 1,
 	}
+	n.named = strings.NewReplacer("{table:12}", "{"+n.namespace+"/table:12}", "fencedb:v1:events", "fencedb:v1:"+n.namespace+":events").Replace // as the page says
 	n.events = feed.New(n.redis, feed.Namespace(n.namespace), feed.Worker("worker-7"))
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
@@ -67,7 +70,8 @@ func newNight(t *testing.T) *night {
 	n.metrics = prom.New(prom.Config{Dropped: n.events.Dropped})
 	n.registry.MustRegister(n.metrics, newSQLExporter(n.world))
 	n.issuer = n.lease(lease.Config{TTL: time.Minute})
-	n.db = fencedb.With(n.pool, fencedb.Trace(n.metrics))
+	n.db = fencedb.With(n.pool, fencedb.Trace(n.metrics, n.events))
+	n.exec(`SELECT fencedb.keep_history('30 days')`)
 	n.fail, n.miss, n.well = func() {}, func() {}, func() {}
 	return n
 }
@@ -211,12 +215,23 @@ func (n *night) minuteOf(t time.Time) float64 {
 	return float64(i) + float64(t.Sub(n.at[i-1]))/float64(n.at[i].Sub(n.at[i-1]))
 }
 
-// judge asks the shipped rules what they make of the night.
+// promised is how many minutes the runbook gives an alert to come.
+func (n *night) promised(alert string) int {
+	n.Helper()
+	row := regexp.MustCompile("\\| `" + alert + "` \\| (\\d+) min \\|").FindStringSubmatch(runbook(n.T))
+	require.NotNil(n, row, alert)
+	minutes, err := strconv.Atoi(row[1])
+	require.NoError(n, err)
+	return minutes
+}
+
+// judge asks the shipped rules what they make of the night. Each alert is there when the runbook
+// says so, counted from the minute in which the incident begins.
 func (n *night) judge(alerts []string) {
 	n.Helper()
 	rules, err := filepath.Abs("../../observe/dashboards/rules.yml")
 	require.NoError(n, err)
-	text := "rule_files: [" + rules + "]\nevaluation_interval: 1m\ntests:\n  - interval: 1m\n    input_series:\n"
+	text := "rule_files: [" + rules + "]\nevaluation_interval: 1m\ngroup_eval_order: [fencedb-rates, fencedb-leases, fencedb-fences]\ntests:\n  - interval: 1m\n    input_series:\n"
 	for series, values := range n.samples {
 		text += fmt.Sprintf("      - {series: '%s', values: '%s'}\n", series, strings.Join(values, " "))
 	}
@@ -226,6 +241,9 @@ func (n *night) judge(alerts []string) {
 		for _, name := range alerts {
 			text += fmt.Sprintf("          - {labels: '{alertname=%q}', value: 1}\n", name)
 		}
+	}
+	for _, name := range alerts {
+		asked(fmt.Sprintf(`max by (alertname) (ALERTS{alertname=%q, alertstate="firing", resource_type=~"table|"})`, name), n.begins-1+n.promised(name), name)
 	}
 	asked(`max by (alertname) (ALERTS{alertstate="firing", resource_type=~"table|"})`, lasts-1, alerts...)
 	asked(`max by (alertname) (ALERTS{alertstate="firing", resource_type=~"table|"})`, 2*lasts-1)
@@ -288,14 +306,13 @@ func (n *night) typed(line string) string {
 		return got.errOut + got.out
 	case "redis-cli":
 		var args []any
-		named := strings.NewReplacer("{table:12}", "{"+n.namespace+"/table:12}", "fencedb:v1:events", "fencedb:v1:"+n.namespace+":events") // as the page says
 		for _, word := range words[3:] {
-			args = append(args, named.Replace(word))
+			args = append(args, n.named(word))
 		}
 		answer, err := n.redis.Do(n.Context(), args...).Result()
 		return fmt.Sprintln(answer, err)
 	case "psql":
-		return n.queried(words[len(words)-1])
+		return n.queried(n.named(words[len(words)-1]))
 	}
 	return n.queried(line)
 }
@@ -315,45 +332,6 @@ func (n *night) queried(sql string) (out string) {
 	}
 	require.NoError(n, rows.Err(), sql)
 	return out
-}
-
-// read requires that what inspect says of table 12 is true, as far as its servers answer it.
-func (n *night) read() {
-	n.Helper()
-	var found inspection
-	n.decode("inspect", &found, n.run("--json", "inspect", "table:12").out)
-	key := "lease:v1:{" + n.namespace + "/table:12}:"
-	number := func(text string) (token int64) { token, _ = strconv.ParseInt(text, 10, 64); return token }
-	var holder, last, fence int64
-	if found.lacks("redis") == "" {
-		_, owner, _ := strings.Cut(n.redis.Get(n.Context(), key+"owner").Val(), ":")
-		token, _, _ := strings.Cut(owner, ":")
-		holder, last = number(token), number(n.redis.Get(n.Context(), key+"fence").Val())
-		require.Equal(n, []int64{holder, last}, []int64{value(found.Holder).Token, value(found.LastToken)})
-	}
-	if found.lacks("postgres") == "" {
-		fence = number(n.one(`SELECT coalesce(max(last_fencing_token), 0) FROM fencedb.fences WHERE resource = 'table:12'`))
-		require.Equal(n, fence, value(found.Fence).Token)
-	}
-	now := n.redis.Time(n.Context()).Val().UnixMicro()
-	for _, said := range found.Notes {
-		so, known := map[string]bool{
-			"redis_away":           found.lacks("redis") != "",
-			"current":              holder > 0 && holder == fence,
-			"stale_holder":         holder > 0 && holder < fence,
-			"not_entered":          holder > fence,
-			"old_holder_may_write": holder == 0,
-			"revoked_and_sealed":   holder == 0 && last == fence,
-			"redis_behind":         max(last, now) < fence,
-			"seal_missing":         last > fence,
-			"unknown_to_redis":     last == 0,
-			"kept_without_lease":   holder == 0 && len(found.Transactions) > 0,
-			"held_elsewhere":       len(rivals(found.Elsewhere)) > 0,
-			"known_elsewhere":      len(found.Elsewhere) > 0 && last == 0,
-			"revoked":              n.redis.Exists(n.Context(), key+"ended").Val() == 1,
-		}[said.Code]
-		require.True(n, known && so, "%s: %s", said.Code, said.Text)
-	}
 }
 
 // sqlExporter tells what the shipped collector asks Postgres, as sql_exporter does.

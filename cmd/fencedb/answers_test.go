@@ -1,0 +1,173 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/observe/feed"
+)
+
+// read requires that what inspect says of table 12 is true, as far as its servers answer it.
+func (n *night) read() {
+	n.Helper()
+	var found inspection
+	n.decode("inspect", &found, n.run("--json", "inspect", "table:12").out)
+	key := "lease:v1:{" + n.namespace + "/table:12}:"
+	holder, last, fence := n.holds(), int64(0), int64(0)
+	if found.lacks("redis") == "" {
+		last = number(n.redis.Get(n.Context(), key+"fence").Val())
+		require.Equal(n, []int64{holder, last}, []int64{value(found.Holder).Token, value(found.LastToken)})
+	}
+	if found.lacks("postgres") == "" {
+		fence = number(n.one(`SELECT coalesce(max(last_fencing_token), 0) FROM fencedb.fences WHERE resource = 'table:12'`))
+		require.Equal(n, fence, value(found.Fence).Token)
+		var keep string
+		for _, t := range found.Transactions {
+			keep += fmt.Sprintln(t.PID, t.Application)
+		}
+		require.Equal(n, n.queried(`SELECT pid, application FROM fencedb.blockers(ARRAY['table:12']) ORDER BY open_ms DESC`), keep)
+	}
+	now := n.redis.Time(n.Context()).Val().UnixMicro()
+	for _, said := range found.Notes {
+		so, known := map[string]bool{
+			"redis_away":           found.lacks("redis") != "" && (n.redis.Ping(n.Context()).Err() != nil || n.redis.Get(n.Context(), key+"owner").Val() == "by hand"),
+			"current":              holder > 0 && holder == fence,
+			"stale_holder":         holder > 0 && holder < fence,
+			"not_entered":          holder > fence,
+			"old_holder_may_write": holder == 0,
+			"revoked_and_sealed":   holder == 0 && last == fence,
+			"redis_behind":         max(last, now) < fence,
+			"seal_missing":         last > fence,
+			"unknown_to_redis":     last == 0,
+			"kept_without_lease":   holder == 0 && len(found.Transactions) > 0,
+			"held_elsewhere":       len(rivals(found.Elsewhere)) > 0,
+			"known_elsewhere":      len(found.Elsewhere) > 0 && last == 0,
+			"revoked":              n.redis.Exists(n.Context(), key+"ended").Val() == 1,
+			"feed_unreadable":      n.redis.Type(n.Context(), "fencedb:v1:"+n.namespace+":events").Val() != "stream",
+		}[said.Code]
+		require.True(n, known && so, "%s: %s", said.Code, said.Text)
+	}
+}
+
+func number(text string) (token int64) {
+	token, _ = strconv.ParseInt(text, 10, 64)
+	return token
+}
+
+// holds is the token of who holds table 12, by Redis; 0: nobody, or it cannot be read.
+func (n *night) holds() int64 {
+	_, owner, _ := strings.Cut(n.redis.Get(n.Context(), "lease:v1:{"+n.namespace+"/table:12}:owner").Val(), ":")
+	token, _, _ := strings.Cut(owner, ":")
+	return number(token)
+}
+
+// examined are the codes of what doctor finds, but for the role of the drill itself.
+func (n *night) examined() (codes []string) {
+	n.Helper()
+	var d diagnosis
+	n.decode("doctor", &d, n.run("--json", "doctor").out)
+	for _, f := range d.Findings {
+		if f.Code != "superuser_writer" {
+			codes = append(codes, f.Code)
+		}
+	}
+	return codes
+}
+
+// published is what the feed has, and what of it is about table 12.
+func (n *night) published() (all, ours []feed.Event) {
+	n.Helper()
+	_ = feed.Replay(n.Context(), n.redis, "0", func(e feed.Event) error {
+		all = append(all, e)
+		if e.Resource == "table:12" && e.Kind != feed.Held && e.Kind != feed.Extended {
+			ours = append(ours, e)
+		}
+		return nil
+	}, feed.Namespace(n.namespace)) // it may be away
+	return all, ours
+}
+
+// recall requires that what history says of table 12 is true: each event in its order, up to where
+// it reaches, who holds, and what has entered.
+func (n *night) recall() {
+	n.Helper()
+	var told history
+	all, events := n.published()
+	for settled := false; !settled; { // events come a moment later
+		told = history{}
+		n.decode("history", &told, n.run("--json", "history", "table:12").out)
+		before := len(all)
+		all, events = n.published()
+		settled = len(all) == before
+	}
+	has := map[string]string{
+		ofHistory: n.queried(`SELECT event, coalesce(token, 0), coalesce(former_token, 0) FROM fencedb.history WHERE resource = 'table:12' ORDER BY at, id`),
+		ofAudit: n.queried(`SELECT event, coalesce((details ->> 'token')::bigint, 0), coalesce((details ->> 'former_token')::bigint, 0) FROM fencedb.audit
+			WHERE resource = 'table:12' OR event = 'keep_history' OR details ->> 'resource' LIKE '%table:{%' ORDER BY at, id`),
+	}
+	granted := map[int64]bool{}
+	for _, e := range events {
+		has[ofFeed] += fmt.Sprintln(e.Kind, e.Token, e.Stored)
+		granted[e.Token] = granted[e.Token] || e.Kind == feed.Granted
+	}
+	for _, source := range []string{ofHistory, ofLedger, ofAudit, ofFeed} {
+		shown := ""
+		for _, h := range told.Events {
+			if h.Source == source {
+				shown += fmt.Sprintln(h.Kind, h.Token, h.Former)
+			}
+		}
+		if !told.More {
+			require.Equal(n, has[source], shown, source)
+		}
+		require.True(n, strings.HasSuffix(has[source], shown), "%s: %s", source, shown)
+	}
+
+	holder, fence := n.holds(), number(n.one(`SELECT coalesce(max(last_fencing_token), 0) FROM fencedb.fences WHERE resource = 'table:12'`))
+	require.Equal(n, fence, value(told.Last).Token)
+	if !told.lacks("redis") {
+		require.Equal(n, granted[holder], told.Granted != nil && told.Ended == nil, "who holds: %v, %v", told.Granted, told.Ended)
+		require.True(n, !granted[holder] || told.Granted.Token == holder)
+	}
+	n.recalled(told, all)
+	text := n.run("history", "table:12", "--at", n.one(`SELECT to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')`)).out
+	who, entered := `(nobody that is known|not known)`, `no token had entered`
+	if granted[holder] && !told.lacks("redis") {
+		who = fmt.Sprintf(`\S+ with token %d,`, holder)
+	}
+	if fence > 0 {
+		entered = fmt.Sprintf(`token %d\b`, fence)
+	}
+	require.Regexp(n, `(?m)^HOLDER +`+who, text)
+	require.Regexp(n, `(?m)^FENCE +`+entered, text)
+}
+
+// recalled requires that the notes of a history are true.
+func (n *night) recalled(told history, all []feed.Event) {
+	n.Helper()
+	feedSince := time.Time{}
+	if len(all) > 0 {
+		feedSince = all[0].At
+	}
+	is := func(sql string) bool { return n.one("SELECT "+sql) == "true" }
+	kept := `SELECT FROM fencedb.protected_tables WHERE resource::text LIKE '%table:{%'`
+	apart := time.Until(n.redis.Time(n.Context()).Val()).Abs() // the clock of Postgres is that of here
+	for _, said := range told.Notes {
+		so, known := map[string]bool{
+			"history_since":    told.Period == "30 days" && is(fmt.Sprintf(`since = '%s' FROM fencedb.history_kept`, value(told.KeptSince).Format(time.RFC3339Nano))),
+			"writes_not_kept":  is(`EXISTS (` + kept + ` AND history_since IS NULL)`),
+			"no_table":         is(`NOT EXISTS (` + kept + `)`),
+			"feed_since":       value(told.FeedSince).Equal(feedSince),
+			"feed_none":        len(all) == 0 && n.redis.Exists(n.Context(), "fencedb:v1:"+n.namespace+":events").Val() == 0,
+			"feed_unreadable":  n.redis.Type(n.Context(), "fencedb:v1:"+n.namespace+":events").Val() != "stream",
+			"known_elsewhere":  n.redis.Exists(n.Context(), "lease:v1:{shopp/table:12}:fence").Val() == 1,
+			"clock_difference": apart > time.Second,
+			"redis_away":       n.redis.Ping(n.Context()).Err() != nil,
+		}[said.Code]
+		require.True(n, known && so, "%s: %s", said.Code, said.Text)
+	}
+}
