@@ -504,7 +504,7 @@ func TestAConnectionThatIsLostLateIsNotATransactionThatLastedTooLong(t *testing.
 	} {
 		w := newWorld(t)
 		pool, proxy := w.behindProxy()
-		g := renewed{grant("table:12", 41), 2 * time.Second} // until then the proxy has to cut, on a busy machine too
+		g := renewed{grant("table:12", 41), 5 * time.Second} // until then the proxy has to cut, on a busy machine too
 
 		err := write(pool, g, func(pid int) {
 			proxy.OnServer(func(pgproto3.BackendMessage) faulty.Fate { return faulty.Cut })

@@ -161,18 +161,21 @@ func TestAnAcquisitionWithinATransactionNamesThePool(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
+			config := w.pool.Config().Copy()
+			config.MaxConns = 1
+			pool, err := pgxpool.NewWithConfig(t.Context(), config)
+			require.NoError(t, err)
+			t.Cleanup(pool.Close)
+			w.pool = pool
+			outer, err := lease.New(w.redis, w.config)
+			require.NoError(t, err)
 			w.config.TTL = 2 * time.Second // so long one waits to seal
 			issuer, err := lease.New(w.redis, w.config)
 			require.NoError(t, err)
-			config := w.pool.Config().Copy()
-			config.MaxConns = 1
-			w.pool, err = pgxpool.NewWithConfig(t.Context(), config)
-			require.NoError(t, err)
-			t.Cleanup(w.pool.Close)
 			desk := guard.New(issuer, w.pool)
 
 			var within error
-			_ = desk.Do(t.Context(), "table:13:bill", func(ctx context.Context, h *guard.Holder) error {
+			err = guard.New(outer, w.pool).Do(t.Context(), "table:13:bill", func(ctx context.Context, h *guard.Holder) error {
 				return h.Tx(ctx, func(tx pgx.Tx) error {
 					_, err := tx.Exec(ctx, `SELECT`)
 					ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // so long one waits to write
@@ -182,6 +185,7 @@ func TestAnAcquisitionWithinATransactionNamesThePool(t *testing.T) {
 				})
 			})
 
+			require.NoError(t, err)
 			require.ErrorContains(t, within, "1 of 1 connections of the pool are in use; acquire leases before you open a transaction")
 			require.False(t, lease.IsLost(within), "%v", within)
 		})
