@@ -71,6 +71,9 @@ func TestHistoryTellsTheWholeStory(t *testing.T) {
 	issuer, write, flush := w.publishing()
 	first, err := issuer.TryAcquire(t.Context(), "seat:1")
 	require.NoError(t, err)
+	require.Eventually(t, func() bool { // an event is of the time when it is published
+		return w.redis.XLen(t.Context(), "fencedb:v1:shop:events").Val() > 0
+	}, time.Minute, time.Millisecond)
 	require.NoError(t, write(first))
 	require.NoError(t, w.redis.Del(t.Context(), "lease:v1:{shop/seat:1}:owner").Err())
 	second, err := issuer.TryAcquire(t.Context(), "seat:1")
