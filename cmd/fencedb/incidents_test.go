@@ -194,7 +194,7 @@ var incidents = map[string]incident{
 			}
 			n.ends = func() { n.enter("table:12", n.ahead(48*time.Hour)) } // and once more, while somebody looks
 		},
-		finds:  []string{"redis_behind"},
+		finds:  []string{"redis_behind", "tokens_ahead"},
 		leaves: []string{"tokens_ahead"},
 		names:  `redis_behind`,
 		repair: func(n *night) string { return n.typed(n.command("fencedb revoke")) },
