@@ -504,11 +504,19 @@ func TestAConnectionThatIsLostLateIsNotATransactionThatLastedTooLong(t *testing.
 	} {
 		w := newWorld(t)
 		pool, proxy := w.behindProxy()
-		g := renewed{grant("table:12", 41), 5 * time.Second} // until then the proxy has to cut, on a busy machine too
+		g := renewed{grant("table:12", 41), 2 * time.Second} // until then the proxy has to cut, on a busy machine too
 
 		err := write(pool, g, func(pid int) {
-			proxy.OnServer(func(pgproto3.BackendMessage) faulty.Fate { return faulty.Cut })
+			cut := make(chan struct{})
+			once := sync.OnceFunc(func() { close(cut) })
+			proxy.OnServer(func(msg pgproto3.BackendMessage) faulty.Fate {
+				if _, last := msg.(*pgproto3.ErrorResponse); last {
+					once()
+				}
+				return faulty.Cut
+			})
 			awaitEnd(w, uint32(pid))
+			<-cut // it may be read after the session has gone
 			proxy.OnServer(nil)
 		})
 
