@@ -105,7 +105,7 @@ func (n *night) recall() {
 		settled = len(all) == before
 	}
 	has := map[string]string{
-		ofHistory: n.queried(`SELECT event, coalesce(token, 0), coalesce(former_token, 0) FROM fencedb.history WHERE resource = 'table:12' ORDER BY at, id`),
+		ofHistory: n.queried(`SELECT lower(event), coalesce(token, 0), coalesce(former_token, 0) FROM fencedb.history WHERE resource = 'table:12' ORDER BY at`),
 		ofAudit: n.queried(`SELECT event, coalesce((details ->> 'token')::bigint, 0), coalesce((details ->> 'former_token')::bigint, 0) FROM fencedb.audit
 			WHERE resource = 'table:12' OR event = 'keep_history' OR details ->> 'resource' LIKE '%table:{%' ORDER BY at, id`),
 	}

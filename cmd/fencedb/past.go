@@ -72,10 +72,15 @@ func (w window) cut(events []happening) (shown []happening, more bool) {
 // done is what the audit has, also of tables to which the resource may belong.
 const (
 	sealed = `(SELECT '` + sealText + `' FROM fencedb.audit a WHERE a.resource = $1 AND a.event = 'revoke' AND a.details ->> 'lease_id' = lease_id::text LIMIT 1)`
-	past   = `past AS NOT MATERIALIZED (
-		SELECT id, at, event AS kind, coalesce(token, 0) AS token, coalesce(former_token, 0) AS former, coalesce(lease_id::text, '') AS lease, '' AS label, role::text AS role,
-			application, coalesce(host(client), '') AS client, coalesce(table_name, '') AS table_name, coalesce(row_count, 0) AS row_count, coalesce(` + sealed + `, '') AS note, 'history' AS source
-		FROM fencedb.history WHERE resource = $1
+	// The lease of a statement is the one that its token had entered with.
+	ofItsToken = `(SELECT e.lease_id FROM (
+		SELECT at, token, lease_id FROM fencedb.history WHERE resource = $1 UNION ALL SELECT advanced_at, last_fencing_token, lease_id FROM fencedb.fences WHERE resource = $1) e
+		WHERE e.at <= h.at AND e.token = h.token AND e.lease_id IS NOT NULL ORDER BY e.at DESC LIMIT 1)`
+	past = `past AS NOT MATERIALIZED (
+		SELECT 0::bigint AS id, at, lower(event) AS kind, coalesce(token, 0) AS token, coalesce(former_token, 0) AS former, coalesce(coalesce(lease_id, ` + ofItsToken + `)::text, '') AS lease, '' AS label,
+			coalesce(role::text, '') AS role, application, coalesce(host(client), '') AS client, coalesce(quote_ident(table_schema) || '.' || quote_ident(table_name), '') AS table_name,
+			coalesce(row_count, 0) AS row_count, coalesce(` + sealed + `, '') AS note, 'history' AS source
+		FROM fencedb.history h WHERE resource = $1
 		UNION ALL
 		SELECT 0, f.advanced_at, 'enter', f.last_fencing_token, 0, f.lease_id::text, '', '', '', '', '', 0, coalesce(` + sealed + `, 'by the ledger'), 'ledger'
 		FROM fencedb.fences f

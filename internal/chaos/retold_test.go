@@ -17,7 +17,7 @@ import (
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
-// told is a row of fencedb.history, in its order.
+// told is a row of fencedb.history, in the order of time. Entries alone have a lease.
 type told struct {
 	Transaction int64
 	Resource    string
@@ -55,7 +55,7 @@ func (r *record) read(ctx context.Context, pool *pgxpool.Pool) error {
 	var failed [3]error
 	// A row carries 32 bits of its transaction's id.
 	rows, _ := pool.Query(ctx, `SELECT xid::text::bigint & 4294967295, resource, event, coalesce(token, 0), coalesce(lease_id, '00000000-0000-0000-0000-000000000000'),
-		coalesce(former_token, 0), coalesce(split_part(table_name, '.', 2), ''), coalesce(row_count, 0) FROM fencedb.history ORDER BY id`)
+		coalesce(former_token, 0), coalesce(table_name, ''), coalesce(row_count, 0) FROM fencedb.history ORDER BY at`)
 	r.told, failed[0] = pgx.CollectRows(rows, pgx.RowToStructByPos[told])
 	rows, _ = pool.Query(ctx, `SELECT xmin::text::bigint, resource, token, lease_id FROM effects`)
 	r.done, failed[1] = pgx.CollectRows(rows, pgx.RowToStructByPos[done])
@@ -70,12 +70,12 @@ func (r record) retold() (wrong []string) {
 	fences, written := map[string]fence{}, map[done]map[string]int64{}
 	entered := map[fence]bool{}
 	for _, h := range r.told {
-		now := fence{h.Resource, h.Token, h.Lease}
 		if h.Event != "enter" {
-			if fences[h.Resource] != now {
-				wrong = append(wrong, fmt.Sprintf("a statement with token %d on %s, whose fence is at %d", h.Token, h.Resource, fences[h.Resource].Token))
+			at := fences[h.Resource]
+			if at.Token != h.Token {
+				wrong = append(wrong, fmt.Sprintf("a statement with token %d on %s, whose fence is at %d", h.Token, h.Resource, at.Token))
 			}
-			by := done{h.Transaction, h.Resource, h.Token, h.Lease}
+			by := done{h.Transaction, h.Resource, h.Token, at.Lease}
 			if written[by] == nil {
 				written[by] = map[string]int64{}
 			}
@@ -85,6 +85,7 @@ func (r record) retold() (wrong []string) {
 		if before := fences[h.Resource].Token; h.Former != before || h.Token <= before {
 			wrong = append(wrong, fmt.Sprintf("token %d entered %s after %d, and the fence was at %d", h.Token, h.Resource, h.Former, before))
 		}
+		now := fence{h.Resource, h.Token, h.Lease}
 		fences[h.Resource], entered[now] = now, true
 	}
 	for _, f := range r.fences {

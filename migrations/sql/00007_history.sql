@@ -15,10 +15,10 @@ COMMENT ON TABLE  fencedb.history_kept IS 'For how long history is kept, and sin
 COMMENT ON COLUMN fencedb.history_kept.period IS 'What is older goes, some time after.';
 COMMENT ON COLUMN fencedb.history_kept.since  IS 'Nothing that is younger is missing, unless it is older than period, or was written above READ COMMITTED by a transaction that had begun before.';
 
--- Each row describes itself by its defaults: functions of this schema add it, as its owner, in the
--- session that does what it tells.
+-- Functions of this schema add its rows, as its owner, in the session that does what they tell.
+-- Statements pay for each column and each index, so what the entry of their token tells is not told
+-- again, and there is no key: rows are found by resource and time, and pruned where they lie.
 CREATE TABLE fencedb.history (
-    id           bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at           timestamptz NOT NULL DEFAULT clock_timestamp(),
     xid          xid8        NOT NULL DEFAULT pg_current_xact_id(),
     resource     text COLLATE "C" NOT NULL,
@@ -26,11 +26,12 @@ CREATE TABLE fencedb.history (
     token        bigint,
     lease_id     uuid,
     former_token bigint,
-    table_name   text,
+    table_schema name,
+    table_name   name,
     row_count    bigint,
-    role         name        NOT NULL DEFAULT coalesce(nullif(current_setting('role'), 'none'), session_user),
     application  text        NOT NULL DEFAULT current_setting('application_name'),
-    client       inet        DEFAULT inet_client_addr()
+    role         name,
+    client       inet
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);
 
 CREATE INDEX history_resource ON fencedb.history (resource, at);
@@ -45,38 +46,66 @@ CREATE POLICY operators ON fencedb.history_kept FOR SELECT USING (has_function_p
 COMMENT ON TABLE  fencedb.history IS 'Who entered which resource, and what was written to tables that are protected with history. Only while fencedb.keep_history says so, and for as long. What was rolled back is not in it.';
 COMMENT ON COLUMN fencedb.history.at           IS 'By the clock of this server. Of entries, what fencedb.fences has as advanced_at.';
 COMMENT ON COLUMN fencedb.history.xid          IS 'The transaction. Its rows stay or go together.';
-COMMENT ON COLUMN fencedb.history.event        IS 'enter: a token has entered for the first time; a seal, and a role that takes over, enter too. reset: fencedb.reset_fence has set the fence to token. insert, update, delete: a statement.';
+COMMENT ON COLUMN fencedb.history.event        IS 'enter: a token has entered for the first time; a seal, and a role that takes over, enter too. reset: fencedb.reset_fence has set the fence to token. INSERT, UPDATE, DELETE: a statement.';
 COMMENT ON COLUMN fencedb.history.token        IS 'Of a statement, the token that it was written under. NULL: it was written without a lease of this resource, to a table that is only observed.';
+COMMENT ON COLUMN fencedb.history.lease_id     IS 'Of enter and reset. A statement was written under the lease that its token has entered with.';
 COMMENT ON COLUMN fencedb.history.former_token IS 'Of enter and reset, the token that the fence had before. NULL: there was no fence.';
 COMMENT ON COLUMN fencedb.history.table_name   IS 'Of a statement, the table that it named: of a partitioned one, or a partition.';
 COMMENT ON COLUMN fencedb.history.row_count    IS 'Of a statement, its rows of this resource. Where an UPDATE moves rows, it counts for both resources, and the greater of what the resource had of them before and after.';
-COMMENT ON COLUMN fencedb.history.role         IS 'The role of the last SET ROLE, or the one that logged in.';
-COMMENT ON COLUMN fencedb.history.client       IS 'NULL: over a socket of Unix.';
+COMMENT ON COLUMN fencedb.history.role         IS 'The role of the last SET ROLE, or the one that logged in. NULL of a statement that has a token.';
+COMMENT ON COLUMN fencedb.history.client       IS 'NULL of a statement that has a token, and over a socket of Unix.';
 
 REVOKE ALL ON fencedb.history, fencedb.history_kept FROM PUBLIC;
 
--- History is bounded by its age alone: each hundredth row takes up to a thousand of the oldest
--- along that are too old, so they go faster than new ones come. Nobody waits for that. Above READ
--- COMMITTED a row that has gone since the snapshot would raise 40001.
+-- What is off keeps nothing. It is a trigger, and not a look at history_kept, which each statement
+-- would pay for.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.prune_history(added bigint) RETURNS void
+CREATE FUNCTION fencedb.keep_nothing() RETURNS trigger
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
+    RETURN NULL;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.keep_nothing() IS 'Trigger of fencedb.history while history is not kept.';
+
+CREATE TRIGGER off BEFORE INSERT ON fencedb.history FOR EACH ROW EXECUTE FUNCTION fencedb.keep_nothing();
+
+-- History is bounded by its age alone: one row in a hundred, at random, looks at forty pages
+-- somewhere, and takes along what is too old there. A hundred rows fill two or three, so each page
+-- is looked at some fifteen times before as many rows have come as there are. Nobody waits for that.
+-- Above READ COMMITTED a row that has gone since the snapshot would raise 40001.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.prune_history(added float8) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    pages int    := 40 * ceil(added / 100);
+    first bigint := floor(random() * (pages + pg_relation_size('fencedb.history') / current_setting('block_size')::int)) - pages;
+BEGIN
     IF current_setting('transaction_isolation') LIKE 'read %' THEN
         DELETE FROM fencedb.history h
-        WHERE h.id IN (
-            SELECT o.id FROM fencedb.history o
-            WHERE o.id <= (SELECT max(f.id) FROM (SELECT id FROM fencedb.history ORDER BY id LIMIT 1000 + 10 * added) f)
+        WHERE h.ctid = ANY (ARRAY(
+            SELECT o.ctid FROM fencedb.history o
+            WHERE o.ctid >= format('(%s,0)', greatest(first, 0))::tid AND o.ctid < format('(%s,0)', greatest(first + pages, 0))::tid
               AND o.at < clock_timestamp() - (SELECT k.period FROM fencedb.history_kept k)
-            FOR UPDATE SKIP LOCKED);
+            FOR UPDATE SKIP LOCKED));
     END IF;
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.prune_history(bigint) IS 'Inner function. Deletes some of the oldest rows of fencedb.history, if they are too old.';
+COMMENT ON FUNCTION fencedb.prune_history(float8) IS 'Inner function. Deletes rows of fencedb.history that are too old, of some of its pages.';
+
+-- The role of the last SET ROLE, or the one that logged in: in functions of ours, current_user is
+-- their owner.
+CREATE FUNCTION fencedb.caller() RETURNS name
+    LANGUAGE sql STABLE
+    RETURN coalesce(nullif(current_setting('role'), 'none'), session_user);
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.note_entry() RETURNS trigger
@@ -85,13 +114,12 @@ CREATE FUNCTION fencedb.note_entry() RETURNS trigger
 AS $$
 DECLARE
     was_reset boolean := NEW.reset_from IS DISTINCT FROM OLD.reset_from OR coalesce(NEW.last_fencing_token < OLD.last_fencing_token, false);
-    added     bigint;
 BEGIN
     IF was_reset OR NEW.last_fencing_token > 0 AND (NEW.last_fencing_token, NEW.lease_id) IS DISTINCT FROM (OLD.last_fencing_token, OLD.lease_id) THEN -- 0: see overtake
-        INSERT INTO fencedb.history (at, resource, event, token, lease_id, former_token)
-        VALUES (NEW.advanced_at, NEW.resource, CASE WHEN was_reset THEN 'reset' ELSE 'enter' END, NEW.last_fencing_token, NEW.lease_id, nullif(OLD.last_fencing_token, 0))
-        RETURNING id INTO added;
-        IF added % 100 = 0 THEN
+        INSERT INTO fencedb.history (at, resource, event, token, lease_id, former_token, role, client)
+        VALUES (NEW.advanced_at, NEW.resource, CASE WHEN was_reset THEN 'reset' ELSE 'enter' END, NEW.last_fencing_token, NEW.lease_id, nullif(OLD.last_fencing_token, 0),
+            fencedb.caller(), inet_client_addr());
+        IF random() < 0.01 THEN
             PERFORM fencedb.prune_history(1);
         END IF;
     END IF;
@@ -117,11 +145,12 @@ COMMENT ON FUNCTION fencedb.has_taken_over(oid) IS 'Inner function. Whether this
 
 -- The triggers of a table that keeps history run one function, in this schema, as its owner. It has
 -- no SET, as a guard has none: every name in it has its schema. It may be on a table of somebody
--- else, so it reads columns by their output functions alone (see read_template). It is one query,
--- because what it costs is what the executor sets up.
+-- else, so it reads columns by their output functions alone (see read_template).
 --
--- Rows without a resource, or with one that no fence can have, come past a guard that observes, and
--- are nobody's history.
+-- Most statements write to the one resource that the guard has judged last, and then one query over
+-- their rows is all there is. Any other has its rows sorted by resource, and looks whose fences this
+-- transaction has entered. Rows without a resource, or with one that no fence can have, come past a
+-- guard that observes, and are nobody's history.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.write_notes(target regclass) RETURNS regprocedure
     LANGUAGE plpgsql SECURITY DEFINER
@@ -131,37 +160,54 @@ DECLARE
     protection fencedb.protected_tables;
     notes      text;
     resource   text;
-    sources    text[];
-    note       text := $note$
-        INSERT INTO fencedb.history (resource, event, token, lease_id, table_name, row_count)
-        SELECT w.resource, pg_catalog.lower(TG_OP), f.last_fencing_token, f.lease_id, pg_catalog.format('%%I.%%I', TG_TABLE_SCHEMA, TG_TABLE_NAME), w.n
-        FROM (SELECT r.resource, %s AS n FROM (%s) r GROUP BY r.resource ORDER BY r.resource) w
-        LEFT JOIN fencedb.fences f ON f.resource OPERATOR(pg_catalog.=) w.resource AND (fencedb.says_entered(f.resource, f.last_fencing_token, f.lease_id) OR fencedb.has_taken_over(TG_RELID))
-        WHERE w.resource OPERATOR(pg_catalog.<>) '' AND pg_catalog.octet_length(w.resource) OPERATOR(pg_catalog.<=) 512 AND EXISTS (SELECT FROM fencedb.history_kept);$note$;
+    written    text; -- the resource of each row, and whether it is one that was there before
+    changed    text;
+    of_one     text := $note$
+        INSERT INTO fencedb.history (resource, event, table_schema, table_name, row_count, token)
+        SELECT pg_catalog.min(w.resource), TG_OP, TG_TABLE_SCHEMA, TG_TABLE_NAME, %s, pg_catalog.current_setting('fencedb.token')::pg_catalog.int8
+        FROM (%s) w
+        HAVING pg_catalog.min(w.resource) OPERATOR(pg_catalog.=) pg_catalog.max(w.resource) AND CASE WHEN pg_catalog.current_setting('fencedb.judged', true) OPERATOR(pg_catalog.<>) ''
+            THEN pg_catalog.current_setting('fencedb.judged') OPERATOR(pg_catalog.=) fencedb.signature(pg_catalog.min(w.resource), pg_catalog.current_setting('fencedb.token')::pg_catalog.int8) END;$note$;
+    of_any     text := $note$
+            INSERT INTO fencedb.history (resource, event, table_schema, table_name, row_count, token, role, client)
+            SELECT w.resource, TG_OP, TG_TABLE_SCHEMA, TG_TABLE_NAME, w.n, f.last_fencing_token, CASE WHEN f.resource IS NULL THEN fencedb.caller() END, CASE WHEN f.resource IS NULL THEN pg_catalog.inet_client_addr() END
+            FROM (SELECT r.resource, greatest(pg_catalog.count(*) FILTER (WHERE NOT r.before), pg_catalog.count(*) FILTER (WHERE r.before)) AS n FROM (%s) r GROUP BY r.resource ORDER BY r.resource) w
+            LEFT JOIN fencedb.fences f ON f.resource OPERATOR(pg_catalog.=) w.resource AND (fencedb.says_entered(f.resource, f.last_fencing_token, f.lease_id) OR fencedb.has_taken_over(TG_RELID))
+            WHERE w.resource OPERATOR(pg_catalog.<>) '' AND pg_catalog.octet_length(w.resource) OPERATOR(pg_catalog.<=) 512;$note$;
 BEGIN
     PERFORM fencedb.require_owner(target);
     SELECT * INTO protection FROM fencedb.protected_tables p WHERE p.table_name = target AND p.resource IS NOT NULL;
     notes := (SELECT format('fencedb.%I', regexp_replace(p.proname, '^guard_', 'noted_')) FROM pg_proc p WHERE p.oid = protection.guard);
     resource := (SELECT string_agg(format((fencedb.read_template(target, t)).printed, 'NEW'), ', ') FROM unnest(protection.resource) t);
-    resource := CASE WHEN cardinality(protection.resource) > 1 THEN format('pg_catalog.unnest(ARRAY[%s])', resource) ELSE resource END;
-    sources := ARRAY(SELECT format('SELECT (%s) COLLATE pg_catalog."C" AS resource, %s AS after FROM %s AS NEW', resource, t.after, t.name) FROM (VALUES ('true', 'written'), ('false', 'former')) t(after, name));
+    resource := format(CASE WHEN cardinality(protection.resource) > 1 THEN 'pg_catalog.unnest(ARRAY[%s])' ELSE '(%s)' END || ' COLLATE pg_catalog."C" AS resource', resource);
+    written := format('SELECT %s, false AS before FROM written AS NEW', resource);
+    changed := format('%s UNION ALL SELECT %s, true FROM former AS NEW', written, resource);
     EXECUTE format('CREATE OR REPLACE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS %L', notes, format($notes$
 #variable_conflict use_column
 DECLARE
-    n pg_catalog.int8;
+    n pg_catalog.float8 := 1;
 BEGIN
     IF TG_OP OPERATOR(pg_catalog.=) 'UPDATE' THEN%s
     ELSE%s
     END IF;
-    GET DIAGNOSTICS n = ROW_COUNT;
-    IF n OPERATOR(pg_catalog.>) 0 AND pg_catalog.currval('fencedb.history_id_seq') OPERATOR(pg_catalog.%%) 100 OPERATOR(pg_catalog.<) n THEN
+    IF NOT FOUND THEN
+        IF NOT EXISTS (SELECT FROM written, fencedb.history_kept) THEN
+            RETURN NULL;
+        ELSIF TG_OP OPERATOR(pg_catalog.=) 'UPDATE' THEN%s
+        ELSE%s
+        END IF;
+        GET DIAGNOSTICS n = ROW_COUNT;
+    END IF;
+    IF pg_catalog.random() OPERATOR(pg_catalog.*) 100 OPERATOR(pg_catalog.<) n THEN
         PERFORM fencedb.prune_history(n);
     END IF;
     RETURN NULL;
 END
 $notes$,
-        format(note, 'greatest(pg_catalog.count(*) FILTER (WHERE r.after), pg_catalog.count(*) FILTER (WHERE NOT r.after))', array_to_string(sources, ' UNION ALL ')),
-        format(note, 'pg_catalog.count(*)', sources[1])));
+        format(of_one, 'pg_catalog.count(*) FILTER (WHERE w.before)', changed),
+        format(of_one, 'pg_catalog.count(*)', written),
+        format(of_any, changed),
+        format(of_any, written)));
     EXECUTE format('GRANT EXECUTE ON FUNCTION %s() TO %s', notes, (SELECT c.relowner::regrole FROM pg_class c WHERE c.oid = target)); -- to make the triggers
     EXECUTE format('COMMENT ON FUNCTION %s() IS %L', notes, jsonb_build_object('table', target::text, 'since', coalesce(protection.history_since, clock_timestamp())));
     RETURN (notes || '()')::regprocedure;
@@ -224,11 +270,12 @@ BEGIN
         RETURN;
     ELSIF wanted IS NULL THEN
         DROP TRIGGER note ON fencedb.fences;
+        CREATE TRIGGER off BEFORE INSERT ON fencedb.history FOR EACH ROW EXECUTE FUNCTION fencedb.keep_nothing();
         DELETE FROM fencedb.history_kept;
         TRUNCATE fencedb.history;
     ELSIF former.period IS NULL THEN
         CREATE TRIGGER note AFTER INSERT OR UPDATE OF last_fencing_token ON fencedb.fences FOR EACH ROW EXECUTE FUNCTION fencedb.note_entry();
-        LOCK TABLE fencedb.history IN SHARE ROW EXCLUSIVE MODE; -- whoever writes to a table with history has locked it, also while there is none
+        DROP TRIGGER off ON fencedb.history; -- after whoever writes to a table with history: they have locked it, also while there is none
         INSERT INTO fencedb.history_kept (period, since) VALUES (wanted, clock_timestamp());
     ELSE
         UPDATE fencedb.history_kept k SET period = wanted, since = greatest(k.since, clock_timestamp() - former.period);
@@ -242,7 +289,7 @@ $$;
 
 COMMENT ON FUNCTION fencedb.keep_history(interval) IS 'From now on, who enters which resource is kept in fencedb.history for so long, and what is written to tables that are protected with history => true. A row has some 200 bytes; there is one for each token that enters, and for each statement and resource. NULL or 0 switches it off, and forgets what was kept. Recorded in fencedb.audit. Switching on and off waits for open transactions that have entered, and blocks new ones meanwhile: set lock_timeout and try again.';
 
-REVOKE ALL ON FUNCTION fencedb.keep_history(interval), fencedb.write_notes(regclass), fencedb.has_taken_over(oid), fencedb.note_entry(), fencedb.prune_history(bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION fencedb.keep_history(interval), fencedb.write_notes(regclass), fencedb.has_taken_over(oid), fencedb.note_entry(), fencedb.keep_nothing(), fencedb.prune_history(float8), fencedb.caller() FROM PUBLIC;
 -- Who protects a table calls these.
 GRANT EXECUTE ON FUNCTION fencedb.set_history(regclass, boolean), fencedb.write_notes(regclass) TO PUBLIC;
 
@@ -277,5 +324,6 @@ END
 $$;
 -- +goose StatementEnd
 DROP TRIGGER IF EXISTS note ON fencedb.fences;
-DROP FUNCTION fencedb.keep_history(interval), fencedb.set_history(regclass, boolean), fencedb.write_notes(regclass), fencedb.has_taken_over(oid), fencedb.note_entry(), fencedb.prune_history(bigint);
+DROP FUNCTION fencedb.keep_history(interval), fencedb.set_history(regclass, boolean), fencedb.write_notes(regclass), fencedb.has_taken_over(oid), fencedb.note_entry(), fencedb.prune_history(float8), fencedb.caller();
 DROP TABLE fencedb.history, fencedb.history_kept;
+DROP FUNCTION fencedb.keep_nothing();
