@@ -76,8 +76,8 @@ CREATE TRIGGER off BEFORE INSERT ON fencedb.history FOR EACH ROW EXECUTE FUNCTIO
 
 -- History is bounded by its age alone: one row in a hundred, at random, looks at forty pages
 -- somewhere, and takes along what is too old there. A hundred rows fill two or three, so each page
--- is looked at some fifteen times before as many rows have come as there are. Nobody waits for that.
--- Above READ COMMITTED a row that has gone since the snapshot would raise 40001.
+-- is looked at some fifteen times before as many rows have come as there are. Nobody waits for
+-- that. Above READ COMMITTED a row that has gone since the snapshot would raise 40001.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.prune_history(added float8) RETURNS void
     LANGUAGE plpgsql
@@ -148,9 +148,9 @@ COMMENT ON FUNCTION fencedb.has_taken_over(oid) IS 'Inner function. Whether this
 -- else, so it reads columns by their output functions alone (see read_template).
 --
 -- Most statements write to the one resource that the guard has judged last, and then one query over
--- their rows is all there is. Any other has its rows sorted by resource, and looks whose fences this
--- transaction has entered. Rows without a resource, or with one that no fence can have, come past a
--- guard that observes, and are nobody's history.
+-- their rows is all there is. Any other has its rows sorted by resource, and looks whose fences
+-- this transaction has entered. Rows without a resource, or with one that no fence can have, come
+-- past a guard that observes, and are nobody's history.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.write_notes(target regclass) RETURNS regprocedure
     LANGUAGE plpgsql SECURITY DEFINER
