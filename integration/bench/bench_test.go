@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -62,16 +63,29 @@ func TestMoreWaitersDoNotCostMoreCommands(t *testing.T) {
 
 func TestTwoHoldersAtOnceAreSeen(t *testing.T) {
 	var r result
-	r.judge([]turn{{Called: 1, Granted: 2, Released: 5}, {Called: 0, Granted: 4, Released: 6}, {Called: 3}}, 0, 10)
+	r.judge([]turn{{Called: 1, Granted: 2, Released: 5}, {Called: 0, Granted: 4, Released: 6}, {Called: 3}}, 3, 0, 10)
 	require.Equal(t, 2, r.grants)
 	require.Equal(t, []time.Duration{-1}, r.gaps, "who was granted at 2 gave back at 5")
 	require.Equal(t, 1, r.overtaken, "who called at 0 was served after who called at 1")
 	require.Equal(t, []time.Duration{7, 1, 4}, r.waits, "the one that still waits counts")
 }
 
+// Three take turns of 2 ms, but for one of 20 ms: in order, each waits for two others and that one.
+// Then one of them is passed over.
 func TestTheLongestWaitIsComparedWithFIFO(t *testing.T) {
-	r := result{waits: []time.Duration{100 * time.Millisecond, 150 * time.Millisecond}, perSecond: 500}
-	require.InDelta(t, 1.5, r.ofFIFO(50), 1e-9, "served in turn, 50 that take 2ms each wait for 100ms")
-	require.Contains(t, verdict(r.ofFIFO(50)), "1.50 of the FIFO ideal, bar 1.40, missed")
+	const ms = int64(time.Millisecond)
+	turns := []turn{{0, 1, 2}, {0, 3, 4}, {0, 5, 6}, {2, 7, 26}, {4, 27, 28}, {6, 29, 30}, {26, 31, 32}}
+	longest := func(turns ...turn) float64 {
+		var r result
+		for n := range turns {
+			turns[n] = turn{turns[n].Called * ms, turns[n].Granted * ms, turns[n].Released * ms}
+		}
+		r.judge(turns, 3, 0, 40*ms)
+		return r.ofFIFO()
+	}
+	require.InDelta(t, 1, longest(slices.Clone(turns)...), 1e-9, "a stall is no lack of order")
+	turns[4].Called, turns[6].Called = 26, 4
+	require.InDelta(t, 27.0/23, longest(turns...), 1e-9)
+	require.Contains(t, verdict(1.5), "1.50 of the FIFO ideal, bar 1.40, missed")
 	require.NotContains(t, verdict(1.4), "missed")
 }

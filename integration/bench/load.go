@@ -28,6 +28,7 @@ type result struct {
 	gaps      []time.Duration // from a release's call to the next acquisition's return; below 0: two holders
 	waits     []time.Duration // of all that ended, and of those still going on at the end
 	overtaken int             // the most grants to later callers that one waiter had to see before its own
+	inTurn    time.Duration   // the longest that one would have waited, had all been served in turn
 	pings     []time.Duration // round trips of the waiting processes meanwhile
 
 	perSecond       float64 // grants
@@ -47,7 +48,7 @@ func measure(ctx context.Context, client *redis.Client, j job, during time.Durat
 	if err := errors.Join(fromErr, toErr, err); err != nil {
 		return r, err
 	}
-	r.judge(all.Turns, from.at.UnixNano(), to.at.UnixNano())
+	r.judge(all.Turns, j.Waiters, from.at.UnixNano(), to.at.UnixNano())
 	for _, p := range all.Pings {
 		if p.At >= from.at.UnixNano() && p.At < to.at.UnixNano() {
 			r.pings = append(r.pings, p.Took)
@@ -60,15 +61,13 @@ func measure(ctx context.Context, client *redis.Client, j job, during time.Durat
 	return r, nil
 }
 
-// ofFIFO is the longest wait as a multiple of what each would wait if all were served in turn: the
-// waiters, by the mean time from grant to grant. The median would leave out the stalls, which those
-// who are served in turn meet too.
-func (r result) ofFIFO(waiters int) float64 {
-	return quantile(r.waits, 1).Seconds() * r.perSecond / float64(waiters)
-}
+// ofFIFO is the longest wait as a multiple of the longest that one would have waited, had the same
+// turns been served in the order of the calls. The mean turn would not do: a stall of the machine is
+// met in full by those who wait then, in whatever order.
+func (r result) ofFIFO() float64 { return quantile(r.waits, 1).Seconds() / r.inTurn.Seconds() }
 
-// judge looks at the turns that were granted, or waited for, in a span of time.
-func (r *result) judge(turns []turn, from, to int64) {
+// judge looks at the turns of so many waiters that were granted, or waited for, in a span of time.
+func (r *result) judge(turns []turn, waiters int, from, to int64) {
 	for n, t := range turns {
 		if t.Granted > to {
 			turns[n].Granted = 0
@@ -88,6 +87,9 @@ func (r *result) judge(turns []turn, from, to int64) {
 		r.overtaken = max(r.overtaken, overtaking(turns[:n], t))
 		if n > 0 {
 			r.gaps = append(r.gaps, time.Duration(t.Granted-turns[n-1].Released))
+		}
+		if n >= waiters { // who gives back and calls again is served when all others have been
+			r.inTurn = max(r.inTurn, time.Duration(t.Granted-turns[n-waiters].Released))
 		}
 	}
 }

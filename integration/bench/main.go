@@ -125,7 +125,7 @@ func (b *bench) growth(ctx context.Context) error {
 		gap, ping := quantile(r.gaps, 0.5), quantile(r.pings, 0.5)
 		rows = append(rows, fmt.Sprintf("%d\t%.0f\t%.1f\t%.2f\t%s\t%s\t%s\t%.1f\t%s\t%.2f", waiters, r.perSecond, r.commands, r.reads,
 			micro(gap), micro(quantile(r.gaps, 0.99)), micro(ping), float64(gap)/float64(ping), milli(quantile(r.waits, 1)),
-			r.ofFIFO(waiters)))
+			r.ofFIFO()))
 	}
 	fmt.Fprintf(b.out, "%s as waiters grow; commands and reads for each hand-over\n", ours)
 	err := table(b.out, rows...)
@@ -164,7 +164,7 @@ func (b *bench) compare(ctx context.Context) error {
 			micro(over(rounds, 0.5, func(r result) time.Duration { return quantile(r.gaps, 0.99) })),
 			milli(over(rounds, 0.5, func(r result) time.Duration { return quantile(r.waits, 0.5) })),
 			milli(over(rounds, 1, func(r result) time.Duration { return quantile(r.waits, 1) })),
-			over(rounds, 1, func(r result) float64 { return r.ofFIFO(waiters) }),
+			over(rounds, 1, result.ofFIFO),
 			over(rounds, 0.5, func(r result) int { return r.overtaken }),
 			over(rounds, 0.5, func(r result) float64 { return r.commands }),
 			over(rounds, 0.5, func(r result) float64 { return r.reads })))
@@ -174,7 +174,7 @@ func (b *bench) compare(ctx context.Context) error {
 	if err := table(b.out, rows...); err != nil {
 		return err
 	}
-	longest := over(results[0], 1, func(r result) float64 { return r.ofFIFO(waiters) })
+	longest := over(results[0], 1, result.ofFIFO)
 	fmt.Fprintf(b.out, "  %s\n", verdict(longest))
 	for _, c := range contenders[1:] {
 		fmt.Fprintf(b.out, "  %s: %s\n", c.name, c.not)

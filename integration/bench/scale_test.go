@@ -159,7 +159,7 @@ func TestScaleOfProcesses(t *testing.T) {
 		done, err := all.dismiss()
 		require.NoError(t, err)
 		var r result
-		r.judge(done.Turns, from.UnixNano(), to.UnixNano())
+		r.judge(done.Turns, n, from.UnixNano(), to.UnixNano())
 		require.Positive(t, r.grants)
 		fmt.Printf("%9d %35.0f %19.1f us\n", n, float64(r.grants)/to.Sub(from).Seconds(), (after-before)/float64(r.grants))
 	}
