@@ -247,7 +247,7 @@ func TestAProcessThatHearsAndDoesNotComeCostsHalfASecond(t *testing.T) {
 						call, now := fmt.Sprint(listener, n), time.Now()
 						require.NoError(t, w.client.ZAdd(t.Context(), h.key(w, "a", "queue"), redis.Z{Score: float64(now.UnixMicro()), Member: call}).Err())
 						require.NoError(t, w.client.HSet(t.Context(), h.key(w, "a", "alive"), call,
-							fmt.Sprintf("%d:%d:0@%s", now.Add(5*time.Second).UnixMilli(), now.Add(-time.Second).UnixMilli(), listener)).Err())
+							fmt.Sprintf("%d:%d:0:0@%s", now.Add(5*time.Second).UnixMilli(), now.Add(-time.Second).UnixMilli(), listener)).Err())
 					}
 					for n := range waiters {
 						enqueue(n, "dead")

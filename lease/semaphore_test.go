@@ -366,5 +366,5 @@ func (w *world) enqueueForPermit(t *testing.T, resource, call string) {
 	now := time.Now()
 	require.NoError(t, w.client.ZAdd(t.Context(), w.permitKey(resource, "queue"), redis.Z{Score: float64(now.UnixMicro()), Member: call}).Err())
 	require.NoError(t, w.client.HSet(t.Context(), w.permitKey(resource, "alive"), call,
-		fmt.Sprintf("%d:%d:0@%s", now.Add(5*time.Second).UnixMilli(), now.Add(-time.Second).UnixMilli(), call)).Err())
+		fmt.Sprintf("%d:%d:0:0@%s", now.Add(5*time.Second).UnixMilli(), now.Add(-time.Second).UnixMilli(), call)).Err())
 }

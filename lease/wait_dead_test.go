@@ -24,7 +24,7 @@ func (w *world) enqueue(t *testing.T, resource, call string, arrived time.Time, 
 	ctx := t.Context()
 	require.NoError(t, w.client.ZAdd(ctx, w.key(resource, "queue"), redis.Z{Score: float64(arrived.UnixMicro()), Member: call}).Err())
 	require.NoError(t, w.client.HSet(ctx, w.key(resource, "alive"), call,
-		fmt.Sprintf("%d:%d:0@%s", arrived.Add(alive).UnixMilli(), arrived.Add(-time.Second).UnixMilli(), call)).Err())
+		fmt.Sprintf("%d:%d:0:0@%s", arrived.Add(alive).UnixMilli(), arrived.Add(-time.Second).UnixMilli(), call)).Err())
 }
 
 // listen is what a process does that was stopped: its connection stands, and it does nothing about
@@ -62,6 +62,33 @@ func TestADeadWaiterAtTheHeadStallsNobody(t *testing.T) {
 	})
 }
 
+// Each costs half a second, up to eight, although each is told when to look after the one before it.
+func TestStoppedProcessesBehindEachOtherCostHalfASecondEach(t *testing.T) {
+	for _, stopped := range []int{2, 8} {
+		t.Run(fmt.Sprint(stopped), func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				cfg := lease.Config{TTL: time.Hour}
+				holder := try(t, w.issuer(t, cfg), "a")
+				for n := range stopped {
+					process := fmt.Sprint("stopped", n)
+					w.listen(t, "a", process)
+					w.enqueue(t, "a", process, time.Now(), 5*time.Second)
+				}
+				time.Sleep(ms)
+				grants := make(chan grant)
+				wait(t.Context(), w.issuer(t, cfg), 0, grants)
+				synctest.Wait()
+				released := time.Now()
+				require.NoError(t, holder.Release(t.Context()))
+				g := <-grants
+				require.NoError(t, g.err)
+				require.LessOrEqual(t, g.at.Sub(released), time.Duration(stopped)*600*ms)
+				require.NoError(t, g.lease.Release(t.Context()))
+			})
+		})
+	}
+}
+
 // Between its first request and the moment at which it listens, a waiter keeps its turn.
 func TestAWaiterThatIsAboutToListenIsNotPassedOver(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
@@ -70,7 +97,7 @@ func TestAWaiterThatIsAboutToListenIsNotPassedOver(t *testing.T) {
 		deaf := uuid.NewString()
 		w.enqueue(t, "a", deaf, time.Now(), 5*time.Second)
 		require.NoError(t, w.client.HSet(t.Context(), w.key("a", "alive"), deaf,
-			fmt.Sprintf("%d:%d:0@%s", time.Now().Add(5*time.Second).UnixMilli(), time.Now().UnixMilli(), deaf)).Err())
+			fmt.Sprintf("%d:%d:0:0@%s", time.Now().Add(5*time.Second).UnixMilli(), time.Now().UnixMilli(), deaf)).Err())
 		time.Sleep(ms)
 		grants := make(chan grant)
 		wait(t.Context(), w.issuer(t, cfg), 0, grants)
@@ -97,7 +124,7 @@ func TestAWaiterIsNotPassedOverInTheMillisecondOfItsRequest(t *testing.T) {
 		now := time.Now()
 		w.enqueue(t, "a", deaf, now, 5*time.Second)
 		require.NoError(t, w.client.HSet(t.Context(), w.key("a", "alive"), deaf,
-			fmt.Sprintf("%d:%d:0@%s", now.Add(5*time.Second).UnixMilli(), now.Add(ms).UnixMilli(), deaf)).Err())
+			fmt.Sprintf("%d:%d:0:0@%s", now.Add(5*time.Second).UnixMilli(), now.Add(ms).UnixMilli(), deaf)).Err())
 		require.NoError(t, holder.Release(t.Context()))
 		_, err := w.issuer(t, cfg).TryAcquire(t.Context(), "a")
 		require.ErrorIs(t, err, lease.ErrHeld, "it has right of way")
@@ -156,7 +183,7 @@ func TestThousandsOfDeadWaiters(t *testing.T) {
 		call := fmt.Sprint("dead", n)
 		pipe.ZAdd(t.Context(), w.key("a", "queue"), redis.Z{Score: float64(now.UnixMicro()), Member: call})
 		pipe.HSet(t.Context(), w.key("a", "alive"), call,
-			fmt.Sprintf("%d:%d:0@dead", now.Add(5900*ms).UnixMilli(), now.Add(-time.Second).UnixMilli()))
+			fmt.Sprintf("%d:%d:0:0@dead", now.Add(5900*ms).UnixMilli(), now.Add(-time.Second).UnixMilli()))
 	}
 	_, err := pipe.Exec(t.Context())
 	require.NoError(t, err)
@@ -195,7 +222,7 @@ func TestANewcomerDoesNotPassWhoWaitsBehindTheDead(t *testing.T) {
 					call := fmt.Sprint("call", n)
 					pipe.ZAdd(t.Context(), c.key(w, "a", "queue"), redis.Z{Score: float64(arrived.UnixMicro() + int64(n)), Member: call})
 					pipe.HSet(t.Context(), c.key(w, "a", "alive"), call,
-						fmt.Sprintf("%d:%d:0@%s", arrived.Add(5*time.Second).UnixMilli(), arrived.UnixMilli(), listener))
+						fmt.Sprintf("%d:%d:0:0@%s", arrived.Add(5*time.Second).UnixMilli(), arrived.UnixMilli(), listener))
 				}
 				for n := range dead {
 					enqueue(n, "dead", time.Now().Add(-time.Minute))

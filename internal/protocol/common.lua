@@ -192,10 +192,11 @@ end
 -- Waiters --------------------------------------------------------------------------------------------------------------
 --
 --   queue  sorted set: the calls that wait, by arrival (microseconds)
---   alive  hash: for each call that waits "<until>:<asked>:<turn>@<listener>", in milliseconds
+--   alive  hash: for each call that waits "<until>:<asked>:<turn>:<look>@<listener>", in milliseconds
 --            until  the time until which the waiter counts as alive: it must ask again before then
 --            asked  when its latest request was answered, rounded up
 --            turn   until when it has the right of way, because it was called since; 0: it was not called
+--            look   when it asks next, as it was told
 --
 -- A listener is a process. It subscribes to "<channel>:<listener>", and no other process does. The channel is the name of
 -- the queue with "wake" for "queue".
@@ -214,6 +215,7 @@ local GRACE = 1000        -- how late it may be with that before it counts as de
 local ANSWER = 500        -- how long a waiter that was called keeps its right of way
 local FRESH = 250         -- how long after its request a waiter may take until it listens
 
+local MOST_TOLD = 9 -- waiters: one is called, the others look. So many places are read at first.
 local LOOK = 500 -- the number of places that one script looks at; the next script looks further
 
 local function queue_fault(q)
@@ -222,7 +224,7 @@ end
 
 -- The first places in the queue. The second result is the reply if it is corrupt.
 local function front_of(queue)
-  return typed('zset', 'ZRANGE', queue, 0, 1)
+  return typed('zset', 'ZRANGE', queue, 0, MOST_TOLD - 1)
 end
 
 -- A key that is corrupt stays as it is.
@@ -233,9 +235,8 @@ local function leave(q, ...)
   typed('hash', 'HDEL', q.alive, ...)
 end
 
-local function note(q, w)
-  return typed('hash', 'HSET', q.alive, w.call,
-    digits(w.till) .. ':' .. digits(w.asked) .. ':' .. digits(w.turn) .. '@' .. w.listener)
+local function entry_of(w)
+  return table.concat({digits(w.till), digits(w.asked), digits(w.turn), digits(w.look) .. '@' .. w.listener}, ':')
 end
 
 -- Puts the call at the end, or leaves it at its place. It counts as alive until it has to ask again. Returns the reply if a
@@ -244,8 +245,8 @@ local function enqueue(q, mine, listener, wait)
   local ms = math.floor(q.now / 1000)
   local new, wrong = typed('zset', 'ZADD', q.queue, 'NX', digits(q.now), mine)
   if wrong then return wrong end
-  local w = {call = mine, till = ms + wait + GRACE, asked = math.ceil(q.now / 1000), turn = 0, listener = listener}
-  wrong = select(2, note(q, w))
+  local w = {till = ms + wait + GRACE, asked = math.ceil(q.now / 1000), turn = 0, look = ms + wait, listener = listener}
+  wrong = select(2, typed('hash', 'HSET', q.alive, mine, entry_of(w)))
   if wrong then
     if new == 1 then redis.call('ZREM', q.queue, mine) end
     return wrong
@@ -255,8 +256,9 @@ local function enqueue(q, mine, listener, wait)
 end
 
 local function waiter(call, entry)
-  local till, asked, turn, listener = string.match(entry or '', '^(%d+):(%d+):(%d+)@(.*)$')
-  return till and {call = call, till = tonumber(till), asked = tonumber(asked), turn = tonumber(turn), listener = listener}
+  local till, asked, turn, look, listener = string.match(entry or '', '^(%d+):(%d+):(%d+):(%d+)@(.*)$')
+  return till and {call = call, till = tonumber(till), asked = tonumber(asked), turn = tonumber(turn), look = tonumber(look),
+    listener = listener}
 end
 
 -- The number of waiters.
@@ -272,11 +274,12 @@ end
 -- queue: the dead; waiters that claim to live longer than is possible (Redis's clock was set back since); and half an
 -- entry (the other key was evicted). Those whose turn has lapsed are passed over. If LOOK places were not enough, it
 -- returns the waiters that were there, perhaps none. The caller takes them out, so that the next script gets further. The
--- second result is the reply if a key is corrupt. What has read the front of the queue leaves it in q.front.
+-- second result is the reply if a key is corrupt. What has read the front of the queue leaves it in q.front. A waiter
+-- that visit marks as changed is written.
 local function walk(q, mine, visit)
   local ms = math.floor(q.now / 1000)
-  local dropped, kept, lapsed = {}, {}, {}
-  local from, size, stopped = 0, 2, false
+  local dropped, kept, lapsed, changed = {}, {}, {}, {}
+  local from, size, stopped = 0, MOST_TOLD, false
   repeat
     local calls, entries, wrong = from == 0 and q.front, {}, nil
     if not calls then calls, wrong = typed('zset', 'ZRANGE', q.queue, from, from + size - 1) end
@@ -294,6 +297,10 @@ local function walk(q, mine, visit)
           lapsed[w.listener] = math.max(w.turn, lapsed[w.listener] or 0)
         elseif w.asked > (lapsed[w.listener] or 0) then
           stopped = visit(w)
+          if w.changed then
+            changed[#changed + 1] = call
+            changed[#changed + 1] = entry_of(w)
+          end
         end
       end
       if stopped then break end
@@ -303,6 +310,7 @@ local function walk(q, mine, visit)
     size = math.min(4 * size, 128, LOOK - from)
   until stopped or not more or size <= 0
   leave(q, unpack(dropped))
+  if #changed > 0 then redis.call('HSET', q.alive, unpack(changed)) end
   if not stopped and from >= LOOK then return kept end
 end
 
@@ -322,28 +330,36 @@ local function call(q, w)
     return nil
   end
   if w.turn == 0 or w.turn > ms + ANSWER then -- or Redis's clock was set back
-    w.turn = ms + ANSWER
-    note(q, w)
+    w.turn, w.changed = ms + ANSWER, true
   end
   return w.turn - ms
 end
 
--- Calls the first waiter that listens. Those behind it are told when to look, one of each listener, up to eight.
+-- Calls the first waiter that listens. The eight behind it are told when to look, one of each listener, and more if none of
+-- them listens. Who looks by then anyway is not told again: where many wait for short work, it is one message for each
+-- hand-over.
 local function wake(q)
   q.now = q.now or clock()
   local wait
-  local told, few = {}, 8
+  local told, few, looks = {}, MOST_TOLD - 1, false
   local deaf = walk(q, nil, function(w)
-    if told[w.listener] then return false end
     if not wait then
       wait = call(q, w)
       told[w.listener] = wait
       return false
     end
-    told[w.listener] = true
     few = few - 1
-    local look = math.min(wait, w.till - GRACE / 4 - math.floor(q.now / 1000)) -- while it counts as alive
-    return tell(q, w, 'look ' .. w.call .. ' ' .. digits(math.max(look, 1))) or few == 0
+    if not told[w.listener] then
+      told[w.listener] = true
+      local ms = math.floor(q.now / 1000)
+      local look = math.max(math.min(ms + wait, w.till - GRACE / 4), ms + 1) -- while it counts as alive
+      if w.look > ms and w.look <= look then
+        looks = true
+      elseif tell(q, w, 'look ' .. w.call .. ' ' .. digits(look - ms)) then
+        w.look, w.changed, looks = look, true, true
+      end
+    end
+    return few <= 0 and looks
   end)
   if deaf and not wait then leave(q, unpack(deaf)) end
 end

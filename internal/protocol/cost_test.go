@@ -15,9 +15,13 @@ import (
 // priced is one call, "<script> <lease id> <call>", and the commands in it, "get 2*set".
 type priced struct{ call, commands string }
 
-const third = "1b9d2c3e-5f1a-4c57-9c57-6b1f0c1d2e3f"
+const (
+	third  = "1b9d2c3e-5f1a-4c57-9c57-6b1f0c1d2e3f"
+	fourth = "2b9d2c3e-5f1a-4c57-9c57-6b1f0c1d2e3f"
+)
 
-// Two wait while the first holds, which calls the one and tells the other when to look.
+// Three wait while the first holds, which calls the one and tells the others when to look. The
+// second holder calls the next; the last knows already.
 var prices = map[string][]priced{
 	protocol.LeaseKind: {
 		{"acquire " + holder + " call-1", "exists get time 2*set"},
@@ -25,10 +29,13 @@ var prices = map[string][]priced{
 		{"verify " + holder, "2*get"},
 		{"acquire " + another + " call-2", "exists get pttl time zadd hset 2*pexpire"},
 		{"acquire " + third + " call-3", "exists get pttl time zadd hset 2*pexpire"},
-		{"release " + holder, "zrange get del time hmget 2*publish hset"},
+		{"acquire " + fourth + " call-4", "exists get pttl time zadd hset 2*pexpire"},
+		{"release " + holder, "zrange get del time hmget 3*publish hset"},
 		{"acquire " + another + " call-2", "exists zrange get time 2*set zrem hdel"},
-		{"withdraw " + third + " call-3", "get zrem hdel"},
-		{"release " + another, "zrange get del"},
+		{"release " + another, "zrange get del time hmget publish hset"},
+		{"acquire " + third + " call-3", "exists zrange get time 2*set zrem hdel"},
+		{"withdraw " + fourth + " call-4", "get zrem hdel"},
+		{"release " + third, "zrange get del"},
 	},
 	protocol.SemaphoreKind: {
 		{"acquire " + holder + " call-1", "zrangebyscore 2*get zrange time set zremrangebyscore zadd pttl pexpire"},
@@ -36,10 +43,13 @@ var prices = map[string][]priced{
 		{"verify " + holder, "zrangebyscore time"},
 		{"acquire " + another + " call-2", "zrangebyscore 2*get zrange time zadd hset 2*pexpire"},
 		{"acquire " + third + " call-3", "zrangebyscore 2*get zrange time zadd hset 2*pexpire"},
-		{"release " + holder, "zrangebyscore time zrem zrange hmget 2*publish hset"},
+		{"acquire " + fourth + " call-4", "zrangebyscore 2*get zrange time zadd hset 2*pexpire"},
+		{"release " + holder, "zrangebyscore time zrem zrange hmget 3*publish hset"},
 		{"acquire " + another + " call-2", "zrangebyscore 2*get zrange time set zremrangebyscore zadd pttl pexpire zrem hdel"},
-		{"withdraw " + third + " call-3", "zrangebyscore time zrem hdel zrange"},
-		{"release " + another, "zrangebyscore time zrem zrange"},
+		{"release " + another, "zrangebyscore time zrem zrange hmget publish hset"},
+		{"acquire " + third + " call-3", "zrangebyscore 2*get zrange time set zremrangebyscore zadd pttl pexpire zrem hdel"},
+		{"withdraw " + fourth + " call-4", "zrangebyscore time zrem hdel zrange"},
+		{"release " + third, "zrangebyscore time zrem zrange"},
 	},
 }
 
@@ -50,7 +60,7 @@ func TestWhatEachCallCostsRedis(t *testing.T) {
 	ctx := t.Context()
 	for kind, steps := range prices {
 		k := protocol.KeysOf(kind, "", "r", false)
-		for _, call := range []string{"call-2", "call-3"} {
+		for _, call := range []string{"call-2", "call-3", "call-4"} {
 			listener := client.Subscribe(ctx, k.Channel.(string)+":"+call)
 			defer listener.Close()
 			_, err := listener.Receive(ctx)

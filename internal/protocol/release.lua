@@ -11,7 +11,7 @@
 --         {'corrupt', key, problem}  of the owner; if another key is wrong, the lease is released all the same
 
 -- The common case, before the helpers as in acquire.lua: it is held, and nobody waits.
-local front = #KEYS == 4 and #ARGV == 3 and redis.pcall('ZRANGE', KEYS[2], 0, 1)
+local front = #KEYS == 4 and #ARGV == 3 and redis.pcall('ZRANGE', KEYS[2], 0, 8)
 if front and not front.err and #front == 0 then
   local held, mine = redis.pcall('GET', KEYS[1]), ARGV[1] .. ':' .. ARGV[2] .. ':'
   if type(held) == 'string' and string.sub(held, 1, #mine) == mine then

@@ -137,7 +137,7 @@ func prepare(t *testing.T, client *redis.Client, s sample) (names []string) {
 		case "queue":
 			err = client.ZAdd(ctx, key, redis.Z{Score: float64(time.Now().UnixMicro()), Member: "waits"}).Err()
 		case "alive":
-			err = client.HSet(ctx, key, "waits", fmt.Sprintf("%d:%d:0@you", time.Now().Add(5*time.Second).UnixMilli(), time.Now().UnixMilli())).Err()
+			err = client.HSet(ctx, key, "waits", fmt.Sprintf("%d:%d:0:0@you", time.Now().Add(5*time.Second).UnixMilli(), time.Now().UnixMilli())).Err()
 		case "ended":
 			member := another + ":40:" + holder + ":41"
 			if places {
