@@ -62,7 +62,7 @@ func TestADeadWaiterAtTheHeadStallsNobody(t *testing.T) {
 	})
 }
 
-// Each costs half a second, up to eight, although each is told when to look after the one before it.
+// Each costs half a second, up to eight: the living one behind them is told when to look too.
 func TestStoppedProcessesBehindEachOtherCostHalfASecondEach(t *testing.T) {
 	for _, stopped := range []int{2, 8} {
 		t.Run(fmt.Sprint(stopped), func(t *testing.T) {

@@ -62,8 +62,8 @@ func measure(ctx context.Context, client *redis.Client, j job, during time.Durat
 }
 
 // ofFIFO is the longest wait as a multiple of the longest that one would have waited, had the same
-// turns been served in the order of the calls. The mean turn would not do: a stall of the machine is
-// met in full by those who wait then, in whatever order.
+// turns been served in the order of the calls. The mean turn would not do: who waits while the
+// machine stalls meets all of it, in whatever order.
 func (r result) ofFIFO() float64 { return quantile(r.waits, 1).Seconds() / r.inTurn.Seconds() }
 
 // judge looks at the turns of so many waiters that were granted, or waited for, in a span of time.
