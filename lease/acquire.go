@@ -90,7 +90,7 @@ func (a *acquisition) run(ctx context.Context) (leases Leases, err error) {
 		a.behind.giveBack(ctx, leases...)
 		leases, err = nil, a.failed(ErrClosed)
 	}
-	a.behind.waitBriefly()
+	a.behind.waitBriefly(ctx)
 	return leases, err
 }
 

@@ -275,10 +275,11 @@ func (b *behind) wait(ctx context.Context) bool {
 	return ctx.Err() == nil
 }
 
-// waitBriefly waits for all of it, but no longer than protocol.Grace.
-func (b *behind) waitBriefly() {
-	if len(b.debts) > 0 {
-		ctx, cancel := context.WithTimeout(context.Background(), protocol.Grace)
+// waitBriefly waits for all of it, but no longer than protocol.Grace, and not for a caller whose ctx
+// has ended: thousands that are cancelled at once would wait for each other's requests.
+func (b *behind) waitBriefly(ctx context.Context) {
+	if len(b.debts) > 0 && ctx.Err() == nil {
+		ctx, cancel := context.WithTimeout(ctx, protocol.Grace)
 		defer cancel()
 		b.wait(ctx)
 	}

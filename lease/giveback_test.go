@@ -412,12 +412,15 @@ func TestWhatIsCancelledAtOnceIsWithdrawnTogether(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		require.EqualValues(t, 1, w.snapshot(t, "7").waiters)
-		trips := &trips{}
+		trips := &trips{each: 10 * ms}
 		w.client.AddHook(trips)
 
+		cancelled := time.Now()
 		cancel()
 		all.Wait()
+		require.Zero(t, time.Since(cancelled), "nobody waits for the withdrawal")
 
+		time.Sleep(time.Second)
 		require.Less(t, trips.n.Load(), int64(waiters/10), "one by one it is more than one for each")
 		for _, resource := range resources {
 			require.Zero(t, w.snapshot(t, resource).waiters)
@@ -429,13 +432,19 @@ func TestWhatIsCancelledAtOnceIsWithdrawnTogether(t *testing.T) {
 // trips is a hook that counts round trips.
 type trips struct {
 	faulty.Redis
-	n atomic.Int64
+	each time.Duration // how long one takes
+	n    atomic.Int64
+}
+
+func (h *trips) count() {
+	h.n.Add(1)
+	time.Sleep(h.each)
 }
 
 func (h *trips) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error { h.n.Add(1); return next(ctx, cmd) }
+	return func(ctx context.Context, cmd redis.Cmder) error { h.count(); return next(ctx, cmd) }
 }
 
 func (h *trips) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error { h.n.Add(1); return next(ctx, cmds) }
+	return func(ctx context.Context, cmds []redis.Cmder) error { h.count(); return next(ctx, cmds) }
 }
