@@ -61,7 +61,7 @@ func TestWhatStaysIsSeen(t *testing.T) {
 func hold(ctx context.Context, issuer *lease.Issuer, count int) (all lease.Leases, err error) {
 	for len(all) < count && err == nil {
 		var names []string
-		for n := range min(together, count) {
+		for n := range min(together, count-len(all)) {
 			names = append(names, lease.Resource("table", len(all)+n))
 		}
 		var some lease.Leases
