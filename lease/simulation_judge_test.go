@@ -402,7 +402,7 @@ func (j *judge) grant(r *resource, x execution, n int, after owner, breaks func(
 	j.mu.Lock()
 	c := j.calls[idOf(after.id)]
 	barges := c != nil && c.barges
-	// Before it returns, a call waits for 30 ms for its withdrawal, which is carried out at once where
+	// Behind a call, or in 30 ms before it returns, its withdrawal is carried out, at once where
 	// nothing is wrong, and comes later behind a request that is slow.
 	refused := time.Duration(0)
 	if c != nil && !c.p.dead() && c.p.withdraws[name] <= now {
