@@ -290,7 +290,9 @@ var guards = []struct {
 	{"internal/protocol/common.lua", []guard{
 		{"L6", "a turn lapses", "if w.turn > 0 and w.turn <= ms then", "if false then", "lease.TestAProcessThatHearsAndDoesNotComeCostsHalfASecond"},
 		{"L6", "all waiters of a process that does not come are passed over", "elseif w.asked > (lapsed[w.listener] or 0) then", "else", "lease.TestAProcessThatHearsAndDoesNotComeCostsHalfASecond"},
-		{"L6", "one waiter of each process is told when to look", "    if told[w.listener] then return false end\n", "", "lease.TestAProcessThatHearsAndDoesNotComeCostsHalfASecond"},
+		{"L6", "one waiter of each process is told when to look", "    if not told[w.listener] then", "    if true then", "lease.TestAProcessThatHearsAndDoesNotComeCostsHalfASecond"},
+		{"L6", "eight waiters behind who is called are told when to look", "return few <= 0 and looks", "return looks", "lease.TestStoppedProcessesBehindEachOtherCostHalfASecondEach"},
+		{"L6", "who has not been told is told, whatever others know", "if w.look > ms and w.look <= look then", "if w.look > ms then", "lease.TestAProcessThatHearsAndDoesNotComeCostsHalfASecond"},
 		{"L6", "a waiter whose turn lapsed has its turn again once it asks", "asked = math.ceil(q.now / 1000), turn = 0,", "asked = math.ceil(q.now / 1000), turn = 1,", "lease.TestAWaiterWhoseTurnLapsedKeepsItsPlace"},
 		{"L6", "who waits behind 500 dead is not passed", "if not stopped and from >= LOOK then", "if not stopped and from >= LOOK and #kept > 0 then", "lease.TestANewcomerDoesNotPassWhoWaitsBehindTheDead"},
 		{"L4", "calls that give up do not end the lease of the first", "string.gsub(calls, ',[^,]*', '', 1)", "string.gsub(calls, '^[^,]*,', '')", "lease.TestCallsOfTheSameIDThatGiveUpSpareTheHolder"},
