@@ -126,7 +126,7 @@ func (st *stage) disaster(t *testing.T, s setup, f fault, place int, happen func
 				t.Errorf("%s, %s: %v", s.name, p.name, err)
 				return
 			}
-			check(t, s, &f, p, o, true)
+			check(t, s, &f, p, o)
 		})
 	}
 	for range entries {

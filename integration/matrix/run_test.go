@@ -69,7 +69,7 @@ type outcome struct {
 	err    error
 	wrong  error // nil if everything promised is true but for the time
 	took   time.Duration
-	late   error // that the call was not bounded as promised, which may be the machine's fault
+	late   error // that the call took longer or knew less than promised, which may be the machine's fault
 	sent   []sent
 }
 

@@ -26,8 +26,8 @@ CREATE TABLE fencedb.history (
     token        bigint,
     lease_id     uuid,
     former_token bigint,
-    table_schema name,
-    table_name   name,
+    table_schema text,
+    table_name   text,
     row_count    bigint,
     application  text        NOT NULL DEFAULT current_setting('application_name'),
     role         name,
@@ -84,15 +84,15 @@ CREATE FUNCTION fencedb.prune_history(added float8) RETURNS void
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    pages int    := 40 * ceil(added / 100);
-    first bigint := floor(random() * (pages + pg_relation_size('fencedb.history') / current_setting('block_size')::int)) - pages;
+    pages int         := 40 * ceil(added / 100);
+    first bigint      := floor(random() * (pages + pg_relation_size('fencedb.history') / current_setting('block_size')::int)) - pages;
+    old   timestamptz := (SELECT clock_timestamp() - k.period FROM fencedb.history_kept k);
 BEGIN
     IF current_setting('transaction_isolation') LIKE 'read %' THEN
         DELETE FROM fencedb.history h
         WHERE h.ctid = ANY (ARRAY(
             SELECT o.ctid FROM fencedb.history o
-            WHERE o.ctid >= format('(%s,0)', greatest(first, 0))::tid AND o.ctid < format('(%s,0)', greatest(first + pages, 0))::tid
-              AND o.at < clock_timestamp() - (SELECT k.period FROM fencedb.history_kept k)
+            WHERE o.ctid >= format('(%s,0)', greatest(first, 0))::tid AND o.ctid < format('(%s,0)', greatest(first + pages, 0))::tid AND o.at < old
             FOR UPDATE SKIP LOCKED));
     END IF;
 END
