@@ -275,8 +275,8 @@ func (b *behind) wait(ctx context.Context) bool {
 	return ctx.Err() == nil
 }
 
-// waitBriefly waits for all of it, but no longer than protocol.Grace, and not for a caller whose ctx
-// has ended: thousands that are cancelled at once would wait for each other's requests.
+// waitBriefly waits for all of it, but no longer than protocol.Grace, and not for a caller whose
+// context has ended: thousands that are cancelled at once would wait for each other's requests.
 func (b *behind) waitBriefly(ctx context.Context) {
 	if len(b.debts) > 0 && ctx.Err() == nil {
 		ctx, cancel := context.WithTimeout(ctx, protocol.Grace)

@@ -35,6 +35,7 @@ CREATE TABLE fencedb.history (
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);
 
 CREATE INDEX history_resource ON fencedb.history (resource, at);
+ALTER TABLE fencedb.history REPLICA IDENTITY FULL; -- Postgres refuses to prune a table without a key that is published
 
 -- It has lease ids, as the ledger does.
 ALTER TABLE fencedb.history ENABLE ROW LEVEL SECURITY;
@@ -101,11 +102,11 @@ $$;
 
 COMMENT ON FUNCTION fencedb.prune_history(float8) IS 'Inner function. Deletes rows of fencedb.history that are too old, of some of its pages.';
 
--- The role of the last SET ROLE, or the one that logged in: in functions of ours, current_user is
--- their owner.
 CREATE FUNCTION fencedb.caller() RETURNS name
     LANGUAGE sql STABLE
     RETURN coalesce(nullif(current_setting('role'), 'none'), session_user);
+
+COMMENT ON FUNCTION fencedb.caller() IS 'Inner function. The role of the last SET ROLE, or the one that logged in: in functions of ours, current_user is their owner.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.note_entry() RETURNS trigger
