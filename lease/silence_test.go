@@ -109,14 +109,12 @@ func TestAnErrorWithoutAnAnswerNamesWhoDidNotAnswer(t *testing.T) {
 		} {
 			t.Run(name+", "+how, func(t *testing.T) {
 				t.Parallel()
-				client := c.client(t)
-				t.Cleanup(func() { _ = client.Close() })
 				ttl := time.Minute
 				if how == "its own bound" {
 					ttl = 400 * ms
 				}
-				i, err := lease.New(client, lease.Config{TTL: ttl})
-				require.NoError(t, err)
+				var client *redis.Client
+				var i *lease.Issuer
 				for call, ask := range map[string]func(context.Context) error{
 					"TryAcquire":   func(ctx context.Context) error { _, err := i.TryAcquire(ctx, "a"); return err },
 					"Acquire":      func(ctx context.Context) error { _, err := i.Acquire(ctx, "a"); return err },
@@ -130,8 +128,13 @@ func TestAnErrorWithoutAnAnswerNamesWhoDidNotAnswer(t *testing.T) {
 					if how == "its own bound" && call == "Check" {
 						continue // which is longer than the client library waits
 					}
+					client = c.client(t) // of its own: what an earlier call has left waits for the pool, too
+					t.Cleanup(func() { _ = client.Close() })
+					var err error
+					i, err = lease.New(client, lease.Config{TTL: ttl})
+					require.NoError(t, err)
 					ctx, cancel := end.ctx(t.Context())
-					err := ask(ctx)
+					err = ask(ctx)
 					require.ErrorIs(t, err, lease.ErrUnreachable, call)
 					require.Regexp(t, `redis unreachable: no answer from `+c.whom+end.says, err.Error(), call)
 					require.NotContains(t, err.Error(), "context canceled", call)
