@@ -10,7 +10,8 @@
 --         {'revoked'}   this lease was revoked. No other holder was touched.
 --         {'corrupt', key, problem}  of the owner; if another key is wrong, the lease is released all the same
 
--- The common case, before the helpers as in acquire.lua: it is held, and nobody waits.
+-- The common case, before the helpers as in acquire.lua: it is held, and nobody waits. So many places are read at first as
+-- front_of reads.
 local front = #KEYS == 4 and #ARGV == 3 and redis.pcall('ZRANGE', KEYS[2], 0, 8)
 if front and not front.err and #front == 0 then
   local held, mine = redis.pcall('GET', KEYS[1]), ARGV[1] .. ':' .. ARGV[2] .. ':'
