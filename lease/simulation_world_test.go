@@ -692,7 +692,10 @@ func (l *link) request(args []string) {
 		l.mute = true
 		return
 	case repeat:
-		s.at(s.ready(at+d.between(0, 3*s.ttl)), func() { s.execute(l, args, true) })
+		s.at(s.ready(at+d.between(0, 3*s.ttl)), func() {
+			p.disturb() // if a waiter is called that has gone, those of its process are passed over until they ask
+			s.execute(l, args, true)
+		})
 	}
 	s.at(at, func() {
 		if l.gone {
