@@ -56,7 +56,7 @@ func TestChaosOverTLS(t *testing.T) {
 		{exitFailed, []string{"--only", "commit replies lost", "--for", "10s", "--control", "safe-to-retry"}},
 	} {
 		var v chaos.Verdict
-		got := c.run(append([]string{"chaos", "--ttl", "500ms"}, tc.args...)...)
+		got := c.run(append([]string{"chaos", "--ttl", "1s"}, tc.args...)...)
 		require.Equal(t, tc.code, got.code, got.errOut+got.out)
 		c.decode("chaos", &v, got.out)
 		require.Positive(t, v.Outcomes[chaos.Committed])
