@@ -421,7 +421,7 @@ func TestWhatIsCancelledAtOnceIsWithdrawnTogether(t *testing.T) {
 		require.Zero(t, time.Since(cancelled), "nobody waits for the withdrawal")
 
 		time.Sleep(time.Second)
-		require.Less(t, trips.n.Load(), int64(waiters/10), "one by one it is more than one for each")
+		require.LessOrEqual(t, trips.n.Load(), int64(4), "two of 256 at most, each once more if it has to bring the script")
 		for _, resource := range resources {
 			require.Zero(t, w.snapshot(t, resource).waiters)
 		}

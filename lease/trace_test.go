@@ -219,6 +219,7 @@ func TestTracersAreToldWhoHasCancelled(t *testing.T) {
 			_, err := i.TryAcquire(ctx, "a")
 			require.ErrorIs(t, err, errWork)
 			require.Equal(t, outcome, j.of(lease.OpAcquire)[1].Outcome())
+			time.Sleep(ms) // it is withdrawn behind the call
 
 			w.faults.Next(1, faulty.Hang)
 			ctx, cancel = context.WithCancelCause(t.Context())

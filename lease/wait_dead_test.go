@@ -270,10 +270,10 @@ func TestAnAbandonedQueueExpires(t *testing.T) {
 		w.faults.Always(faulty.LoseRequest) // the process dies
 		cancel()
 		<-grants
-		w.faults.Always(faulty.None)
 		require.EqualValues(t, 1, w.snapshot(t, "a").waiters)
 		time.Sleep(6 * time.Second)
 		require.Zero(t, w.snapshot(t, "a").waiters)
+		w.faults.Always(faulty.None)
 		require.NoError(t, holder.Release(t.Context()))
 	})
 }
