@@ -119,7 +119,7 @@ func (c Config) withDefaults() Config {
 	c.ReplicaTimeout = cmp.Or(c.ReplicaTimeout, max(min(c.TTL/6, time.Second), time.Millisecond))
 	c.MaxHold = cmp.Or(c.MaxHold, max(time.Hour, c.TTL))
 	c.Holder = cmp.Or(c.Holder, thisProcess())
-	c.FenceRetention = cmp.Or(c.FenceRetention, max(24*time.Hour, c.TTL))
+	c.FenceRetention = cmp.Or(c.FenceRetention, max(protocol.FenceRetention, c.TTL))
 	return c
 }
 

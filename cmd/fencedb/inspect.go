@@ -23,10 +23,11 @@ func (a *app) inspect() *cli.Command {
 		Description: `Reads Redis and Postgres and changes nothing. The notes at the end say who
 can write now, and whether Redis has lost data. It looks in every namespace
 that Redis has, and names those that have the resource too. If one server
-does not answer, it shows what the other knows; the exit code is 1 then. It
-shows the last renewal with its TTL, and the last refusals, if programs
-publish events (see watch): Redis knows only what remains. Of a semaphore,
-fencedb leases shows who has its permits.
+does not answer, it shows what the other knows; the exit code is 1 then. If
+programs publish events (see watch), it shows the last renewal with its TTL,
+and the last refusals. Otherwise the renewal is worked out: Redis remembers
+a token for lease.Config.FenceRetention from then on, if that is its default.
+Of a semaphore, fencedb leases shows who has its permits.
 
    fencedb inspect table:12`,
 		Action: a.read(onBoth|halves, nil, func(ctx context.Context, s *servers) (report, error) {
@@ -44,6 +45,8 @@ fencedb leases shows who has its permits.
 			found.feedReplaced = told.replaced
 			if h := found.Holder; h != nil && told.renewal.token == h.Token {
 				found.Renewal = &told.renewal
+			} else {
+				found.Renewal = found.workOutRenewal(time.Now().Add(s.ahead.redis))
 			}
 			found.Notes = found.conclude()
 			if err := s.away(); err != nil {
@@ -58,7 +61,7 @@ fencedb leases shows who has its permits.
 type inspection struct {
 	Resource        string        `json:"resource"`
 	Holder          *holder       `json:"holder"`
-	Renewal         *renewal      `json:"renewal"` // nil: no program publishes it
+	Renewal         *renewal      `json:"renewal"` // nil: no program publishes it, and it cannot be worked out
 	Waiters         int           `json:"waiters"`
 	LastToken       *int64        `json:"last_token"`        // in Redis
 	RememberedForMS *int64        `json:"remembered_for_ms"` // by Redis, for how much longer
@@ -165,6 +168,22 @@ func (s *servers) add(r *inspection, known lease.Inspection) {
 	if r.Holder = s.ahead.holder(known); r.Holder != nil && r.Holder.IssuedAt != nil {
 		r.heldFor = max(0, s.ahead.sinceRedis(*r.Holder.IssuedAt))
 	}
+}
+
+// workOutRenewal finds the last renewal by how long Redis still remembers the token: each grant and
+// renewal sets that to FenceRetention. nil if it cannot be the default: that is longer ago than the
+// grant, or has not been yet.
+func (r *inspection) workOutRenewal(now time.Time) *renewal {
+	if r.heldFor == 0 || value(r.LastToken) != r.Holder.Token || r.RememberedForMS == nil {
+		return nil
+	}
+	since := protocol.FenceRetention - time.Duration(*r.RememberedForMS)*time.Millisecond
+	const about = 100 * time.Millisecond // how well we know Redis's clock
+	if since < 0 || since > r.heldFor+about {
+		return nil
+	}
+	return &renewal{At: now.Add(-since).UTC(), TTLMS: since.Milliseconds() + r.Holder.ExpiresInMS,
+		First: since > r.heldFor-about, Assumed: true}
 }
 
 // holder is nil if nobody holds.

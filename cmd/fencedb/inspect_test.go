@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -184,7 +185,7 @@ func TestInspectSaysWhenTheHolderRenewedLast(t *testing.T) {
 	w := newWorld(t)
 	require.Nil(t, w.inspected("seat:1").Renewal)
 	l := w.acquire("seat:1")
-	require.Nil(t, w.inspected("seat:1").Renewal, "nobody tells")
+	require.True(t, w.inspected("seat:1").Renewal.Assumed, "nobody tells")
 	told := func(kind string, token int64) {
 		w.publish(fmt.Sprintf(`{"kind":%q,"resource":"seat:1","worker":"w","token":%d,"ttl_ms":9800}`, kind, token))
 	}
@@ -199,7 +200,39 @@ func TestInspectSaysWhenTheHolderRenewedLast(t *testing.T) {
 
 	require.NoError(t, l.Release(t.Context()))
 	w.acquire("seat:1")
-	require.Nil(t, w.inspected("seat:1").Renewal, "it was that of another lease")
+	require.True(t, w.inspected("seat:1").Renewal.Assumed, "the other was that of another lease")
+}
+
+// Without events, each grant and renewal has set for how long Redis remembers the token.
+func TestInspectWorksOutWhenTheHolderRenewedLast(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	const day, persists = 24 * time.Hour, 0
+	for name, tc := range map[string]struct {
+		remembered time.Duration // by Redis; the holder has held for ten seconds, and has seven left
+		newer      int64         // than the holder's token is the last one
+		says       string        // "" for nothing
+	}{
+		"renewed":                  {day - 3*time.Second, 0, `renewed [23]\S*s ago, for (10|9\.9\d*)s, if FenceRetention is 24 hours as by default`},
+		"not renewed":              {day - 10*time.Second, 0, `not renewed since it was granted 1\d\S*s ago, for 1[67]\S*s, if FenceRetention is 24 hours as by default`},
+		"kept for less":            {day / 2, 0, ""},
+		"kept for more":            {2 * day, 0, ""},
+		"kept for ever":            {persists, 0, ""},
+		"somebody raised it since": {day - 3*time.Second, 1, ""},
+	} {
+		resource := "seat:" + strings.ReplaceAll(name, " ", "-")
+		now := w.redis.Time(t.Context()).Val()
+		token := now.Add(-10 * time.Second).UnixMicro()
+		keys := "lease:v1:{" + w.namespace + "/" + resource + "}:"
+		w.redis.Set(t.Context(), keys+"owner", fmt.Sprintf("%s:%d:call", uuid.New(), token), 7*time.Second)
+		w.redis.Set(t.Context(), keys+"fence", token+tc.newer, tc.remembered)
+		if says := w.ok("inspect", resource); tc.says != "" {
+			require.Regexp(t, `\n +`+tc.says+`\n`, says, name)
+		} else {
+			require.NotContains(t, says, "renewed ", name)
+			require.Nil(t, w.inspected(resource).Renewal, name)
+		}
+	}
 }
 
 // fencedb.blockers looks as the owner of the schema.

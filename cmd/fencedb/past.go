@@ -171,7 +171,7 @@ func (s *servers) readEvents(ctx context.Context, r *history, w window) error {
 			return nil
 		}
 		if e.Kind == feed.Granted || e.Kind == feed.Extended {
-			r.renewals[e.Token] = renewal{e.At.UTC(), e.TTL.Milliseconds(), e.Kind == feed.Granted, e.Token}
+			r.renewals[e.Token] = renewalOf(e)
 			r.labels[e.LeaseID] = e.Worker
 		}
 		switch e.Kind {

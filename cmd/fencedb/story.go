@@ -2,11 +2,13 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/fencedb/fencedb/internal/protocol"
 	"github.com/fencedb/fencedb/observe/feed"
 )
 
@@ -33,8 +35,15 @@ type renewal struct {
 	At    time.Time `json:"at"`
 	TTLMS int64     `json:"ttl_ms"` // that the holder had from then on
 	First bool      `json:"first"`  // it is the grant
+	// No program publishes it: it is worked out, for the default of lease.Config.FenceRetention.
+	Assumed bool `json:"assumed"`
 
 	token int64
+}
+
+// renewalOf is what an event of kind granted or extended tells.
+func renewalOf(e feed.Event) renewal {
+	return renewal{At: e.At.UTC(), TTLMS: e.TTL.Milliseconds(), First: e.Kind == feed.Granted, token: e.Token}
 }
 
 func (r renewal) text(p page) string {
@@ -42,7 +51,11 @@ func (r renewal) text(p page) string {
 	if r.First {
 		what = "not renewed since it was granted"
 	}
-	return what + " " + ago(p.ahead.sinceRedis(r.At)) + ", for " + millis(r.TTLMS)
+	text := what + " " + ago(p.ahead.sinceRedis(r.At)) + ", for " + millis(r.TTLMS)
+	if r.Assumed {
+		text += fmt.Sprintf(", if FenceRetention is %g hours as by default", protocol.FenceRetention.Hours())
+	}
+	return text
 }
 
 const mostRefusals = 5
@@ -61,7 +74,7 @@ func (s *servers) readFeed(ctx context.Context, resource string) (told story, er
 			told.refusals = append(told.refusals, refused{e.At.UTC(), e.Worker, e.Token, e.Stored})
 			told.refusals = told.refusals[max(0, len(told.refusals)-mostRefusals):]
 		case (e.Kind == feed.Granted || e.Kind == feed.Extended) && e.Token >= told.renewal.token:
-			told.renewal = renewal{e.At.UTC(), e.TTL.Milliseconds(), e.Kind == feed.Granted, e.Token}
+			told.renewal = renewalOf(e)
 		case proves(e) && now.Sub(e.At) < provenWithin:
 			told.proven = max(told.proven, e.Token)
 		}

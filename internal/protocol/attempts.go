@@ -22,6 +22,9 @@ const (
 // Patience bounds requests that nothing else bounds.
 const Patience = 5 * time.Second
 
+// FenceRetention is how long Redis remembers a last token where the program says nothing else.
+const FenceRetention = 24 * time.Hour
+
 // What people are warned of.
 const (
 	LongTTL = time.Hour // nobody waits that long for a holder that has died

@@ -94,8 +94,8 @@ func (k Key) For(field string) string {
 type Keys struct {
 	Owner   any // "<lease id>:<token>:<calls>", expires with the lease; of a semaphore a sorted set of those
 	Fence   any // last token issued, expires with Config.FenceRetention
-	Queue   any // sorted set: calls that wait by arrival, and calls that are over (common.lua)
-	Alive   any // hash: for each call that waits until when it counts as alive, and what it asked for
+	Queue   any // sorted set: the calls that wait, by arrival
+	Alive   any // hash: how each call that waits stands (common.lua)
 	Ended   any // "<lease id>:<token>:..." of a lease that was revoked, for its holder to find
 	Limit   any // of a semaphore, if it was changed
 	Channel any // "<channel>:<listener>" is where one process hears of its turn; not a key
