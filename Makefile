@@ -17,7 +17,7 @@ help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: ## Watch a stale writer being refused, on real servers (under 20 seconds)
+demo: ## Watch a stale writer being refused, on real servers (seconds, once it is built)
 	@internal/tools/ensure.sh go servers
 	go run ./internal/demo
 

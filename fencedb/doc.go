@@ -63,18 +63,20 @@
 //
 // # Time
 //
-// ValidUntil of the grant bounds the transaction: the server ends it when that time has come (time
-// limits for statements and for waiting for the client, which a write in one round trip
-// never does; from Postgres 17 also a limit on the whole transaction; each for this transaction
-// only and never looser than what was set before). So a paused holder delays the next one by its
-// remaining validity at the most (S7). On Postgres 15 and 16, which cannot limit a transaction as a
-// whole, the limits are drawn in with statements that write to a protected table; one that only
-// reads may be idle for the validity it had when it entered, and nothing limits what deferred
-// triggers do at COMMIT, nor how long the server waits for the rest of a batch. On every version
-// nothing limits how long it waits for the rows of a COPY, or for its client to read a result. If
-// the client has vanished, TCP keepalives end such a wait, as doctor of cmd/fencedb says. The
-// limits are one part in 256 short of what is left, so that they need no drawing in for each of
-// them. A holder that means to write for longer than its lease says so with Hold.
+// A transaction lasts no longer than its grant did when it began (ValidUntil); then the server ends
+// it, with ErrTooLong, or ErrLeaseOver if the lease is over. A holder that renews its lease and
+// means to write for longer says so with Hold. So a paused holder delays the next one by its
+// remaining validity at the most (S7).
+//
+// The server does that by time limits for each statement and for waiting for the client, and from
+// Postgres 17 for the whole transaction; each for this transaction only, and never looser than what
+// was set before. They are up to one part in 256 short of what is left. Postgres 15 and 16 cannot
+// limit a transaction as a whole: there, statements that write to a protected table draw the limits
+// in, and one that only reads may be idle for the validity it had when it entered; nothing limits
+// what deferred triggers do at COMMIT, nor how long the server waits for the rest of a batch. On
+// every version nothing limits how long it waits for the rows of a COPY, or for its client to read
+// a result. If the client has vanished, TCP keepalives end such a wait, as doctor of cmd/fencedb
+// says.
 //
 // No call outlasts its context, or the validity of its grant, by more than five seconds. That is
 // the time for asking what became of a lost COMMIT. After half of that without an answer, the
