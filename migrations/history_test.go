@@ -291,6 +291,19 @@ func TestOnlyOperatorsReadHistory(t *testing.T) {
 	require.Equal(t, "4", s.one(`SELECT count(*) FROM fencedb.history`))
 }
 
+// Any role may make triggers on its temporary tables, with functions that it may execute.
+func TestWhoeverMayOnlyWriteNotesNothingElse(t *testing.T) {
+	t.Parallel()
+	s := newNoted(t)
+	app := s.withRole("allow")
+	s.exec(`GRANT ALL ON seats TO ` + app)
+	forged := `CREATE TEMP TABLE bait (room text); CREATE TRIGGER note AFTER INSERT ON bait REFERENCING NEW TABLE AS written FOR EACH STATEMENT EXECUTE FUNCTION fencedb.noted_seats(); INSERT INTO bait VALUES ('red')`
+	require.Equal(t, insufficientPrivilege, s.as(app, forged))
+	s.exec(`SELECT fencedb.protect('seats', 'room:{room}')`) // which writes the function anew
+	require.Equal(t, insufficientPrivilege, s.as(app, forged))
+	require.Empty(t, s.noted())
+}
+
 // The function that notes rows runs as the owner of the schema, and reads columns of others.
 func TestHistoryRunsNoCastOfTheTablesOwner(t *testing.T) {
 	t.Parallel()

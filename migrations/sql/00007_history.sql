@@ -214,7 +214,8 @@ $notes$,
         format(of_one, 'pg_catalog.count(*)', written),
         format(of_any, changed),
         format(of_any, written)));
-    EXECUTE format('GRANT EXECUTE ON FUNCTION %s() TO %s', notes, (SELECT c.relowner::regrole FROM pg_class c WHERE c.oid = target)); -- to make the triggers
+    -- Whoever makes the triggers needs it. Anybody else could make one on a temporary table.
+    EXECUTE format('REVOKE ALL ON FUNCTION %1$s() FROM PUBLIC; GRANT EXECUTE ON FUNCTION %1$s() TO %2$s', notes, (SELECT c.relowner::regrole FROM pg_class c WHERE c.oid = target));
     EXECUTE format('COMMENT ON FUNCTION %s() IS %L', notes, jsonb_build_object('table', target::text, 'since', coalesce(protection.history_since, clock_timestamp())));
     RETURN (notes || '()')::regprocedure;
 END
