@@ -82,8 +82,8 @@ func TestEveryStatementIsKept(t *testing.T) {
 func TestWhatAStatementWritesIsKeptByResource(t *testing.T) {
 	t.Parallel()
 	s := newNoted(t)
-	s.exec(`CREATE TABLE jobs (name text NOT NULL, day date NOT NULL, n int); CREATE TABLE logs (room text NOT NULL);
-		SELECT fencedb.protect('jobs', resource => ARRAY['job:{name}', 'on:{day}'], history => true), fencedb.protect('logs', resource => 'log:{room}', stamp => false, history => true); INSERT INTO fencedb.foreign_issuers VALUES ('room')`)
+	s.exec(`CREATE TABLE jobs (name text NOT NULL, day date NOT NULL, n int); CREATE TABLE logs (room text NOT NULL); CREATE TABLE moves (a text NOT NULL, b text NOT NULL);
+		SELECT fencedb.protect('moves', resource => ARRAY['job:{a}', 'job:{b}'], history => true), fencedb.protect('jobs', resource => ARRAY['job:{name}', 'on:{day}'], history => true), fencedb.protect('logs', resource => 'log:{room}', stamp => false, history => true); INSERT INTO fencedb.foreign_issuers VALUES ('room')`)
 	both := "BEGIN; " + enter(41, "room:red") + "; " + enter(41, "room:blue") + "; "
 	s.exec(both + `COMMIT; ` + enter(41, "job:a") + `; ` + enter(41, "on:2026-11-20") + `; ` + enter(41, "log:red"))
 	s.noted()
@@ -96,6 +96,7 @@ func TestWhatAStatementWritesIsKeptByResource(t *testing.T) {
 		{both + `MERGE INTO seats USING (VALUES (1), (9)) v(id) ON seats.id = v.id WHEN MATCHED THEN UPDATE SET guest = 'zoe' WHEN NOT MATCHED THEN INSERT VALUES (v.id, 'red'); COMMIT`, "update room:red 41 1 of public.seats, insert room:red 41 1 of public.seats"},
 		{both + `DELETE FROM seats WHERE room = 'red'; COMMIT`, "delete room:red 41 3 of public.seats"},
 		{`BEGIN; ` + enter(41, "job:a") + `; ` + enter(41, "on:2026-11-20") + `; INSERT INTO jobs VALUES ('a', '2026-11-20', 1); COMMIT`, "insert job:a 41 1 of public.jobs, insert on:2026-11-20 41 1 of public.jobs"},
+		{s.fenced(41, "job:b", `INSERT INTO moves VALUES ('b', 'b'), ('b', 'b'); UPDATE moves SET b = 'b'`), "enter job:b 41, insert job:b 41 2 of public.moves, update job:b 41 2 of public.moves"},
 		{s.fenced(41, "log:red", `INSERT INTO logs VALUES ('red'); COPY logs FROM PROGRAM 'echo red'`), "insert log:red 41 1 of public.logs, insert log:red 41 1 of public.logs"},
 		{s.fenced(41, "log:red", `SAVEPOINT a; DELETE FROM logs; ROLLBACK TO a; INSERT INTO logs VALUES ('red')`), "insert log:red 41 1 of public.logs"},
 	} {
