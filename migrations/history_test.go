@@ -222,7 +222,10 @@ func TestHistoryIsOffAtFirst(t *testing.T) {
 	require.Equal(t, "0 0", s.one(`SELECT concat_ws(' ', (SELECT count(*) FROM fencedb.history), (SELECT count(*) FROM fencedb.history_kept))`))
 	require.Empty(t, s.one(triggers))
 	require.Equal(t, "30 days, 60 days after 30 days, 9 days after 1 day,  after 9 days", s.one(`SELECT string_agg(concat(details ->> 'period', ' after ' || (details ->> 'former_period')), ', ' ORDER BY id) FROM fencedb.audit WHERE event = 'keep_history'`))
-	s.refused("22023", `SELECT fencedb.keep_history('-1 day')`)
+	for _, period := range []string{"-1 day", "1000 years 1 day", "10000 years"} { // Postgres has no time so long ago
+		s.refused("22023", `SELECT fencedb.keep_history('`+period+`')`)
+	}
+	s.exec(`SELECT fencedb.keep_history('1000 years'), fencedb.prune_history(100), fencedb.keep_history(NULL)`)
 	s.refused("22023", `SELECT fencedb.record('keep_history', NULL, 'ann@desk', 'a lie')`)
 }
 

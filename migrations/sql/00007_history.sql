@@ -268,8 +268,8 @@ DECLARE
     wanted interval := nullif(period, interval '0');
     former fencedb.history_kept;
 BEGIN
-    IF wanted < interval '0' THEN
-        RAISE EXCEPTION 'fencedb.keep_history: the period must not be negative, got %', wanted
+    IF wanted NOT BETWEEN interval '0' AND interval '1000 years' THEN -- Postgres has no time before 4713 BC, and pruning would fail
+        RAISE EXCEPTION 'fencedb.keep_history: the period must be 0 to 1000 years, got %', wanted
             USING ERRCODE = 'invalid_parameter_value', HINT = 'For example: SELECT fencedb.keep_history(''30 days''). NULL switches it off.';
     END IF;
     LOCK TABLE fencedb.history_kept IN SHARE ROW EXCLUSIVE MODE; -- another session may be at it
@@ -295,7 +295,7 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.keep_history(interval) IS 'From now on, who enters which resource is kept in fencedb.history for so long, and what is written to tables that are protected with history => true. A row has some 150 bytes; there is one for each token that enters, and for each statement and resource. NULL or 0 switches it off, and forgets what was kept. Recorded in fencedb.audit. Switching on and off waits for open transactions that have entered, and blocks new ones meanwhile: set lock_timeout and try again.';
+COMMENT ON FUNCTION fencedb.keep_history(interval) IS 'From now on, who enters which resource is kept in fencedb.history for so long, 1000 years at most, and what is written to tables that are protected with history => true. A row has some 150 bytes; there is one for each token that enters, and for each statement and resource. NULL or 0 switches it off, and forgets what was kept. Recorded in fencedb.audit. Switching on and off waits for open transactions that have entered, and blocks new ones meanwhile: set lock_timeout and try again.';
 
 REVOKE ALL ON FUNCTION fencedb.keep_history(interval), fencedb.write_notes(regclass), fencedb.has_taken_over(oid), fencedb.note_entry(), fencedb.keep_nothing(), fencedb.prune_history(float8), fencedb.caller() FROM PUBLIC;
 -- Who protects a table calls these.
