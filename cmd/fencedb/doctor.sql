@@ -232,8 +232,8 @@ WHERE m.is_partition AND c.relkind <> 'f' AND NOT EXISTS (SELECT FROM pg_trigger
 -- Why: what statements write that name this table is missing in the history
 -- Do: call fencedb.protect for the protected table once more, which makes and switches on what is missing
 SELECT format('%s lacks the trigger %s, or it is switched off', m.member, string_agg('~fencedb_note_' || k.kind, ' and ' ORDER BY k.kind))
-FROM fencedb.protected_tables p, fencedb.members(p.table_name) m JOIN pg_class c ON c.oid = m.member, (VALUES ('insert'), ('update'), ('delete')) k(kind)
-WHERE c.relkind <> 'f' AND EXISTS (SELECT FROM fencedb.members(p.table_name) o JOIN pg_trigger t ON t.tgrelid = o.member WHERE t.tgname ^@ '~fencedb_note_')
+FROM fencedb.protected_tables p, fencedb.members(p.table_name) m, (VALUES ('insert'), ('update'), ('delete')) k(kind)
+WHERE EXISTS (SELECT FROM fencedb.members(p.table_name) o JOIN pg_trigger t ON t.tgrelid = o.member WHERE t.tgname ^@ '~fencedb_note_')
   AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_note_' || k.kind AND t.tgenabled IN ('O', 'A'))
 GROUP BY m.member ORDER BY 1;
 

@@ -235,16 +235,19 @@ DECLARE
     notes   regprocedure;
     formers regprocedure[] := ARRAY(SELECT DISTINCT t.tgfoid::regprocedure FROM pg_trigger t JOIN fencedb.members(target) m ON m.member = t.tgrelid WHERE t.tgname ^@ '~fencedb_note_');
     own     record;
+    far     regclass := (SELECT m.member FROM fencedb.members(target) m JOIN pg_class c ON c.oid = m.member WHERE c.relkind = 'f' LIMIT 1);
 BEGIN
     IF wanted THEN
-        IF formers = '{}' THEN
+        IF far IS NOT NULL THEN -- Postgres refuses writes to it, too
+            RAISE EXCEPTION 'fencedb.protect: % is a foreign table, of which no history can be kept', far
+                USING ERRCODE = 'feature_not_supported', HINT = format('Protect %s with history => false, or take that part out of it.', target);
+        ELSIF formers = '{}' THEN
             EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', target); -- whoever writes meanwhile would not be noted
         END IF;
         notes := fencedb.write_notes(target);
-        FOR own IN SELECT m.member, k.* FROM fencedb.members(target) m JOIN pg_class c ON c.oid = m.member,
+        FOR own IN SELECT m.member, k.* FROM fencedb.members(target) m,
                 (VALUES ('insert', 'NEW TABLE AS written'), ('update', 'OLD TABLE AS former NEW TABLE AS written'), ('delete', 'OLD TABLE AS written')) k(kind, transition)
-                WHERE c.relkind <> 'f' -- which cannot
-                AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_note_' || k.kind AND t.tgfoid = notes AND t.tgenabled IN ('O', 'A')) LOOP
+                WHERE NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_note_' || k.kind AND t.tgfoid = notes AND t.tgenabled IN ('O', 'A')) LOOP
             EXECUTE format('CREATE OR REPLACE TRIGGER "~fencedb_note_%1$s" AFTER %1$s ON %2$s REFERENCING %3$s FOR EACH STATEMENT EXECUTE FUNCTION %4$s', own.kind, own.member, own.transition, notes);
         END LOOP;
     ELSE
