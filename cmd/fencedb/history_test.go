@@ -194,6 +194,30 @@ func TestHistoryNamesTheHolderByItsApplication(t *testing.T) {
 	require.Regexp(t, `insert 1 row of public.seats +\d+ .*\d\d:\d\d:\d\d +worker-9`, w.ok("history", "seat:1"))
 }
 
+// A statement has the lease of its token also where there are many, and none without a token.
+func TestHistoryOfABusyResource(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(noteSeats + `; WITH entered AS (SELECT now() - interval '1 hour' AS at, gen_random_uuid() AS lease)
+		INSERT INTO fencedb.history (at, resource, event, token, lease_id, row_count) SELECT at, 'seat:1', 'enter', 41, lease, NULL::bigint FROM entered
+		UNION ALL SELECT at + i * interval '1 ms', 'seat:1', 'UPDATE', 41, NULL, 1 FROM entered, generate_series(1, 30000) i
+		UNION ALL SELECT at + interval '40 s', 'seat:1', 'reset', 0, gen_random_uuid(), NULL FROM entered
+		UNION ALL SELECT at + interval '41 s', 'seat:1', 'UPDATE', NULL, NULL, 1 FROM entered`)
+	r := w.told("seat:1", "--timeout", "10s")
+	require.Len(t, r.Events, mostEvents)
+	require.True(t, r.More)
+	for i, h := range r.Events {
+		want := ""
+		switch {
+		case h.Source != ofHistory || h.Kind == kindReset:
+			continue
+		case h.Token == 41:
+			want = w.one(`SELECT lease_id::text FROM fencedb.history WHERE event = 'enter'`)
+		}
+		require.Equal(t, want, h.Lease, "event %d: %s", i, h.what())
+	}
+}
+
 // Each half, and what is not there, is said.
 func TestHistorySaysWhatIsNotKnown(t *testing.T) {
 	t.Parallel()

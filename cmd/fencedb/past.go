@@ -72,15 +72,11 @@ func (w window) cut(events []happening) (shown []happening, more bool) {
 // done is what the audit has, also of tables to which the resource may belong.
 const (
 	sealed = `(SELECT '` + sealText + `' FROM fencedb.audit a WHERE a.resource = $1 AND a.event = 'revoke' AND a.details ->> 'lease_id' = lease_id::text LIMIT 1)`
-	// The lease of a statement is the one that its token had entered with.
-	ofItsToken = `(SELECT e.lease_id FROM (
-		SELECT at, token, lease_id FROM fencedb.history WHERE resource = $1 UNION ALL SELECT advanced_at, last_fencing_token, lease_id FROM fencedb.fences WHERE resource = $1) e
-		WHERE e.at <= h.at AND e.token = h.token AND e.lease_id IS NOT NULL ORDER BY e.at DESC LIMIT 1)`
-	past = `past AS NOT MATERIALIZED (
-		SELECT 0::bigint AS id, at, lower(event) AS kind, coalesce(token, 0) AS token, coalesce(former_token, 0) AS former, coalesce(coalesce(lease_id, ` + ofItsToken + `)::text, '') AS lease, '' AS label,
+	past   = `past AS NOT MATERIALIZED (
+		SELECT 0::bigint AS id, at, lower(event) AS kind, coalesce(token, 0) AS token, coalesce(former_token, 0) AS former, coalesce(lease_id::text, '') AS lease, '' AS label,
 			coalesce(role::text, '') AS role, application, coalesce(host(client), '') AS client, coalesce(quote_ident(table_schema) || '.' || quote_ident(table_name), '') AS table_name,
 			coalesce(row_count, 0) AS row_count, coalesce(` + sealed + `, '') AS note, 'history' AS source
-		FROM fencedb.history h WHERE resource = $1
+		FROM fencedb.history WHERE resource = $1
 		UNION ALL
 		SELECT 0, f.advanced_at, 'enter', f.last_fencing_token, 0, f.lease_id::text, '', '', '', '', '', 0, coalesce(` + sealed + `, 'by the ledger'), 'ledger'
 		FROM fencedb.fences f
@@ -93,13 +89,20 @@ const (
 		FROM fencedb.audit
 		WHERE resource = $1 OR event = 'keep_history'
 			OR event IN ('protect', 'observe', 'unprotect') AND EXISTS (SELECT FROM jsonb_array_elements_text(details -> 'resource') t WHERE starts_with($1, split_part(t, '{', 1))))`
-	told = `at, kind, token, former, lease, label, role, application, client, table_name, row_count, note, source`
+	// The lease of a statement is the one that its token had entered with. It is looked for where all
+	// that is shown is known: a resource may have a million statements.
+	ofToken = `CASE WHEN source = 'history' AND lease = '' AND token > 0 THEN coalesce((
+			SELECT e.lease_id::text FROM entered e WHERE e.at <= found.at AND e.token = found.token ORDER BY e.at DESC LIMIT 1), '') ELSE lease END`
 
 	// around takes the last before a time and the first after it. %[1]s is past or done, %[2]s its
 	// name, %[3]s a condition.
-	around = `WITH %[1]s SELECT ` + told + ` FROM (
+	around = `WITH %[1]s, found AS MATERIALIZED (
 		(SELECT * FROM %[2]s WHERE at >= $2 AND at <= $3 AND %[3]s ORDER BY at DESC, id DESC LIMIT $4) UNION ALL
-		(SELECT * FROM %[2]s WHERE at > $3 AND %[3]s ORDER BY at, id LIMIT $5)) found ORDER BY at, id`
+		(SELECT * FROM %[2]s WHERE at > $3 AND %[3]s ORDER BY at, id LIMIT $5)),
+	entered AS MATERIALIZED (
+		SELECT at, token, lease_id FROM fencedb.history WHERE resource = $1 AND lease_id IS NOT NULL AND token IN (SELECT token FROM found)
+		UNION ALL SELECT advanced_at, last_fencing_token, lease_id FROM fencedb.fences WHERE resource = $1)
+	SELECT at, kind, token, former, ` + ofToken + `, label, role, application, client, table_name, row_count, note, source FROM found ORDER BY at, id`
 )
 
 func (s *servers) readAround(ctx context.Context, source, name, condition, resource string,
