@@ -194,6 +194,15 @@ func TestHistoryNamesTheHolderByItsApplication(t *testing.T) {
 	require.Regexp(t, `insert 1 row of public.seats +\d+ .*\d\d:\d\d:\d\d +worker-9`, w.ok("history", "seat:1"))
 }
 
+// A reset that leaves the token, for a row with a newer one, leaves the lease too.
+func TestHistoryTellsTheEntryOfALeaseThatWasReset(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(noteSeats)
+	w.exec(`SELECT fencedb.enter('seat:1', 41, gen_random_uuid()); SELECT fencedb.reset_fence('seat:1', 41, 'ann@desk', 'lost', row_token => 50)`)
+	require.Equal(t, []string{"keep_history for 30 days", "enter", "reset lost"}, said(w.told("seat:1"))[1:])
+}
+
 // A statement has the lease of its token also where there are many, and none without a token.
 func TestHistoryOfABusyResource(t *testing.T) {
 	t.Parallel()

@@ -228,7 +228,8 @@ func (r *history) arrange(w window) {
 		written[h.Token] = written[h.Token] || h.Rows > 0
 	}
 	r.Events = slices.DeleteFunc(r.Events, func(h happening) bool {
-		twice := (h.Source == ofHistory || h.Source == ofLedger) && h.Rows == 0 && resets[h.Lease]
+		reset := h.Kind == kindReset || h.Source == ofLedger
+		twice := reset && h.Source != ofAudit && resets[h.Lease]
 		return twice || h.Kind == string(feed.Committed) && written[h.Token]
 	})
 	slices.SortStableFunc(r.Events, func(a, b happening) int { return a.At.Compare(b.At) })
