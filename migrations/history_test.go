@@ -130,11 +130,15 @@ func TestAWriteWithoutALeaseIsToldAsOne(t *testing.T) {
 	require.Empty(t, s.noted(), "no fence can have this one either")
 
 	s.exec(`SELECT fencedb.take_over_as('seats', session_user::regrole, 'tomorrow'); ` + write)
-	require.Equal(t, without, s.noted(), "it takes nothing over where nothing is enforced")
-	s.exec(`SELECT fencedb.enforce('seats'); ` + write)
+	require.Equal(t, without, s.noted(), "a guard that has observed such a write lately judges no row")
+	s.beside().exec(write)
 	require.Equal(t, "enter room:red 42 after 41, "+strings.Replace(with, "41", "42", 1), s.noted())
-	s.exec(s.fenced(43, "room:red", write))
+	s.exec(`SELECT fencedb.enforce('seats'); ` + write)
 	require.Equal(t, "enter room:red 43 after 42, "+strings.Replace(with, "41", "43", 1), s.noted())
+	s.exec(s.fenced(44, "room:red", write))
+	require.Equal(t, "enter room:red 44 after 43, "+strings.Replace(with, "41", "44", 1), s.noted())
+	s.exec(`CREATE FUNCTION ends() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM fencedb.end_take_over('seats'); RETURN NULL; END $$; CREATE TRIGGER ends AFTER UPDATE ON seats FOR EACH ROW EXECUTE FUNCTION ends(); ` + write)
+	require.Equal(t, "enter room:red 45 after 44, "+strings.Replace(with, "41", "45", 1), s.noted(), "it ends while the statement runs")
 }
 
 // A partition has its triggers from protect; a later one, from the next call.
@@ -227,6 +231,23 @@ func TestHistoryIsOffAtFirst(t *testing.T) {
 	}
 	s.exec(`SELECT fencedb.keep_history('1000 years'), fencedb.prune_history(100), fencedb.keep_history(NULL)`)
 	s.refused("22023", `SELECT fencedb.record('keep_history', NULL, 'ann@desk', 'a lie')`)
+}
+
+// What history read of itself could cost the commit of one of two that write beside each other.
+func TestHistoryCostsNobodyItsCommit(t *testing.T) {
+	t.Parallel()
+	s := newNoted(t)
+	s.exec(`SELECT fencedb.observe('seats'); SET enable_seqscan = off; ` + enter(41, "room:red") + "; " + enter(41, "room:blue"))
+	other := s.beside()
+	other.exec(`SET enable_seqscan = off`)
+	for _, begin := range []string{`BEGIN ISOLATION LEVEL SERIALIZABLE; SELECT`, `BEGIN ISOLATION LEVEL SERIALIZABLE; ` + enter(41, "room:red")} {
+		s.exec(begin)
+		other.exec(strings.Replace(begin, "red", "blue", 1))
+		s.exec(`UPDATE seats SET guest = 'eve' WHERE id IN (1, 3)`)
+		other.exec(`INSERT INTO seats VALUES (4, 'blue'), (5, 'red') ON CONFLICT DO NOTHING`)
+		s.exec(`COMMIT`)
+		other.exec(`COMMIT`)
+	}
 }
 
 // What it costs: one function for a new token, one for a statement, none where nothing is new.

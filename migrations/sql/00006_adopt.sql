@@ -295,7 +295,7 @@ BEGIN
                 fence := greatest(fence, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
             END IF;
             PERFORM fencedb.check_grant(wanted, fence, lease); -- the stamp is what a session says
-            UPDATE fencedb.fences f SET last_fencing_token = fence, lease_id = lease, advanced_at = clock_timestamp() WHERE f.resource = wanted;
+            UPDATE fencedb.fences f SET last_fencing_token = fence, lease_id = lease, advanced_at = greatest(clock_timestamp(), transaction_timestamp()) WHERE f.resource = wanted;
         END IF;
         token := CASE WHEN wanted = own[1] THEN fence ELSE token END;
     END LOOP;
