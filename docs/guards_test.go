@@ -135,6 +135,7 @@ var guards = []struct {
 	{"migrations/sql/00007_history.sql", []guard{
 		{"S4", "history casts no column that has got another type", "(fencedb.read_template(target, t)).printed", "(fencedb.read_template(target, t)).expression", "migrations.TestHistoryRunsNoCastOfTheTablesOwner"},
 		{"S4", "history tells the token that the guard has judged", "pg_catalog.current_setting('fencedb.judged') OPERATOR(pg_catalog.=) fencedb.signature(pg_catalog.min(w.resource), pg_catalog.current_setting('fencedb.token')::pg_catalog.int8) END", "true END", "migrations.TestAWriteWithoutALeaseIsToldAsOne"},
+		{"S4", "the owner of a table alone runs what notes its rows", "REVOKE ALL ON FUNCTION %1$s() FROM PUBLIC; GRANT", "GRANT", "migrations.TestWhoeverMayOnlyWriteNotesNothingElse"},
 		{"S4", "operators alone read the lease ids of history", "ALTER TABLE fencedb.history ENABLE ROW LEVEL SECURITY;\n", "", "migrations.TestOnlyOperatorsReadHistory"},
 		{"S4", "default privileges open nothing", "        EXECUTE format('REVOKE ALL ON SCHEMA fencedb FROM %1$s;", "        PERFORM format('REVOKE ALL ON SCHEMA fencedb FROM %1$s;", "migrations.TestTheDefaultPrivilegesOfWhoeverMigratesDoNotMatter"},
 	}},
