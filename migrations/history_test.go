@@ -250,6 +250,33 @@ func TestHistoryCostsNobodyItsCommit(t *testing.T) {
 	}
 }
 
+// A dump of the rows alone, or of the schema alone, has one half of what says that history is kept.
+func TestHalfADumpLeavesHistoryThatCanBeSwitched(t *testing.T) {
+	t.Parallel()
+	const rows = `INSERT INTO fencedb.history_kept (period, since) VALUES ('30 days', now() - interval '5 days')`
+	const schema = `DROP TRIGGER off ON fencedb.history; CREATE TRIGGER note AFTER INSERT OR UPDATE OF last_fencing_token ON fencedb.fences FOR EACH ROW EXECUTE FUNCTION fencedb.note_entry()`
+	for _, half := range []string{rows, schema} {
+		s := newSession(t)
+		s.exec(half + `; SELECT fencedb.keep_history(NULL); ` + enter(41, "room:red"))
+		require.Empty(t, s.noted(), half)
+
+		s.exec(half)
+		if half == schema {
+			s.exec(enter(42, "room:red"))
+			require.Equal(t, "1", s.one(`SELECT count(*) FROM fencedb.history`))
+			s.exec(`SELECT fencedb.prune_history(100) FROM generate_series(1, 99)`) // at random
+			require.Empty(t, s.noted(), "nobody says for how long")
+		}
+		s.exec(keepHistory)
+		began := s.one(`SELECT since > now() - interval '1 minute' FROM fencedb.history_kept`)
+		require.Equal(t, "true", began, half)
+		s.exec(enter(43, "room:red"))
+		require.Regexp(t, "^enter room:red 43", s.noted(), half)
+		s.exec(`SELECT fencedb.keep_history(NULL); ` + enter(44, "room:red"))
+		require.Empty(t, s.noted(), half)
+	}
+}
+
 // What it costs: one function for a new token, one for a statement, none where nothing is new.
 func TestWhatHistoryCosts(t *testing.T) {
 	t.Parallel()

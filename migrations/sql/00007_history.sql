@@ -87,7 +87,7 @@ AS $$
 DECLARE
     pages int         := 40 * ceil(added / 100);
     first bigint      := floor(random() * (pages + pg_relation_size('fencedb.history') / current_setting('block_size')::int)) - pages;
-    old   timestamptz := (SELECT clock_timestamp() - k.period FROM fencedb.history_kept k);
+    old   timestamptz := coalesce((SELECT clock_timestamp() - k.period FROM fencedb.history_kept k), 'infinity'); -- of a copy of the schema alone, all goes
 BEGIN
     IF current_setting('transaction_isolation') LIKE 'read %' THEN
         DELETE FROM fencedb.history h
@@ -262,6 +262,7 @@ AS $$
 DECLARE
     wanted interval := nullif(period, interval '0');
     former fencedb.history_kept;
+    kept   boolean; -- by the triggers, which a dump of the rows alone leaves as they were
 BEGIN
     IF wanted NOT BETWEEN interval '0' AND interval '1000 years' THEN -- Postgres has no time before 4713 BC, and pruning would fail
         RAISE EXCEPTION 'fencedb.keep_history: the period must be 0 to 1000 years, got %', wanted
@@ -269,17 +270,18 @@ BEGIN
     END IF;
     LOCK TABLE fencedb.history_kept IN SHARE ROW EXCLUSIVE MODE; -- another session may be at it
     SELECT * INTO former FROM fencedb.history_kept;
-    IF wanted IS NOT DISTINCT FROM former.period THEN
+    kept := NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = 'fencedb.history'::regclass AND t.tgname = 'off');
+    IF wanted IS NOT DISTINCT FROM former.period AND kept = (wanted IS NOT NULL) THEN
         RETURN;
     ELSIF wanted IS NULL THEN
-        DROP TRIGGER note ON fencedb.fences;
-        CREATE TRIGGER off BEFORE INSERT ON fencedb.history FOR EACH ROW EXECUTE FUNCTION fencedb.keep_nothing();
+        DROP TRIGGER IF EXISTS note ON fencedb.fences;
+        CREATE OR REPLACE TRIGGER off BEFORE INSERT ON fencedb.history FOR EACH ROW EXECUTE FUNCTION fencedb.keep_nothing();
         DELETE FROM fencedb.history_kept;
         TRUNCATE fencedb.history;
-    ELSIF former.period IS NULL THEN
-        CREATE TRIGGER note AFTER INSERT OR UPDATE OF last_fencing_token ON fencedb.fences FOR EACH ROW EXECUTE FUNCTION fencedb.note_entry();
-        DROP TRIGGER off ON fencedb.history; -- after whoever writes to a table with history: they have locked it, also while there is none
-        INSERT INTO fencedb.history_kept (period, since) VALUES (wanted, clock_timestamp());
+    ELSIF former.period IS NULL OR NOT kept THEN
+        CREATE OR REPLACE TRIGGER note AFTER INSERT OR UPDATE OF last_fencing_token ON fencedb.fences FOR EACH ROW EXECUTE FUNCTION fencedb.note_entry();
+        DROP TRIGGER IF EXISTS off ON fencedb.history; -- after whoever writes to a table with history: they have locked it, also while there is none
+        INSERT INTO fencedb.history_kept (period, since) VALUES (wanted, clock_timestamp()) ON CONFLICT (one) DO UPDATE SET period = EXCLUDED.period, since = EXCLUDED.since;
     ELSE
         UPDATE fencedb.history_kept k SET period = wanted, since = greatest(k.since, clock_timestamp() - former.period);
     END IF;
