@@ -299,11 +299,13 @@ func TestWhatHistoryCosts(t *testing.T) {
 func TestHistoryIsBoundedByItsAge(t *testing.T) {
 	t.Parallel()
 	for name, fill := range map[string]string{
-		"entries":    `SELECT fencedb.enter('room:red', %d, gen_random_uuid())`,
-		"statements": `BEGIN; ` + strings.ReplaceAll(enter(41, "room:red"), "%", "%%") + `; UPDATE seats SET guest = '%d' WHERE id = 1; COMMIT`,
+		"entries":              `SELECT fencedb.enter('room:red', %d, gen_random_uuid())`,
+		"statements":           `BEGIN; ` + strings.ReplaceAll(enter(41, "room:red"), "%", "%%") + `; UPDATE seats SET guest = '%d' WHERE id = 1; COMMIT`,
+		"above READ COMMITTED": `BEGIN ISOLATION LEVEL REPEATABLE READ; ` + strings.ReplaceAll(enter(41, "room:red"), "%", "%%") + `; UPDATE seats SET guest = '%d' WHERE id = 1; COMMIT`,
 	} {
 		s := newNoted(t)
 		s.exec(`INSERT INTO fencedb.history (at, resource, event) SELECT clock_timestamp() - i * interval '1 day', 'room:old', 'enter' FROM generate_series(60, 1, -1) i, generate_series(1, 50) ORDER BY i DESC`)
+		s.exec(enter(41, "room:red"))
 		lock := s.beside()
 		lock.exec(`BEGIN; SELECT FROM fencedb.history ORDER BY ctid LIMIT 1 FOR UPDATE`)
 		old := `SELECT count(*) FROM fencedb.history WHERE at < now() - interval '30 days'`
@@ -317,6 +319,15 @@ func TestHistoryIsBoundedByItsAge(t *testing.T) {
 		lock.exec(`ROLLBACK`)
 		require.Equal(t, fmt.Sprintf("1450 %d", added), s.one(`SELECT concat_ws(' ', count(*) FILTER (WHERE resource = 'room:old' AND at > now() - interval '30 days'), count(*) FILTER (WHERE resource = 'room:red' AND (token > 41 OR event = 'UPDATE'))) FROM fencedb.history`), name)
 	}
+}
+
+func TestARowOfHistoryThatHasGoneFailsNobody(t *testing.T) {
+	t.Parallel()
+	s := newNoted(t)
+	s.exec(`INSERT INTO fencedb.history (at, resource, event) VALUES (now() - interval '31 days', 'room:old', 'enter')`)
+	s.exec(`BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM seats`)
+	s.beside().exec(`DELETE FROM fencedb.history`)
+	s.exec(`SELECT fencedb.prune_history(100) FROM generate_series(1, 99); COMMIT`)
 }
 
 func TestOnlyOperatorsReadHistory(t *testing.T) {
