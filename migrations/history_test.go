@@ -250,6 +250,25 @@ func TestHistoryCostsNobodyItsCommit(t *testing.T) {
 	}
 }
 
+// A transaction that has written under a fence that it shares enters another.
+func TestSwitchingHistoryOnEndsNobodyInADeadlock(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	s.exec(`SELECT fencedb.protect('seats', resource => 'room:{room}', history => true); ` + enter(41, "room:red"))
+	s.exec(`BEGIN; SELECT FROM ` + strings.Replace(strings.TrimPrefix(enter(41, "room:red"), "SELECT "), "enter", "reenter", 1) + `; UPDATE seats SET guest = 'eve' WHERE id = 1`)
+	operator, switched := s.beside(), make(chan error, 1)
+	go func() {
+		_, err := operator.conn.Exec(t.Context(), keepHistory)
+		switched <- err
+	}()
+	watch := s.beside()
+	watch.awaitBlocked(operator.conn.PgConn().PID())
+	s.exec(enter(41, "room:blue") + `; COMMIT`)
+	require.NoError(t, <-switched)
+	s.exec(s.fenced(42, "room:red", `UPDATE seats SET guest = 'ann' WHERE id = 1`))
+	require.Equal(t, "enter room:red 42 after 41, update room:red 42 1 of public.seats", s.noted())
+}
+
 // A dump of the rows alone, or of the schema alone, has one half of what says that history is kept.
 func TestHalfADumpLeavesHistoryThatCanBeSwitched(t *testing.T) {
 	t.Parallel()

@@ -281,6 +281,7 @@ BEGIN
         DELETE FROM fencedb.history_kept;
         TRUNCATE fencedb.history;
     ELSIF former.period IS NULL OR NOT kept THEN
+        LOCK TABLE fencedb.fences IN EXCLUSIVE MODE; -- also after whoever has only shared a fence and may enter another: they would be in a deadlock with what follows
         CREATE OR REPLACE TRIGGER note AFTER INSERT OR UPDATE OF last_fencing_token ON fencedb.fences FOR EACH ROW EXECUTE FUNCTION fencedb.note_entry();
         DROP TRIGGER IF EXISTS off ON fencedb.history; -- after whoever writes to a table with history: they have locked it, also while there is none
         INSERT INTO fencedb.history_kept (period, since) VALUES (wanted, clock_timestamp()) ON CONFLICT (one) DO UPDATE SET period = EXCLUDED.period, since = EXCLUDED.since;
