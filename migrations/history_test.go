@@ -373,6 +373,24 @@ func TestOnlyOperatorsReadHistory(t *testing.T) {
 	require.Equal(t, "4", s.one(`SELECT count(*) FROM fencedb.history`))
 }
 
+// What a statement writes to settings while it runs, history reads when it ends.
+func TestAStatementThatClearsWhatItEnteredIsKept(t *testing.T) {
+	t.Parallel()
+	s := newNoted(t)
+	s.exec(enter(41, "room:red") + "; " + enter(50, "room:blue"))
+	s.noted()
+	for settings, want := range map[string]string{
+		`set_config('fencedb.judged', '', true)`:                                          "update room:red 41 1 of public.seats",
+		`set_config('fencedb.token', '50', true)`:                                         "update room:red 41 1 of public.seats",
+		`set_config('fencedb.lease', '', true), set_config('fencedb.judged', '', true)`:   "update room:red none 1 of public.seats",
+		`set_config('fencedb.lease', 'x', true), set_config('fencedb.judged', '0', true)`: "update room:red none 1 of public.seats",
+	} {
+		s.exec(s.fenced(41, "room:red", `UPDATE seats SET guest = 'eve' WHERE id = 1 RETURNING `+settings))
+		require.Equal(t, "true", s.one(`SELECT bool_and((token IS NULL) = (role = session_user) IS NOT FALSE) FROM fencedb.history`), settings)
+		require.Equal(t, want, s.noted(), settings)
+	}
+}
+
 // Any role may make triggers on its temporary tables, with functions that it may execute.
 func TestWhoeverMayOnlyWriteNotesNothingElse(t *testing.T) {
 	t.Parallel()

@@ -1,5 +1,6 @@
 -- What happened to a resource: who entered it when, and what was written under which token. Nothing
--- here is needed to hold a lease or to write behind a fence, and it costs nothing while it is off.
+-- here is needed to hold a lease or to write behind a fence, and while it is off it costs nothing,
+-- except to tables that are protected with history.
 
 -- +goose Up
 
@@ -46,11 +47,11 @@ CREATE POLICY operators ON fencedb.history_kept FOR SELECT USING (has_function_p
 
 COMMENT ON TABLE  fencedb.history IS 'Who entered which resource, and what was written to tables that are protected with history. Only while fencedb.keep_history says so, and for as long. What was rolled back is not in it.';
 COMMENT ON COLUMN fencedb.history.at           IS 'By the clock of this server. Of entries, what fencedb.fences has as advanced_at.';
-COMMENT ON COLUMN fencedb.history.xid          IS 'The transaction. Its rows stay or go together.';
+COMMENT ON COLUMN fencedb.history.xid          IS 'The transaction. What it has added was committed together.';
 COMMENT ON COLUMN fencedb.history.event        IS 'enter: a token has entered for the first time; a seal, and a role that takes over, enter too. reset: fencedb.reset_fence has set the fence to token. INSERT, UPDATE, DELETE: a statement.';
-COMMENT ON COLUMN fencedb.history.token        IS 'Of a statement, the token that it was written under. NULL: it was written without a lease of this resource, to a table that is only observed.';
+COMMENT ON COLUMN fencedb.history.token        IS 'Of a statement, the token that it was written under. NULL: it was written without a lease of this resource, to a table that is only observed; or the statement has cleared what its transaction says.';
 COMMENT ON COLUMN fencedb.history.lease_id     IS 'Of enter and reset. A statement was written under the lease that its token has entered with.';
-COMMENT ON COLUMN fencedb.history.former_token IS 'Of enter and reset, the token that the fence had before. NULL: there was no fence.';
+COMMENT ON COLUMN fencedb.history.former_token IS 'Of enter and reset, the token that the fence had before. NULL: there was no fence, or it was set back to 0.';
 COMMENT ON COLUMN fencedb.history.table_name   IS 'Of a statement, the table that it named: of a partitioned one, or a partition.';
 COMMENT ON COLUMN fencedb.history.row_count    IS 'Of a statement, its rows of this resource. Where an UPDATE moves rows, it counts for both resources, and the greater of what the resource had of them before and after.';
 COMMENT ON COLUMN fencedb.history.role         IS 'The role of the last SET ROLE, or the one that logged in. NULL of a statement that has a token.';
