@@ -129,6 +129,11 @@ func TestAWriteWithoutALeaseIsToldAsOne(t *testing.T) {
 	s.exec(`CREATE TABLE bare (room text NOT NULL); SELECT fencedb.protect('bare', '{room}', mode => 'observe', history => true); INSERT INTO bare VALUES ('')`)
 	require.Empty(t, s.noted(), "no fence can have this one either")
 
+	s.exec(`CREATE TABLE days (day date NOT NULL); SELECT fencedb.protect('days', 'on:{day}', mode => 'observe', history => true); ` + enter(41, "on:2026-11-20"))
+	s.noted()
+	s.exec(s.fenced(41, "on:2026-11-20", `INSERT INTO days VALUES ('2026-11-20'), ('infinity'); UPDATE days SET day = '2026-11-20' WHERE day = 'infinity'`))
+	require.Equal(t, "insert on:2026-11-20 41 1 of public.days, update on:2026-11-20 41 1 of public.days", s.noted(), "a row without a resource is none of another's")
+
 	s.exec(`SELECT fencedb.take_over_as('seats', session_user::regrole, 'tomorrow'); ` + write)
 	require.Equal(t, without, s.noted(), "a guard that has observed such a write lately judges no row")
 	s.beside().exec(write)

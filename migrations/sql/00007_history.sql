@@ -176,8 +176,9 @@ BEGIN
     SELECT * INTO protection FROM fencedb.protected_tables p WHERE p.table_name = target AND p.resource IS NOT NULL;
     notes := (SELECT format('fencedb.%I', regexp_replace(p.proname, '^guard_', 'noted_')) FROM pg_proc p WHERE p.oid = protection.guard);
     resource := (SELECT string_agg(format((fencedb.read_template(target, t)).printed, 'NEW'), ', ') FROM unnest(protection.resource) t);
-    -- A row that belongs to one resource twice is one row of it.
-    resource := format(CASE WHEN cardinality(protection.resource) > 1 THEN 'pg_catalog.unnest(ARRAY(SELECT DISTINCT u COLLATE pg_catalog."C" FROM pg_catalog.unnest(ARRAY[%s]) u))' ELSE '(%s)' END || ' COLLATE pg_catalog."C" AS resource', resource);
+    -- A row that belongs to one resource twice is one row of it. One without a resource is not
+    -- counted with those of another.
+    resource := format(CASE WHEN cardinality(protection.resource) > 1 THEN 'pg_catalog.unnest(ARRAY(SELECT DISTINCT u COLLATE pg_catalog."C" FROM pg_catalog.unnest(ARRAY[%s]) u))' ELSE 'coalesce(%s, '''')' END || ' COLLATE pg_catalog."C" AS resource', resource);
     written := format('SELECT %s, false AS before FROM written AS NEW', resource);
     changed := format('%s UNION ALL SELECT %s, true FROM former AS NEW', written, resource);
     EXECUTE format('CREATE OR REPLACE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS %L', notes, format($notes$
