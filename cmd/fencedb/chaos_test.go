@@ -145,6 +145,32 @@ func TestDrillExplainsEachStepAndLeavesNothing(t *testing.T) {
 	require.Contains(t, text, "PASSED")
 }
 
+// A database that has the schema fencedb keeps it, and no guard of a run, also of one that is
+// interrupted.
+func TestDrillAndChaosLeaveNothingThatDoctorOrHistoryNames(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	found := w.diagnosed(exitDone)
+	told := said(w.told("seat:1"))
+
+	w.ok("drill", "--ttl", "1s")
+	command, errOut := w.process("chaos", "--for", "1h", "--ttl", "500ms")
+	out, err := command.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, command.Start())
+	next := linesOf(t, out)
+	next() // the run
+	next() // the first fault
+	require.NoError(t, command.Process.Signal(syscall.SIGINT))
+	_, _ = io.Copy(io.Discard, out)
+	require.NoError(t, command.Wait(), errOut)
+
+	require.Equal(t, found, w.diagnosed(exitDone))
+	require.Equal(t, told, said(w.told("seat:1")))
+	require.Equal(t, "5 5", w.one(`SELECT concat_ws(' ', count(*) FILTER (WHERE event = 'protect'), count(*) FILTER (WHERE event = 'unprotect'))
+		FROM fencedb.audit WHERE details ->> 'table' ~ '^chaos_'`))
+}
+
 func TestChaosRefusesWhatItCannotDo(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -69,7 +69,7 @@ func (w window) cut(events []happening) (shown []happening, more bool) {
 }
 
 // past is what the history has of a resource, and what the ledger has where the history lacks it.
-// done is what the audit has, also of tables to which the resource may belong.
+// done is what the audit has, also of tables to which the resource may belong and which are there.
 const (
 	sealed = `(SELECT '` + sealText + `' FROM fencedb.audit a WHERE a.resource = $1 AND a.event = 'revoke' AND a.details ->> 'lease_id' = lease_id::text LIMIT 1)`
 	past   = `past AS NOT MATERIALIZED (
@@ -88,7 +88,8 @@ const (
 			CASE WHEN event = 'keep_history' THEN coalesce('for ' || (details ->> 'period'), 'not any more') WHEN event IN ('protect', 'observe', 'unprotect') THEN CASE WHEN starts_with(reason, 'found') THEN 'found, changed by hand or restored' ELSE '' END ELSE concat(reason, '; held by ' || nullif(details ->> 'former_holder', '')) END AS note, 'audit' AS source
 		FROM fencedb.audit
 		WHERE resource = $1 OR event = 'keep_history'
-			OR event IN ('protect', 'observe', 'unprotect') AND EXISTS (SELECT FROM jsonb_array_elements_text(details -> 'resource') t WHERE starts_with($1, split_part(t, '{', 1))))`
+			OR event IN ('protect', 'observe', 'unprotect') AND EXISTS (SELECT FROM jsonb_array_elements_text(details -> 'resource') t WHERE starts_with($1, split_part(t, '{', 1)))
+				AND (details ->> 'oid' IN (SELECT oid::text FROM pg_class) OR details ->> 'table' IN (SELECT format('%s.%I', relnamespace::regnamespace, relname) FROM pg_class)))`
 	// The lease of a statement is the one that its token had entered with. It is looked for where all
 	// that is shown is known: a resource may have a million statements.
 	ofToken = `CASE WHEN source = 'history' AND lease = '' AND token > 0 THEN coalesce((

@@ -205,13 +205,22 @@ func (s *stage) setUp(ctx context.Context) error {
 	return s.pool.SendBatch(ctx, b).Close()
 }
 
+// removal also unprotects the tables of the run, because their guards are in the schema fencedb.
+const removal = `DO $$ BEGIN
+	IF to_regnamespace('stage') IS NOT NULL THEN
+		PERFORM fencedb.unprotect(p.table_name, keep_columns => true) FROM fencedb.protected_tables p
+		JOIN pg_class c ON c.oid = p.table_name WHERE c.relnamespace = 'stage'::regnamespace;
+		DROP SCHEMA stage CASCADE;
+	END IF;
+END $$`
+
 // remove takes everything off the servers, and says what it may not remove.
 func (s *stage) remove() (left []string, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	left = s.removeKeys(ctx)
 	err = s.endSessions(ctx)
-	_, failed := s.pool.Exec(ctx, `DROP SCHEMA IF EXISTS `+s.Run+` CASCADE`)
+	_, failed := s.pool.Exec(ctx, strings.ReplaceAll(removal, "stage", s.Run))
 	if err = errors.Join(err, failed); err != nil {
 		left = append(left, "in Postgres the schema "+s.Run)
 		return left, fmt.Errorf("%w; left %s", err, strings.Join(left, ", and "))
@@ -225,7 +234,7 @@ func (s *stage) remove() (left []string, err error) {
 		left = append(left, fmt.Sprintf("in fencedb.fences the fences of %s-..., which fencedb prune removes when they are old enough", s.Run))
 	}
 	if !ways[s.Control].open {
-		left = append(left, "in fencedb.audit that the tables of "+s.Run+" were protected")
+		left = append(left, "in fencedb.audit when the tables of "+s.Run+" were protected and unprotected")
 	}
 	return left, nil
 }
