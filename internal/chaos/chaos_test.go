@@ -332,6 +332,8 @@ func TestDrill(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, d.Passed())
 	require.Len(t, d.Steps, 7)
+	_, cause, _ := strings.Cut(d.Steps[1].Saw, "with ")
+	require.Contains(t, d.Steps[4].Saw, "had ended before, in step 2, with "+cause, "and not that Redis is away now")
 	require.Contains(t, d.Steps[6].Saw, "exclusion verified")
 	require.Empty(t, d.Left)
 	nothingIsLeft(t, postgres, client, d.Run)

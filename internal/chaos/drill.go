@@ -207,7 +207,7 @@ func (d *drill) releaseLate(ctx context.Context) (string, error) {
 	if answer == nil {
 		return "", broken("the release of a lease that is over was answered as if it had been held")
 	}
-	return fmt.Sprintf("A was told %q; B still holds", answer), d.stillCurrent(ctx)
+	return fmt.Sprintf("A was told that its lease had ended before, in step 2, with %q; B still holds", answer), d.stillCurrent(ctx)
 }
 
 // stillCurrent asks Redis about the lease of B and its token.
