@@ -124,7 +124,7 @@ What to call when:
    fencedb adopt bookings            who still writes without a token?
    fencedb revoke table:12           a holder is stuck: end its lease
    fencedb reset table:12            a fence is too high for any lease
-   fencedb with table:12 -- psql     repair a row by hand
+   fencedb with --help               repair a row by hand, with psql
    fencedb drill                     show me a late write being refused
    fencedb chaos                     does all of it hold on my servers?
    fencedb man | man -l -            all of this help as a manual page

@@ -122,9 +122,9 @@ func (w *wrapping) complete(cmd *cli.Command) error {
 	w.hold = cmp.Or(w.hold, w.cfg.TTL)
 	switch {
 	case len(w.command) == 0:
-		return usage("no command; put it behind --, as in %s order:7 -- psql -f fix.sql", cmd.FullName())
+		return usage("no command; put it behind --, as in %s order:7 -- ./fix.sh", cmd.FullName())
 	case len(w.resources) == 0 || slices.Contains(w.resources, ""):
-		return usage("no resource; put it before --, as in %s order:7 -- psql -f fix.sql", cmd.FullName())
+		return usage("no resource; put it before --, as in %s order:7 -- ./fix.sh", cmd.FullName())
 	}
 	var err error
 	switch w.path, err = exec.LookPath(w.command[0]); {

@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -17,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
@@ -407,19 +409,10 @@ func TestTheRunbookRepairsRows(t *testing.T) {
 	for file, before := range map[string]string{"fix.sql": "`fix.sql` is", "many.sql": "`many.sql` is"} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, file), []byte(listing(t, section, before)), 0o600))
 	}
-	self, err := os.Executable()
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "fencedb"), []byte("#!/bin/sh\n"+commandVar+"=1 exec '"+self+"' \"$@\"\n"), 0o700))
 	for line := range strings.Lines(section) {
-		if !regexp.MustCompile(`^    (fencedb|psql|xargs) `).MatchString(line) {
-			continue
+		if regexp.MustCompile(`^    (fencedb|psql|xargs) `).MatchString(line) {
+			w.shell(dir, line)
 		}
-		shell := exec.CommandContext(t.Context(), "sh", "-ec", line)
-		shell.Dir = dir
-		shell.Env = append(os.Environ(), "PATH="+dir+":"+filepath.Dir(testenv.Psql(t))+":"+os.Getenv("PATH"),
-			"FENCEDB_POSTGRES_URL="+w.pool.Config().ConnString(), "FENCEDB_REDIS_URL="+redisURL(w.redis), "FENCEDB_NAMESPACE="+w.namespace)
-		out, err := shell.CombinedOutput()
-		require.NoError(t, err, "%s%s", line, out)
 	}
 	require.Equal(t, "Ann Ann Ann", w.one(`SELECT string_agg(guest, ' ') FROM bookings`))
 	require.Equal(t, "1", w.one(`SELECT count(*) FROM fencedb.audit WHERE event = 'repair'`))
@@ -429,6 +422,39 @@ func TestTheRunbookRepairsRows(t *testing.T) {
 	w.exec(sql(2))
 	_, err = fencedb.Exec(t.Context(), w.pool, fencedb.NewGrant("table:12", l.Token(), l.LeaseID(), fencedb.NoEnd), `UPDATE bookings SET guest = 'Eve' WHERE table_id = 12`)
 	require.ErrorIs(t, err, fencedb.ErrStale)
+}
+
+// shell runs a line that must succeed, in a directory, where fencedb is this program.
+func (w *world) shell(dir, line string) {
+	w.Helper()
+	self, err := os.Executable()
+	require.NoError(w, err)
+	require.NoError(w, os.WriteFile(filepath.Join(dir, "fencedb"), []byte("#!/bin/sh\n"+commandVar+"=1 exec '"+self+"' \"$@\"\n"), 0o700))
+	shell := exec.CommandContext(w.Context(), "sh", "-ec", line)
+	shell.Dir = dir
+	shell.Env = append(os.Environ(), "PATH="+dir+":"+filepath.Dir(testenv.Psql(w))+":"+os.Getenv("PATH"),
+		"FENCEDB_POSTGRES_URL="+w.pool.Config().ConnString(), "FENCEDB_REDIS_URL="+redisURL(w.redis), "FENCEDB_NAMESPACE="+w.namespace)
+	out, err := shell.CombinedOutput()
+	require.NoError(w, err, "%s%s", line, out)
+}
+
+// Who is refused in psql, and does what the hint says, writes.
+func TestTheHintOfARefusalLeadsToAWrite(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	require.NoError(t, w.book(w.releasedGrants("seat:1")[0]))
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "plain.sql"), []byte(`DELETE FROM seats;`), 0o600))
+
+	_, err := w.pool.Exec(t.Context(), `DELETE FROM seats`)
+	refused, _ := errors.AsType[*pgconn.PgError](err)
+	require.Equal(t, "FN002", refused.Code)
+	require.JSONEq(t, `{"table": "public.seats"}`, refused.Detail)
+	_, line, _ := strings.Cut(refused.Hint, "with psql: ")
+	line, _, _ = strings.Cut(line, "). Nothing was written.")
+	w.shell(dir, strings.Replace(line, "RESOURCE", "seat:1", 1))
+
+	require.Equal(t, "0", w.one(`SELECT count(*) FROM seats`))
 }
 
 // releasedGrants are those of leases that are over, which nobody has overtaken.

@@ -77,14 +77,11 @@ BEGIN
             WHEN resource IS NULL THEN format('%s on protected table %s: the row has no resource, since a column of the template is NULL or a date is not between the years 1 and 9999', operation, target::regclass)
             ELSE format('%s on protected table %s: the row belongs to resource "%s", whose fence this transaction did not enter', operation, target::regclass, resource)
         END,
-        DETAIL = jsonb_strip_nulls(CASE code
-            WHEN 'FN003' THEN jsonb_build_object('table', target::regclass, 'resource', resource, 'entered', string_to_array(current_setting('fencedb.entered', true), E'\n'))
-            WHEN 'FN002' THEN jsonb_build_object('resource', resource)
-            ELSE '{}' END)::text,
+        DETAIL = jsonb_strip_nulls(jsonb_build_object('table', target::regclass, 'resource', resource, 'entered', CASE code WHEN 'FN003' THEN string_to_array(current_setting('fencedb.entered', true), E'\n') END))::text,
         HINT = CASE
             WHEN code = 'FN006' THEN 'Nothing was written. Use a shorter transaction, or enter with more time: under a longer lease, or, if the lease is renewed meanwhile, with what it will be renewed to.'
             WHEN operation = 'TRUNCATE' THEN 'Nothing was written. Use DELETE, which names its rows.'
-            WHEN code = 'FN002' THEN format('Call fencedb.enter for %s first in the transaction (in Go: package guard, or fencedb.Tx; for psql: fencedb with %s -- psql). Nothing was written.',
+            WHEN code = 'FN002' THEN format('Call fencedb.enter for %s first in the transaction (in Go: package guard, or fencedb.Tx; with psql: fencedb with %s -- sh -c ''psql "$FENCEDB_POSTGRES_URL" -1 -c "$FENCEDB_ENTER" -f plain.sql''). Nothing was written.',
                 coalesce(quote_literal(resource), concat('the resource of the row', ', which is ' || array_to_string(templates, ' and ') || ',')), coalesce(quote_literal(resource), 'RESOURCE'))
             WHEN resource IS NULL THEN format('Nothing was written. Every row needs a resource, by %s: make these columns NOT NULL.', array_to_string(templates, ' and '))
             ELSE 'Enter with the grants of all resources the transaction writes to. Nothing was written.'
