@@ -64,16 +64,23 @@ type leaseList struct {
 
 	asked     selection
 	namespace string
+	elsewhere []string // other namespaces with what was asked for, in words, if this one has nothing
 }
 
 // nothing says what is not held.
 func (l *leaseList) nothing() string {
-	text := "Nothing is held " + inNamespace(l.namespace)
+	text := "Nothing is held"
+	if l.namespace != "" || len(l.elsewhere) > 0 {
+		text += " " + inNamespace(l.namespace)
+	}
 	if l.asked.prefix != "" {
 		text += fmt.Sprintf(" whose name begins with %q", l.asked.prefix)
 	}
 	if l.asked.olderThan > 0 {
 		text += " for longer than " + span(l.asked.olderThan)
+	}
+	if len(l.elsewhere) > 0 {
+		text += ". Redis has leases " + strings.Join(l.elsewhere, ", ") + ": see --namespace"
 	}
 	return text + "."
 }
@@ -169,6 +176,17 @@ func (s *servers) findLeases(ctx context.Context, wanted selection) (*leaseList,
 		return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.Kind, b.Kind))
 	})
 	list := &leaseList{Leases: []held{}, asked: wanted, namespace: shown.namespace}
+	if len(keys) == 0 {
+		others, err := scanKeys(ctx, s.client, lease.Key{Field: "owner"}, func(k lease.Key) bool { return strings.HasPrefix(k.Resource, wanted.prefix) })
+		if err != nil {
+			return nil, fmt.Errorf("redis: scan: %w", err)
+		}
+		for _, k := range others {
+			list.elsewhere = append(list.elsewhere, visible(inNamespace(k.Namespace)))
+		}
+		slices.Sort(list.elsewhere)
+		list.elsewhere = slices.Compact(list.elsewhere)
+	}
 	if !wanted.oldest && wanted.olderThan == 0 { // otherwise all have to be looked at
 		list.More = len(keys) > wanted.limit
 		keys = keys[:min(wanted.limit, len(keys))]

@@ -58,7 +58,8 @@ func TestLeasesSaysThatNothingIsHeldAndWhere(t *testing.T) {
 	w.acquire("table:12")
 	require.Equal(t, "Nothing is held in namespace \"shop\" whose name begins with \"seat:\".\n", w.ok("leases", "seat:"))
 	require.Equal(t, "Nothing is held in namespace \"shop\" for longer than 10m.\n", w.ok("leases", "--older-than", "10m"))
-	require.Equal(t, "Nothing is held without a namespace.\n", w.ok("--namespace", "", "leases"))
+	require.Equal(t, "Nothing is held without a namespace. Redis has leases in namespace \"shop\": see --namespace.\n", w.ok("--namespace", "", "leases"))
+	require.Equal(t, "Nothing is held whose name begins with \"seat:\".\n", w.ok("--namespace", "", "leases", "seat:"))
 
 	require.NoError(t, w.redis.Set(t.Context(), "lease:v1:{shop/table:12}:owner", "by hand", 0).Err())
 	require.NotContains(t, w.ok("leases"), "Nothing is held", "somebody may, and cannot be read")
