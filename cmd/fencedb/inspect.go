@@ -345,7 +345,7 @@ func (r *inspection) whoCanWrite(add adding) bool {
 		return false
 	case r.Holder == nil && r.Fence == nil && r.LastToken == nil:
 	case r.Holder == nil && r.Fence == nil:
-		add("old_holder_may_write", "Nobody holds it%s, and no token has entered. A former holder could still write to protected tables; fencedb revoke rules that out.", here)
+		add("old_holder_may_write", "Nobody holds it%s, and no token has entered. As after every lease, a former holder could still write to protected tables until the next holder enters; fencedb revoke rules that out.", here)
 	case value(r.Fence).tooHigh:
 		add("fence_too_high", "Nobody can write to protected tables: the fence is at the highest token that there is, or above, so no lease gets past it. fencedb reset sets it back.")
 		return false
@@ -354,7 +354,7 @@ func (r *inspection) whoCanWrite(add adding) bool {
 	case r.Holder == nil && r.Fence.revoked && r.LastToken != nil && *r.LastToken <= r.Fence.Token:
 		add("revoked_and_sealed", "Nobody holds it%[1]s, and the last one was revoked: no former holder%[1]s can write to protected tables.", here)
 	case r.Holder == nil:
-		add("old_holder_may_write", "Nobody holds it%s. A former holder with %s could still write to protected tables; fencedb revoke rules that out.", here, former)
+		add("old_holder_may_write", "Nobody holds it%s. As after every lease, a former holder with %s could still write to protected tables until the next holder enters; fencedb revoke rules that out.", here, former)
 	case r.Fence == nil:
 		add("not_entered", "No transaction has entered with a token yet%s: an earlier holder could still write to protected tables, until this one writes or is sealed.", since)
 	case r.Holder.Token < r.Fence.Token:

@@ -47,6 +47,7 @@ func TestInspectFollowsALeaseThroughItsLife(t *testing.T) {
 	found = w.inspected("seat:1")
 	require.Nil(t, found.Holder)
 	require.Equal(t, []string{"old_holder_may_write"}, codes(found.Notes))
+	require.Contains(t, found.Notes[0].Text, "As after every lease", "a release is no reason for alarm")
 
 	w.revoked("seat:1")
 	require.Contains(t, codes(w.inspected("seat:1").Notes), "revoked_and_sealed")
