@@ -32,8 +32,8 @@ func (a *app) revoke() *cli.Command {
 		Description: `Shows the holder and asks. Then it ends the lease in Redis, seals the
 resource in Postgres, and records both in fencedb.audit. The next waiter gets
 the resource at once. If the holder has changed since it was shown, nothing
-is revoked. A resource that somebody holds in another namespace of Redis, or
-that Redis knows only there, needs --force.
+is revoked. A resource that somebody holds in another namespace of Redis,
+that Redis knows only there, or that neither server knows, needs --force.
 
 Sealing waits for an open transaction of the holder, for as long as
 --timeout. If that is too short, the exit code is 4: the lease has ended, but
@@ -55,7 +55,7 @@ A token may be above that if Redis's clock is, or was, ahead of Postgres's.
    fencedb revoke table:12 --seal-only --reason 'Redis is full'
    fencedb revoke --behind --reason 'fail-over lost commits'
    fencedb revoke table:12 --reason 'host is gone' --yes --json`,
-		Flags: e.flags(a.yesFlag(), &cli.BoolFlag{Name: "force", Destination: &force, Usage: "revoke here even if another namespace has the resource"},
+		Flags: e.flags(a.yesFlag(), &cli.BoolFlag{Name: "force", Destination: &force, Usage: "revoke also what another namespace has, or no server knows"},
 			&cli.BoolFlag{Name: "seal-only", Destination: &sealOnly, Usage: "shut holders out in Postgres, without Redis"},
 			&cli.BoolFlag{Name: "behind", Destination: &behind, Usage: "seal all for which Redis has a newer token than the ledger"}),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
@@ -126,7 +126,7 @@ func (r *revocation) print(p page) {
 		r.printSealed(p)
 		return
 	case r.Unknown:
-		p.say("Redis knew no lease of %s here. If its name or --namespace is not that of the programs, its holder goes on, and package guard takes it past this revocation. The fence is at token %s.", visible(r.Resource), r.fenceNow())
+		p.say("Redis knew no lease of %s here. If its name or --namespace is not that of the programs, its holder goes on: it gets a newer token at its next acquisition, and can write again. The fence is at token %s.", visible(r.Resource), r.fenceNow())
 	case r.Former == nil:
 		p.say("Nobody held %s. Its fence is at token %s.", visible(r.Resource), r.fenceNow())
 	default:
@@ -181,6 +181,9 @@ func (s *servers) confirmAndRevoke(ctx context.Context, e event, force bool) (re
 	if value(found.Fence).tooHigh {
 		return nil, fmt.Errorf("%w: the fence of %s is at token %d, which no revocation gets past either; fencedb reset it first",
 			errUnchanged, visible(found.Resource), found.Fence.Token)
+	}
+	if !force && !found.isKnown() && found.Fence == nil {
+		return nil, fmt.Errorf("%w: neither server knows %s, so see that its name is right; with --force it is done all the same", errUnchanged, visible(found.Resource))
 	}
 	// If the last holder was revoked and sealed a moment ago and the resource was free since, there
 	// is nothing left to revoke or to record.
