@@ -163,8 +163,8 @@ func (teller) TraceWriteEnd(_ context.Context, e fencedb.TraceEnd) {
 func ExampleWith() {
 	ctx, db := context.Background(), fencedb.With(database(), fencedb.Trace(teller{}))
 
-	_ = fencedb.Seal(ctx, db, acquired("table:18", 42))
-	_ = fencedb.Seal(ctx, db, acquired("table:18", 41))
+	_, _ = fencedb.Exec(ctx, db, acquired("table:18", 42), `SELECT 1`)
+	_, _ = fencedb.Exec(ctx, db, acquired("table:18", 41), `SELECT 1`)
 	// Output:
 	// write table:18 <nil>
 	// write table:18 fencedb: stale fencing token: resource "table:18": carried 41, stored 42

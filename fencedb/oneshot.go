@@ -223,7 +223,11 @@ func send(ctx context.Context, db DB, grant Grant, queries []*pgx.QueuedQuery, o
 	if err != nil {
 		return s
 	}
-	s.trace = e.trace(ctx, OpWrite)
+	op := OpWrite
+	if e.sealing {
+		op = OpSeal
+	}
+	s.trace = e.trace(ctx, op)
 	s.ctx = s.trace.ctx
 	defer func() {
 		if s.results == nil { // there was no connection, or an argument's encoder has panicked

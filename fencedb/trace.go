@@ -24,10 +24,14 @@ type Tracer interface {
 type Op string
 
 const (
-	// OpWrite is one call to Tx, TxSQL, Exec, Query, QueryRow, SendBatch or Seal, from its beginning
-	// until the outcome of its transaction is known. Err is as Tx says: nil is committed, ErrStale a
-	// stale writer that was refused.
+	// OpWrite is one call to Tx, TxSQL, Exec, Query, QueryRow or SendBatch, from its beginning until
+	// the outcome of its transaction is known. Err is as Tx says: nil is committed, ErrStale a stale
+	// writer that was refused.
 	OpWrite Op = "write"
+
+	// OpSeal is one call to Seal, which writes nothing else. Err is as for OpWrite: nil means that
+	// every earlier token is stale.
+	OpSeal Op = "seal"
 
 	// OpCommit is the COMMIT within the OpWrite of Tx, and what was done to find out its outcome.
 	// Writes of one round trip have none.

@@ -182,11 +182,16 @@ func TestTracersAreToldOfEveryWayToWrite(t *testing.T) {
 	}
 	token := int64(40)
 	for name, write := range ways {
+		op := map[bool]fencedb.Op{true: fencedb.OpSeal, false: fencedb.OpWrite}[name == "Seal"]
 		token++
 		require.NoError(t, write(grant("table:12", token)), name)
-		require.NoError(t, j.takeOne(t).Err, name)
+		told := j.takeOne(t)
+		require.NoError(t, told.Err, name)
+		require.Equal(t, op, told.Op, name)
 		require.ErrorIs(t, write(grant("table:12", 1)), fencedb.ErrStale, name)
-		require.ErrorIs(t, j.takeOne(t).Err, fencedb.ErrStale, name)
+		told = j.takeOne(t)
+		require.ErrorIs(t, told.Err, fencedb.ErrStale, name)
+		require.Equal(t, op, told.Op, name)
 	}
 }
 

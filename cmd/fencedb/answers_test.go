@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -83,7 +84,7 @@ func (n *night) published() (all, ours []feed.Event) {
 	n.Helper()
 	_ = feed.Replay(n.Context(), n.redis, "0", func(e feed.Event) error {
 		all = append(all, e)
-		if e.Resource == "table:12" && e.Kind != feed.Held && e.Kind != feed.Extended {
+		if e.Resource == "table:12" && !slices.Contains([]feed.Kind{feed.Held, feed.Extended, feed.Sealed}, e.Kind) {
 			ours = append(ours, e)
 		}
 		return nil

@@ -265,7 +265,9 @@ const behindLedger = `SELECT n.resource, n.token, coalesce(f.last_fencing_token,
 const provenWithin = day
 
 // proves tells whether a token has entered, or is that of a revocation.
-func proves(e feed.Event) bool { return e.Kind == feed.Revoked || e.Kind == feed.Committed }
+func proves(e feed.Event) bool {
+	return e.Kind == feed.Revoked || e.Kind == feed.Sealed || e.Kind == feed.Committed
+}
 
 // hashedName is how [feed.Hashed] writes one, which the ledger does not have.
 var hashedName = regexp.MustCompile(`(^|:)[0-9a-f]{12}$`)

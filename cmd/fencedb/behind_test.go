@@ -60,7 +60,7 @@ func TestSealsThatPostgresHasLostAreNamedAndMadeAnew(t *testing.T) {
 			})
 
 			require.Equal(t, []string{"error seals_missing"}, w.diagnosed(exitFailed))
-			require.Contains(t, flowing(w.run("doctor").out), fmt.Sprintf("token %d of seat:1 has committed or was revoked, and the ledger has none", token))
+			require.Contains(t, flowing(w.run("doctor").out), fmt.Sprintf("token %d of seat:1 has entered or was revoked, and the ledger has none", token))
 			require.Contains(t, codes(w.inspected("seat:1").Notes), "seal_missing")
 			require.NotContains(t, codes(w.inspected("seat:2").Notes), "seal_missing", "nobody has seen it enter")
 			tx, err := w.pool.Begin(t.Context())
@@ -97,10 +97,12 @@ func TestCommitsThatPostgresHasLostAreKnownFromTheFeed(t *testing.T) {
 	l := w.acquire("seat:1")
 	w.publish(fmt.Sprintf(`{"kind":"committed","resource":"seat:1","worker":"w","token":%d}`, l.Token()),
 		fmt.Sprintf(`{"kind":"granted","resource":"seat:2","worker":"w","token":%d}`, l.Token()),
+		fmt.Sprintf(`{"kind":"sealed","resource":"seat:3","worker":"w","token":%d}`, w.acquire("seat:3").Token()),
 		fmt.Sprintf(`{"kind":"committed","resource":"seat:38ab6cd93feb","worker":"w","token":%d}`, l.Token())) // hashed
 
-	require.Equal(t, []string{"error seals_missing"}, w.diagnosed(exitFailed))
+	require.Equal(t, []string{"error seals_missing", "error seals_missing"}, w.diagnosed(exitFailed))
 	require.Contains(t, codes(w.inspected("seat:1").Notes), "seal_missing")
+	require.Contains(t, codes(w.inspected("seat:3").Notes), "seal_missing", "its holder has written nothing")
 
 	w.ok("revoke", "--behind", "--reason", "fail-over", "--yes")
 	require.Empty(t, w.diagnosed(exitDone))

@@ -94,7 +94,7 @@
 -- Why: its clock was set back, or was ahead once: until then tokens rise by one and tell no time, so leases and inspect do not know how long such leases are held; if Redis forgets them, new holders may be refused
 -- Do: leave the clock as it is, and do not lose Redis's data until then: docs/runbook/redis.md, a clock has stepped
 
--- error seals_missing: token %s of %s has committed or was revoked, and the ledger has %s
+-- error seals_missing: token %s of %s has entered or was revoked, and the ledger has %s
 -- Why: Postgres has lost it, in a fail-over or when it was restored, or the revocation was not sealed: a former holder can write
 -- Do: run fencedb revoke --behind, which shuts former holders out and ends no lease; then follow docs/runbook/writes.md, postgres fails over
 

@@ -266,6 +266,8 @@ func (h happening) what() string {
 		text = "lease granted"
 	case h.Kind == string(feed.Released), h.Kind == string(feed.Lost):
 		text = "lease " + h.Kind
+	case h.Kind == string(feed.NotSealed):
+		text = "lease not sealed"
 	}
 	return text + prefixed(": ", visible(h.Text), "") + formerText(h)
 }

@@ -16,7 +16,9 @@ import (
 
 	"github.com/fencedb/fencedb/examples/booking/booking"
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/guard"
 	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/observe/feed"
 )
 
 func TestTimesAsPeopleTypeThem(t *testing.T) {
@@ -162,6 +164,26 @@ func TestHistoryCountsALeaseAsOverWhenItsLastRenewalHasRunOut(t *testing.T) {
 		require.Equal(t, test.renewed == nil, r.Renewed.First)
 		require.Equal(t, test.holds, r.Renewed.At.Add(10*time.Second).After(*r.At))
 	}
+}
+
+func TestHistoryDoesNotTakeASealForAWrite(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	events := feed.New(w.redis, feed.Namespace(w.namespace))
+	desk := guard.New(newIssuer(t, w.redis, lease.Config{Namespace: w.namespace, Tracers: []lease.Tracer{events}}),
+		fencedb.With(w.pool, fencedb.Trace(events)))
+	require.NoError(t, desk.Do(t.Context(), "seat:1", func(context.Context, *guard.Holder) error { return nil }))
+	err := desk.Do(t.Context(), "seat:1", func(ctx context.Context, h *guard.Holder) error {
+		_, err := h.Exec(ctx, `INSERT INTO seats VALUES (2)`)
+		return err
+	})
+	require.ErrorIs(t, err, fencedb.ErrWrongResource)
+	require.NoError(t, events.Close(t.Context()))
+
+	text := w.ok("history", "seat:1")
+
+	require.NotContains(t, text, "committed")
+	require.Contains(t, text, "failed: ")
 }
 
 // Who calls protect again is not who has switched the guard off.

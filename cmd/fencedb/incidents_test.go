@@ -177,7 +177,7 @@ var incidents = map[string]incident{
 	},
 
 	"Redis went backwards": {
-		alerts: []string{"LeasesHealing", "LateWritesRefused", "FencingRefusalsWithoutTakeOver"}, section: "redis-went-backwards",
+		alerts: []string{"LeasesHealing"}, section: "redis-went-backwards",
 		stage: func(n *night) {
 			n.fail = func() { // again and again, by a second
 				n.enter("table:12", n.ahead(time.Duration(n.minute+1)*time.Hour))
@@ -455,7 +455,7 @@ var incidents = map[string]incident{
 				if grants[0].Resource() == "seat:1" {
 					return fencedb.ErrBusy // of another database, once in a while
 				}
-				return fencedb.Sealer(n.pool)(ctx, grants...)
+				return fencedb.Sealer(n.db)(ctx, grants...)
 			}})
 			database := pgx.Identifier{n.one(`current_database()`)}.Sanitize()
 			n.exec(`ALTER DATABASE ` + database + ` SET default_transaction_read_only = on`)

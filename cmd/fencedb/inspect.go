@@ -405,7 +405,7 @@ func (r *inspection) whatRedisKnows(add adding) {
 		add("not_searched", "Whether it is in another namespace too was not found out: %s.", inWords(r.unsearched))
 	}
 	if fence := value(r.Fence); r.proven > fence.Token && !fence.foreign && !fence.setBack {
-		add("seal_missing", "Token %d of it has committed or was revoked, and the ledger does not have that: Postgres has lost it, in a fail-over or when it was restored, or the revocation was not sealed. fencedb revoke --behind shuts former holders out.", r.proven)
+		add("seal_missing", "Token %d of it has entered or was revoked, and the ledger does not have that: Postgres has lost it, in a fail-over or when it was restored, or the revocation was not sealed. fencedb revoke --behind shuts former holders out.", r.proven)
 	}
 	if len(r.Transactions) > 0 && r.Fence != nil && r.Holder == nil && len(others) == 0 {
 		add("kept_without_lease", "Nobody holds a lease, and the fence is kept by %s: whoever acquires waits for that. If it is ended, nothing of it is written.", r.Transactions[0].name())

@@ -179,7 +179,7 @@ func (s *servers) readEvents(ctx context.Context, r *history, w window) error {
 			r.labels[e.LeaseID] = e.Worker
 		}
 		switch e.Kind {
-		case feed.Granted, feed.Committed, feed.Released, feed.Lost, feed.Revoked, feed.Refused, feed.Failed:
+		case feed.Granted, feed.Committed, feed.Released, feed.Lost, feed.Revoked, feed.NotSealed, feed.Refused, feed.Failed:
 			r.labels[e.LeaseID] = e.Worker
 			if !e.At.Before(w.since) {
 				r.Events = append(r.Events, happening{At: e.At.UTC(), Source: ofFeed, Kind: string(e.Kind), Token: e.Token,

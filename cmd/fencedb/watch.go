@@ -17,7 +17,7 @@ import (
 )
 
 var kinds = []feed.Kind{feed.Waiting, feed.Granted, feed.Held, feed.Extended, feed.Released, feed.Lost, feed.Revoked,
-	feed.Committed, feed.Refused, feed.Failed}
+	feed.Sealed, feed.NotSealed, feed.Committed, feed.Refused, feed.Failed}
 
 func (a *app) watch() *cli.Command {
 	var wanted filter
@@ -34,7 +34,7 @@ answer, and goes on when it does. With --json each line is one event.
    fencedb watch table: --kind lost,refused    what went wrong with tables
    fencedb watch --since 10m --json | jq .resource
 
-Kinds: ` + strings.Replace(words(kinds), ", committed", ",\ncommitted", 1) + `.`,
+Kinds: ` + strings.Replace(words(kinds), ", sealed", ",\nsealed", 1) + `.`,
 		Flags: []cli.Flag{
 			&cli.StringSliceFlag{Name: "kind", Destination: &wanted.kinds, Usage: "show only this `KIND`, or several with commas", Validator: knownKinds},
 			&cli.DurationFlag{Name: "since", Destination: &wanted.since, Usage: "begin this `TIME` ago", Validator: notNegative},
@@ -155,7 +155,7 @@ func (p page) name(text string) string {
 
 // colors mark events that may need attention.
 var colors = map[feed.Kind]string{feed.Lost: yellow, feed.Revoked: yellow,
-	feed.Refused: red, feed.Failed: red}
+	feed.NotSealed: red, feed.Refused: red, feed.Failed: red}
 
 func tokenText(token int64) string {
 	if token == 0 {
@@ -181,12 +181,15 @@ func happened(e feed.Event) string {
 		return strings.TrimSpace(visible(e.Cause) + unlessZero(" after ", e.Took))
 	case feed.Revoked:
 		return "older leases have ended; their writes are refused once this token has entered"
+	case feed.Sealed:
+		return "earlier tokens are refused from now on"
 	case feed.Committed:
 		return strings.TrimSpace(unlessZero("in ", e.Took))
-	case feed.Refused:
-		if e.Token == e.Stored {
-			return "another lease entered with the same token"
-		}
+	}
+	switch stale := e.Kind == feed.Refused || e.Cause == "stale"; {
+	case stale && e.Token == e.Stored:
+		return "another lease entered with the same token"
+	case stale:
 		return fmt.Sprintf("stale, %d is stored", e.Stored)
 	}
 	return visible(e.Cause)

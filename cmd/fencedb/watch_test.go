@@ -273,4 +273,5 @@ func TestEveryKindOfEventIsTold(t *testing.T) {
 		require.NoError(t, schema.Validate(document), kind)
 	}
 	require.Equal(t, "another lease entered with the same token", happened(feed.Event{Kind: feed.Refused, Token: 41, Stored: 41}))
+	require.Equal(t, "stale, 42 is stored", happened(feed.Event{Kind: feed.NotSealed, Cause: "stale", Token: 41, Stored: 42}))
 }

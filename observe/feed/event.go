@@ -13,16 +13,18 @@ type Kind string
 
 // The kinds of events.
 const (
-	Waiting   Kind = "waiting"   // the resource is busy, and the caller waits
-	Granted   Kind = "granted"   // Took is how long the caller waited; TTL remains
-	Held      Kind = "held"      // an acquisition failed because another holds; Took is how long it tried
-	Extended  Kind = "extended"  // TTL remains
-	Released  Kind = "released"  // by the holder; Took is how long it was held
-	Lost      Kind = "lost"      // the lease ended for another reason, see Cause; Took is how long it was held
-	Revoked   Kind = "revoked"   // the worker revoked the lease; Token is the revocation's
-	Committed Kind = "committed" // a fenced write
-	Refused   Kind = "refused"   // a fenced write with a stale token; Stored is the newer one. Nothing was written
-	Failed    Kind = "failed"    // a fenced write failed for another reason, see Cause
+	Waiting   Kind = "waiting"    // the resource is busy, and the caller waits
+	Granted   Kind = "granted"    // Took is how long the caller waited; TTL remains
+	Held      Kind = "held"       // an acquisition failed because another holds; Took is how long it tried
+	Extended  Kind = "extended"   // TTL remains
+	Released  Kind = "released"   // by the holder; Took is how long it was held
+	Lost      Kind = "lost"       // the lease ended for another reason, see Cause; Took is how long it was held
+	Revoked   Kind = "revoked"    // the worker revoked the lease; Token is the revocation's
+	Sealed    Kind = "sealed"     // Postgres refuses every earlier token; nothing else was written
+	NotSealed Kind = "not_sealed" // a seal failed, see Cause; Stored is the newer token if it was stale
+	Committed Kind = "committed"  // a fenced write
+	Refused   Kind = "refused"    // a fenced write with a stale token; Stored is the newer one. Nothing was written
+	Failed    Kind = "failed"     // a fenced write failed for another reason, see Cause
 )
 
 // Event is something that happened to one resource. Fields that do not belong to the Kind are zero.
@@ -35,13 +37,13 @@ type Event struct {
 	Token    int64         `json:"token,omitempty"`
 	LeaseID  string        `json:"lease_id,omitempty"` // its first 8 characters
 	Holder   string        `json:"holder,omitempty"`   // of Held: who holds, as lease.HeldError says
-	Stored   int64         `json:"stored,omitempty"`   // the token in Postgres; equal to Token if another lease entered with it
+	Stored   int64         `json:"stored,omitempty"`   // of Refused and NotSealed: the token in Postgres; equal to Token if another lease entered with it
 	TTL      time.Duration `json:"-"`                  // the remaining validity; "ttl_ms" in JSON
 	Took     time.Duration `json:"-"`                  // "took_ms" in JSON, with a fraction
 
 	// Cause, of Lost: expired, unreachable, lost, revoked. Of Failed: no_token,
 	// wrong_resource, lease_over, too_long, tx_ended, unsealed, busy, commit_unknown, invalid_grant,
-	// error. Of Refused: stale.
+	// error. Of Refused: stale. Of NotSealed: these and stale.
 	Cause string `json:"cause,omitempty"`
 }
 

@@ -121,11 +121,16 @@ func (f *Feed) TraceWriteEnd(_ context.Context, e fencedb.TraceEnd) {
 	switch {
 	case e.Op == fencedb.OpCommit, e.Op == fencedb.OpEnter && event.Cause == "committed":
 		return
+	case event.Cause == "committed" && e.Op == fencedb.OpSeal:
+		event.Kind, event.Cause = Sealed, ""
 	case event.Cause == "committed":
 		event.Kind, event.Cause = Committed, ""
 	case event.Cause == "stale":
 		grant, stored := e.Subject()
 		event.Kind, event.Stored, about = Refused, stored, []fencedb.Grant{grant}
+	}
+	if e.Op == fencedb.OpSeal && event.Kind != Sealed {
+		event.Kind = NotSealed
 	}
 	for _, g := range about {
 		event.Resource, event.Token, event.LeaseID = g.Resource(), g.Token(), Short(g.LeaseID())

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/guard"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/observe/feed"
@@ -204,6 +205,9 @@ func TestWrites(t *testing.T) {
 	wrote(f, fencedb.OpEnter, fencedb.ErrStale, a)
 	wrote(f, fencedb.OpWrite, &fencedb.BusyError{}, a)
 	wrote(f, fencedb.OpWrite, errors.New("the caller's"), b)
+	wrote(f, fencedb.OpSeal, nil, a)
+	wrote(f, fencedb.OpSeal, &fencedb.StaleError{Resource: "sku:1", Token: 7, Stored: 9}, a)
+	wrote(f, fencedb.OpSeal, &fencedb.BusyError{}, a)
 	wrote(f, fencedb.OpOutcome, nil, a)
 	wrote(f, fencedb.OpOutcome, fencedb.ErrCommitUnknown, a)
 
@@ -211,6 +215,8 @@ func TestWrites(t *testing.T) {
 	second := feed.Event{Worker: "w", Resource: "sku:2", Token: 8, LeaseID: "22222222"}
 	refused := with(second, feed.Refused, time.Second, 0, "stale")
 	refused.Stored = 9
+	passed := with(first, feed.NotSealed, time.Second, 0, "stale")
+	passed.Stored = 9
 	require.Equal(t, []feed.Event{
 		with(first, feed.Committed, time.Second, 0, ""),
 		with(second, feed.Committed, time.Second, 0, ""),
@@ -219,9 +225,29 @@ func TestWrites(t *testing.T) {
 		with(first, feed.Refused, time.Second, 0, "stale"),
 		with(first, feed.Failed, time.Second, 0, "busy"),
 		with(second, feed.Failed, time.Second, 0, "error"),
+		with(first, feed.Sealed, time.Second, 0, ""),
+		passed,
+		with(first, feed.NotSealed, time.Second, 0, "busy"),
 		with(first, feed.Committed, time.Second, 0, ""),
 		with(first, feed.Failed, time.Second, 0, "commit_unknown"),
 	}, s.all(f))
+}
+
+// The lease was sealed, which is no write.
+func TestAHolderThatWritesNothingHasCommittedNothing(t *testing.T) {
+	t.Parallel()
+	s := newStream(t)
+	f := s.feed()
+	issuer, err := lease.New(s.client, lease.Config{TTL: time.Minute, Namespace: s.namespace, Tracers: []lease.Tracer{f}})
+	require.NoError(t, err)
+	desk := guard.New(issuer, fencedb.With(testenv.Postgres(t), fencedb.Trace(f)))
+	require.NoError(t, desk.Do(t.Context(), "slot:1", func(context.Context, *guard.Holder) error { return nil }))
+
+	var kinds []feed.Kind
+	for _, e := range s.all(f) {
+		kinds = append(kinds, e.Kind)
+	}
+	require.Equal(t, []feed.Kind{feed.Sealed, feed.Granted, feed.Released}, kinds)
 }
 
 // The story that all this is about, on real servers: a holder is overtaken without noticing,

@@ -147,7 +147,11 @@ func (m *metrics) leaseEnd(ctx context.Context, e lease.TraceEnd) {
 	}
 }
 
+// writeEnd does not count a seal, which counts with the acquisition that it belongs to.
 func (m *metrics) writeEnd(ctx context.Context, e fencedb.TraceEnd) {
+	if e.Op == fencedb.OpSeal {
+		return
+	}
 	if overtaken := m.tally.WriteEnd(e); overtaken != nil {
 		m.overtaken.Add(ctx, 1, overtaken.Series[""])
 	}

@@ -127,7 +127,7 @@ func everything(t both, resource string) {
 			t.TraceLeaseEnd(ctx, lease.TraceEnd{TraceStart: s, Took: time.Second, Err: err})
 		}
 	}
-	for _, op := range []fencedb.Op{fencedb.OpWrite, fencedb.OpCommit, fencedb.OpEnter, fencedb.OpOutcome} {
+	for _, op := range writeOps {
 		for _, err := range []error{nil, fencedb.ErrBusy, fencedb.ErrStale, fencedb.ErrCommitUnknown} {
 			s := fencedb.TraceStart{Op: op, Grants: []fencedb.Grant{grant(resource, 7)}}
 			ctx := t.TraceWriteStart(context.Background(), s)

@@ -13,17 +13,18 @@
 //	  lease wait      from when the resource was busy
 //	lease hold        the life of a lease; what runs under its context is within
 //	lease release, lease revoke, lease raise
-//	fenced write      Tx, Exec, Query, QueryRow, SendBatch or Seal
+//	fenced write      Tx, Exec, Query, QueryRow or SendBatch
 //	  fenced commit   COMMIT, and what was done to find out its outcome
+//	fence seal        Seal, mostly within lease acquire
 //	fence enter       Enter or EnterSQL
 //
 // The work within a span is within its context, so the spans of otelpgx and redisotel are its
 // children.
 //
 // The span of a hold ends with the lease and is exported then. Its events are renewals that fail
-// (lease.not_extended), the loss of the lease (lease.lost, with the cause), and each write that was
-// refused under it (fence.refused, with the tokens). A refusal is also an event of the span of the
-// write.
+// (lease.not_extended), the loss of the lease (lease.lost, with the cause), and each write or seal
+// that was refused under it (fence.refused, with the tokens). A refusal is also an event of its own
+// span.
 //
 // # Metrics
 //
@@ -213,8 +214,8 @@ func (t *Tracer) TraceLeaseEnd(ctx context.Context, e lease.TraceEnd) {
 // TraceWriteStart implements [fencedb.Tracer].
 func (t *Tracer) TraceWriteStart(ctx context.Context, s fencedb.TraceStart) context.Context {
 	name := "fenced " + string(s.Op)
-	if s.Op == fencedb.OpEnter {
-		name = "fence enter"
+	if s.Op == fencedb.OpEnter || s.Op == fencedb.OpSeal {
+		name = "fence " + string(s.Op)
 	}
 	first := s.Grants[0] // there is always one
 	attrs := []attribute.KeyValue{t.resource(first.Resource()),

@@ -170,11 +170,16 @@ func TestNamesAndTextsOnRequest(t *testing.T) {
 	require.Equal(t, secret.Error(), events(plain)["exception"]["exception.message"])
 }
 
+// writeOps are all that there are.
+var writeOps = []fencedb.Op{
+	fencedb.OpWrite, fencedb.OpSeal, fencedb.OpCommit, fencedb.OpEnter, fencedb.OpOutcome,
+}
+
 func TestOutcomesOfWrites(t *testing.T) {
 	t.Parallel()
 	r := newRecorder(fenceotel.Config{})
 	g := grant("table:12", 7)
-	for _, op := range []fencedb.Op{fencedb.OpWrite, fencedb.OpCommit, fencedb.OpEnter, fencedb.OpOutcome} {
+	for _, op := range writeOps {
 		requireStatus(t, r.wrote(t, op, nil, g), "committed", false)
 		requireStatus(t, r.wrote(t, op, errors.New("the caller's"), g), "error", false)
 		requireStatus(t, r.wrote(t, op, fencedb.ErrStale, g), "stale", true)
@@ -271,7 +276,7 @@ func TestTheDocumentationListsEverySpan(t *testing.T) {
 	} {
 		made[r.lease(t, op, nil).Name()] = true
 	}
-	for _, op := range []fencedb.Op{fencedb.OpWrite, fencedb.OpCommit, fencedb.OpEnter, fencedb.OpOutcome} {
+	for _, op := range writeOps {
 		made[r.wrote(t, op, nil, grant("table:12", 7)).Name()] = true
 	}
 

@@ -161,6 +161,18 @@ func TestWhatBecomesOfWrites(t *testing.T) {
 	requireSeries(t, m, "redis_lease_fencing_rejected_total", map[string]float64{"postgres sku": 1, "postgres table": 1})
 }
 
+// The acquisition that it belongs to counts instead.
+func TestASealIsNoWrite(t *testing.T) {
+	t.Parallel()
+	m := prom.New(prom.Config{})
+	for _, err := range []error{nil, fencedb.ErrStale, fencedb.ErrBusy} {
+		wrote(m, fencedb.OpSeal, err, "table:12")
+	}
+	for _, name := range []string{"fencedb_writes_total", "fencedb_write_duration_seconds", "redis_lease_fencing_rejected_total"} {
+		require.Zero(t, testutil.CollectAndCount(m, name), name)
+	}
+}
+
 // What the application commits itself is only entered, and a failure as well if it has asked for
 // the outcome and hears of one. How long it took is not known.
 func TestTheOutcomeOfWhatWasOnlyEntered(t *testing.T) {
@@ -292,7 +304,9 @@ func everything(m *prom.Metrics, resource string) {
 		leaseTold(m, op, resource, nil)
 		leaseTold(m, op, resource, lease.ErrLost)
 	}
-	for _, op := range []fencedb.Op{fencedb.OpWrite, fencedb.OpCommit, fencedb.OpEnter, fencedb.OpOutcome} {
+	for _, op := range []fencedb.Op{
+		fencedb.OpWrite, fencedb.OpSeal, fencedb.OpCommit, fencedb.OpEnter, fencedb.OpOutcome,
+	} {
 		wrote(m, op, nil, resource)
 		wrote(m, op, fencedb.ErrStale, resource)
 	}

@@ -15,6 +15,9 @@ func TestTheDocumentationListsEveryMessage(t *testing.T) {
 	add := func(l line) { logged[strings.ToLower(l.level.String())+" "+l.message] = true }
 	add(waiting)
 	add(entered)
+	add(sealed)
+	add(debug(notSealed))
+	add(warn(notSealed))
 	for _, lines := range leaseLines {
 		for _, l := range lines {
 			add(l)

@@ -114,8 +114,13 @@ func (t *Tracer) TraceWriteStart(ctx context.Context, _ fencedb.TraceStart) cont
 func (t *Tracer) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
 	result := e.Outcome()
 	l, ok := writeLines[result]
-	if e.Op == fencedb.OpEnter && result == "committed" {
+	switch committed := result == "committed"; {
+	case e.Op == fencedb.OpEnter && committed:
 		l = entered
+	case e.Op == fencedb.OpSeal && committed:
+		l = sealed
+	case e.Op == fencedb.OpSeal:
+		l = line{min(l.level, slog.LevelWarn), notSealed} // nothing is lost by one: it is sealed again
 	}
 	if !ok || e.Op == fencedb.OpCommit || !t.logger.Enabled(ctx, l.level) { // a commit is logged with its write
 		return
@@ -209,6 +214,12 @@ var leaseLines = map[lease.Op]map[string]line{
 
 // entered is the line of a transaction that was only entered: whether it commits is not known.
 var entered = debug("fence entered")
+
+// sealed is the line of a seal, and notSealed that of one that failed. Neither has written anything
+// else.
+var sealed = debug("fence sealed")
+
+const notSealed = "fence not sealed"
 
 // writeLines are the lines of writes, by outcome. A failed opening is logged like a failed write.
 var writeLines = map[string]line{

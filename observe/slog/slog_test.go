@@ -88,6 +88,8 @@ func TestAWriteAsItIsLogged(t *testing.T) {
 	require.Equal(t, `level=DEBUG msg="write committed" resource=table:38ab6cd93feb lease_id=11111111 token=7 resources=2 took=1s`+"\n", j.said())
 	j.wrote(fencedb.OpEnter, nil, grant("table:12", 7))
 	require.Equal(t, `level=DEBUG msg="fence entered" resource=table:38ab6cd93feb lease_id=11111111 token=7 took=1s`+"\n", j.said())
+	j.wrote(fencedb.OpSeal, nil, grant("table:12", 7))
+	require.Equal(t, `level=DEBUG msg="fence sealed" resource=table:38ab6cd93feb lease_id=11111111 token=7 took=1s`+"\n", j.said())
 	j.wrote(fencedb.OpCommit, fencedb.ErrStale, grant("table:12", 7))
 	require.Empty(t, j.said())
 }
@@ -162,6 +164,12 @@ func TestLevels(t *testing.T) {
 			j.wrote(op, err, grant("table:12", 7))
 			require.Equal(t, "level="+wanted, level(), "%s: %v", op, err)
 		}
+	}
+	for err, wanted := range map[error]string{
+		fencedb.ErrStale: "WARN", fencedb.ErrBusy: "WARN", fencedb.ErrCommitUnknown: "WARN", errors.New("Postgres's"): "DEBUG",
+	} {
+		j.wrote(fencedb.OpSeal, err, grant("table:12", 7))
+		require.Regexp(t, `^level=`+wanted+` msg="fence not sealed" `, j.said(), err)
 	}
 }
 

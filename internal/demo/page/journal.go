@@ -20,7 +20,6 @@ const (
 	Asked       Kind = "asked"       // a guest asks a worker for an evening
 	Card        Kind = "card"        // a [worker.Point]: the worker asks the guest's bank
 	Writing     Kind = "writing"     // a [worker.Point]: the worker has looked at its lease for the last time
-	Sealed      Kind = "sealed"      // Postgres knows the token before the holder does
 	Wrote       Kind = "wrote"       // a write without a token, while the fence is off
 	Told        Kind = "told"        // what the guest was told: Cause is the outcome
 	Paused      Kind = "paused"      // SIGSTOP

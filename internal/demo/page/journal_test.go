@@ -27,14 +27,14 @@ func kinds(records []Record) (kinds []Kind) {
 	return kinds
 }
 
-func TestAWriteBeforeTheGrantIsItsSealing(t *testing.T) {
+func TestASealAndAWriteShowDifferentPromises(t *testing.T) {
 	t.Parallel()
 	got := told(
-		Record{Kind: feed.Committed, Worker: "A", Token: 41},
+		Record{Kind: feed.Sealed, Worker: "A", Token: 41},
 		Record{Kind: feed.Granted, Worker: "A", Token: 41},
 		Record{Kind: feed.Committed, Worker: "A", Token: 41},
 	)
-	require.Equal(t, []Kind{Sealed, feed.Granted, feed.Committed}, kinds(got))
+	require.Equal(t, []Kind{feed.Sealed, feed.Granted, feed.Committed}, kinds(got))
 	require.Equal(t, []string{"S8", "L1", "S1"}, []string{got[0].Promise, got[1].Promise, got[2].Promise})
 }
 
@@ -42,10 +42,10 @@ func TestALeaseOfWhoseEndNothingWasHeardHasRunOut(t *testing.T) {
 	t.Parallel()
 	got := told(
 		Record{Kind: feed.Granted, Worker: "A", Token: 41},
-		Record{Kind: feed.Committed, Worker: "B", Token: 42}, // sealed
+		Record{Kind: feed.Sealed, Worker: "B", Token: 42},
 		Record{Kind: feed.Granted, Worker: "B", Token: 42},
 	)
-	require.Equal(t, []Kind{feed.Granted, Expired, Sealed, feed.Granted}, kinds(got))
+	require.Equal(t, []Kind{feed.Granted, Expired, feed.Sealed, feed.Granted}, kinds(got))
 	require.EqualValues(t, 41, got[1].Token)
 	require.Equal(t, "A", got[1].Worker)
 }
@@ -161,8 +161,8 @@ func TestEveryKindIsExplained(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []Kind{
 		feed.Waiting, feed.Granted, feed.Held, feed.Extended, feed.Released, feed.Lost, feed.Revoked,
-		feed.Committed, feed.Refused, feed.Failed,
-		Started, Asked, Card, Writing, Sealed, Wrote, Told, Paused, Woken, Killed, Expired, Forgotten, Flushed,
+		feed.Sealed, feed.NotSealed, feed.Committed, feed.Refused, feed.Failed,
+		Started, Asked, Card, Writing, Wrote, Told, Paused, Woken, Killed, Expired, Forgotten, Flushed,
 		RedisDown, RedisUp, Unprotected, Protected, Speed, Scene,
 	} {
 		got := told(Record{Kind: kind, Worker: "A", Token: 41, Stored: 42, Cause: "expired", Guest: "Ann", Evening: 1})[0]

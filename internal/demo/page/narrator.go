@@ -68,7 +68,7 @@ func (f facts) Stood() int64 { return f.At - f.Actor.Paused }
 // missed is the end of the lease before, if r shows that there is a new one and nothing was heard
 // of that end: then it ran out.
 func (n *narrator) missed(r Record) (Record, bool) {
-	fresh := (r.Kind == feed.Granted || r.Kind == feed.Committed) && n.terms[r.Token] == nil
+	fresh := (r.Kind == feed.Granted || r.Kind == feed.Sealed) && n.terms[r.Token] == nil
 	return Record{Kind: Expired, Worker: n.newest.Worker, Token: n.newest.token, At: r.At}, fresh && n.newest.Holds()
 }
 
@@ -100,10 +100,6 @@ func (n *narrator) tell(r Record) Record {
 func (n *narrator) complete(r *Record) {
 	a, h := n.actors[r.Worker], n.newest
 	switch r.Kind {
-	case feed.Committed:
-		if n.terms[r.Token] == nil {
-			r.Kind = Sealed // written before the holder learned of its lease
-		}
 	case Killed:
 		if h.Holds() && h.Worker == r.Worker {
 			r.Token = h.token

@@ -194,6 +194,7 @@ const draw = {
     this.end(`step ${r.worker}`);
     this.drop(r, "no", ["✕ ", chip(r.token), " < ", chip(r.stored)]);
   },
+  not_sealed(r) { this.end(`step ${r.worker}`); },
   failed(r) { this.end(`step ${r.worker}`); },
   wrote(r) {
     this.end(`step ${r.worker}`);
