@@ -166,6 +166,7 @@ func TestHistoryCountsALeaseAsOverWhenItsLastRenewalHasRunOut(t *testing.T) {
 	}
 }
 
+// A seal is no write, and a refused one has words.
 func TestHistoryDoesNotTakeASealForAWrite(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -183,7 +184,7 @@ func TestHistoryDoesNotTakeASealForAWrite(t *testing.T) {
 	text := w.ok("history", "seat:1")
 
 	require.NotContains(t, text, "committed")
-	require.Contains(t, text, "failed: ")
+	require.Contains(t, text, "failed: a row belongs to another resource")
 }
 
 // Who calls protect again is not who has switched the guard off.

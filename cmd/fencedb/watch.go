@@ -192,7 +192,21 @@ func happened(e feed.Event) string {
 	case stale:
 		return fmt.Sprintf("stale, %d is stored", e.Stored)
 	}
-	return visible(e.Cause)
+	return visible(cmp.Or(causes[e.Cause], e.Cause))
+}
+
+// causes say in words why a write or a seal failed.
+var causes = map[string]string{
+	"no_token":       "a row was written without a token",
+	"wrong_resource": "a row belongs to another resource",
+	"lease_over":     "the lease was over",
+	"too_long":       "the transaction outlasted its time limit",
+	"tx_ended":       "a statement ended the transaction",
+	"unsealed":       "the token was not sealed before",
+	"busy":           "an open transaction holds the fence",
+	"commit_unknown": "COMMIT was not answered, and the outcome is unknown",
+	"invalid_grant":  "the grant is invalid",
+	"error":          "an error of the program or of Postgres",
 }
 
 func unlessZero(before string, d time.Duration) string {

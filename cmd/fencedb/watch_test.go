@@ -274,4 +274,9 @@ func TestEveryKindOfEventIsTold(t *testing.T) {
 	}
 	require.Equal(t, "another lease entered with the same token", happened(feed.Event{Kind: feed.Refused, Token: 41, Stored: 41}))
 	require.Equal(t, "stale, 42 is stored", happened(feed.Event{Kind: feed.NotSealed, Cause: "stale", Token: 41, Stored: 42}))
+	for _, cause := range fencedb.Outcomes() {
+		if cause != "committed" && cause != "stale" {
+			require.Contains(t, happened(feed.Event{Kind: feed.Failed, Cause: cause}), " ", "%s in words", cause)
+		}
+	}
 }
