@@ -166,6 +166,26 @@ func TestHistoryCountsALeaseAsOverWhenItsLastRenewalHasRunOut(t *testing.T) {
 	}
 }
 
+// Its holder gives it back before a renewal tells it.
+func TestHistoryTellsOfARevokedLeaseThatItHadEndedBefore(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	issuer, _, flush := w.publishing()
+	l, err := issuer.TryAcquire(t.Context(), "seat:1")
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { // an event is of the time when it is published
+		return w.redis.XLen(t.Context(), "fencedb:v1:shop:events").Val() == 1
+	}, time.Minute, time.Millisecond)
+	w.revoked("seat:1")
+	require.ErrorIs(t, l.Release(t.Context()), lease.ErrRevoked)
+	flush()
+
+	r := w.told("seat:1")
+
+	require.Equal(t, string(feed.Revoked), r.Ended.Kind)
+	require.Contains(t, said(r), "lease released: it had been revoked before")
+}
+
 // A seal is no write, and a refused one has words.
 func TestHistoryDoesNotTakeASealForAWrite(t *testing.T) {
 	t.Parallel()

@@ -166,7 +166,7 @@ func (s *servers) readReach(ctx context.Context, r *history) error {
 
 // readEvents reads what programs have published.
 func (s *servers) readEvents(ctx context.Context, r *history, w window) error {
-	digits := feed.Hashed(r.Resource)
+	digits, revoked := feed.Hashed(r.Resource), int64(0)
 	err := feed.Replay(ctx, s.client, "0", func(e feed.Event) error {
 		if r.FeedSince == nil {
 			r.FeedSince = optional(e.At.UTC(), true)
@@ -178,12 +178,19 @@ func (s *servers) readEvents(ctx context.Context, r *history, w window) error {
 			r.renewals[e.Token] = renewalOf(e)
 			r.labels[e.LeaseID] = e.Worker
 		}
+		text := happened(e)
+		switch {
+		case e.Kind == feed.Revoked:
+			revoked = e.Token
+		case e.Kind == feed.Released && e.Token < revoked: // its holder did not know yet
+			text = "it had been revoked before"
+		}
 		switch e.Kind {
 		case feed.Granted, feed.Committed, feed.Released, feed.Lost, feed.Revoked, feed.NotSealed, feed.Refused, feed.Failed:
 			r.labels[e.LeaseID] = e.Worker
 			if !e.At.Before(w.since) {
 				r.Events = append(r.Events, happening{At: e.At.UTC(), Source: ofFeed, Kind: string(e.Kind), Token: e.Token,
-					Former: e.Stored, Lease: e.LeaseID, Label: e.Worker, Text: happened(e)})
+					Former: e.Stored, Lease: e.LeaseID, Label: e.Worker, Text: text})
 			}
 		}
 		return nil
@@ -246,7 +253,7 @@ func (r *history) arrange(w window) {
 		case feed.Granted:
 			r.Granted, r.Ended = optional(*h, true), nil
 		case feed.Released, feed.Lost, feed.Revoked:
-			if r.Granted != nil && (h.Token == r.Granted.Token || feed.Kind(h.Kind) == feed.Revoked) {
+			if r.Granted != nil && r.Ended == nil && (h.Token == r.Granted.Token || feed.Kind(h.Kind) == feed.Revoked) {
 				r.Ended = optional(*h, true)
 			}
 		}
