@@ -40,6 +40,8 @@ The command finds in its environment:
    FENCEDB_GRANTS    JSON, an array with resource, token and lease_id of each
    FENCEDB_RESOURCE, FENCEDB_TOKEN, FENCEDB_LEASE_ID
                      the same, of a single one; empty for several
+   FENCEDB_POSTGRES_URL
+                     the database, also if --postgres has named it
 
    fencedb with order:7 -- psql "$FENCEDB_POSTGRES_URL" -f fix.sql
    fencedb with --wait 1m order:7 order:8 -- ./fix.sh
@@ -227,7 +229,7 @@ func (w *wrapping) environment() []string {
 		enter = fmt.Sprintf("SELECT * FROM fencedb.enter(%s, %s, %s, %d)", resources[0], tokens[0], ids[0], w.hold.Milliseconds())
 		resource, token, id = grants[0].Resource, tokens[0], grants[0].LeaseID.String()
 	}
-	return []string{"FENCEDB_ENTER=" + enter, "FENCEDB_GRANTS=" + string(text),
+	return []string{"FENCEDB_POSTGRES_URL=" + w.postgresURL, "FENCEDB_ENTER=" + enter, "FENCEDB_GRANTS=" + string(text),
 		"FENCEDB_RESOURCE=" + resource, "FENCEDB_TOKEN=" + token, "FENCEDB_LEASE_ID=" + id}
 }
 

@@ -140,6 +140,7 @@ func TestTheCommandFindsItsGrant(t *testing.T) {
 	require.Len(t, grants, 1)
 	require.Equal(t, []any{"seat:1", env["FENCEDB_LEASE_ID"]}, []any{grants[0]["resource"], grants[0]["lease_id"]})
 	require.Equal(t, "seat:1", env["FENCEDB_RESOURCE"])
+	require.Equal(t, w.pool.Config().ConnString(), env["FENCEDB_POSTGRES_URL"], "which --postgres has named")
 	require.Equal(t, env["FENCEDB_TOKEN"]+" "+env["FENCEDB_LEASE_ID"], w.one(`SELECT concat_ws(' ', last_fencing_token, lease_id) FROM fencedb.fences`))
 	require.Equal(t, fmt.Sprintf("SELECT * FROM fencedb.enter('seat:1', %s, '%s', 300000)", env["FENCEDB_TOKEN"], env["FENCEDB_LEASE_ID"]), env["FENCEDB_ENTER"])
 }
