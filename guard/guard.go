@@ -47,6 +47,8 @@ package guard
 
 import (
 	"context"
+	"errors"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -100,13 +102,23 @@ func New(issuer *lease.Issuer, db fencedb.DB, opts ...Option) *Desk {
 // returned nil under a lease that was valid to the end; [lease.ErrWorkDone] that fn returned nil
 // and its lease did not last: what it committed stands. An error of fn comes back as it is, those
 // of its transactions among them, such as [fencedb.ErrCommitUnknown], with the cause of the loss if
-// the lease was lost. If fn did not run, nothing was written. [lease.IsLost] tells if an error
-// means "busy, try again".
+// the lease was lost; that of a write past h is [fencedb.ErrNoToken]. If fn did not run, nothing
+// was written. [lease.IsLost] tells if an error means "busy, try again".
 func (d *Desk) Do(ctx context.Context, resource string,
 	fn func(ctx context.Context, h *Holder) error, opts ...lease.Option) error {
 	return d.holds.Do(ctx, resource, func(ctx context.Context, l *lease.Lease) error {
-		return fn(ctx, d.holder(ctx, lease.Leases{l}))
+		return explained(fn(ctx, d.holder(ctx, lease.Leases{l})))
 	}, opts...)
+}
+
+// explained is err, or what Postgres has refused by it of a write that went past the Holder. Only
+// its SQLSTATEs that are ours say that: fn may have other databases, and limits of its own.
+func explained(err error) error {
+	var refused interface{ SQLState() string }
+	if errors.As(err, &refused) && strings.HasPrefix(refused.SQLState(), "FN") {
+		return fencedb.Explain(err)
+	}
+	return err
 }
 
 // DoAll is [Desk.Do] for several resources: all are acquired, or none, and sealed together. The
@@ -115,7 +127,7 @@ func (d *Desk) Do(ctx context.Context, resource string,
 func (d *Desk) DoAll(ctx context.Context, resources []string,
 	fn func(ctx context.Context, h *Holder) error, opts ...lease.Option) error {
 	return d.holds.DoAll(ctx, resources, func(ctx context.Context, ls lease.Leases) error {
-		return fn(ctx, d.holder(ctx, ls))
+		return explained(fn(ctx, d.holder(ctx, ls)))
 	}, opts...)
 }
 
@@ -125,7 +137,7 @@ func (d *Desk) DoAll(ctx context.Context, resources []string,
 func (d *Desk) Lead(ctx context.Context, role string,
 	fn func(ctx context.Context, h *Holder) error, opts ...lease.LeadOption) error {
 	return d.holds.Lead(ctx, role, func(ctx context.Context, l *lease.Lease) error {
-		return fn(ctx, d.holder(ctx, lease.Leases{l}))
+		return explained(fn(ctx, d.holder(ctx, lease.Leases{l})))
 	}, opts...)
 }
 

@@ -185,7 +185,7 @@ func TestEveryCallWritesAndGivesTheLeaseBack(t *testing.T) {
 			w.free("table:12")
 
 			err := call(t.Context(), w, w.desk, `INSERT INTO bookings VALUES (14, 'ann') RETURNING guest`)
-			require.ErrorIs(t, fencedb.Explain(err), fencedb.ErrWrongResource)
+			require.ErrorIs(t, err, fencedb.ErrWrongResource)
 			require.Equal(t, 1, w.bookings())
 			w.free("table:12")
 		})
@@ -397,6 +397,35 @@ func TestAHolderThatWasReleasedWritesNoMore(t *testing.T) {
 	require.ErrorIs(t, err, lease.ErrReleased)
 	require.ErrorContains(t, err, "was released before its transaction was over")
 	require.False(t, lease.IsLost(err))
+	require.Zero(t, w.bookings())
+}
+
+func TestAWritePastTheHolderSaysWhatItLacks(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for name, call := range map[string]func(ctx context.Context, fn func(context.Context, *guard.Holder) error) error{
+		"Do": func(ctx context.Context, fn func(context.Context, *guard.Holder) error) error {
+			return w.desk.Do(ctx, "table:12", fn)
+		},
+		"DoAll": func(ctx context.Context, fn func(context.Context, *guard.Holder) error) error {
+			return w.desk.DoAll(ctx, []string{"table:12"}, fn)
+		},
+		"Lead": func(ctx context.Context, fn func(context.Context, *guard.Holder) error) (err error) {
+			ctx, stop := context.WithCancel(ctx)
+			_ = w.desk.Lead(ctx, "table:12", fn, lease.OnTerm(func(told error) { err = told; stop() }))
+			return err
+		},
+	} {
+		err := call(t.Context(), func(ctx context.Context, _ *guard.Holder) error {
+			_, err := w.pool.Exec(ctx, insertAnn)
+			return err
+		})
+		require.ErrorIs(t, err, fencedb.ErrNoToken, name)
+		require.ErrorContains(t, err, "hint: ", name)
+
+		limit := &pgconn.PgError{Code: "25P03"} // of a transaction that has nothing to do with the lease
+		require.Equal(t, limit, call(t.Context(), func(context.Context, *guard.Holder) error { return limit }), name)
+	}
 	require.Zero(t, w.bookings())
 }
 
