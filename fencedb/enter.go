@@ -62,6 +62,7 @@ func (e *entry) join(ctx context.Context, tx any, enter func(context.Context) er
 var (
 	errNoTx = errors.New("fencedb: the transaction is nil; did it begin?")
 	errNoDB = errors.New("fencedb: the database is nil; was it opened?")
+	errNoFn = errors.New("fencedb: nothing was written: the function is nil")
 )
 
 func (e *entry) enter(ctx context.Context, tx pgx.Tx) error {

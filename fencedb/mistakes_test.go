@@ -199,6 +199,22 @@ func TestAReleasedLeaseIsSaidOnce(t *testing.T) {
 	}
 }
 
+func TestAFunctionThatIsNilIsRefusedBeforeAnythingIsAsked(t *testing.T) {
+	t.Parallel()
+	db, err := sql.Open("pgx", "postgres://127.0.0.1:1/nothing")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = db.Close() })
+	nowhere, err := pgxpool.New(t.Context(), "postgres://127.0.0.1:1/nothing")
+	require.NoError(t, err)
+	t.Cleanup(nowhere.Close)
+	for _, err := range []error{
+		fencedb.Tx(t.Context(), nowhere, grant("table:12", 41), nil),
+		fencedb.TxSQL(t.Context(), db, grant("table:12", 41), nil),
+	} {
+		require.ErrorContains(t, err, "nothing was written: the function is nil")
+	}
+}
+
 // As in an errgroup. One of them is told, and nothing is lost in silence.
 func TestTwoGoroutinesInOneTransactionAreTold(t *testing.T) {
 	t.Parallel()

@@ -34,6 +34,9 @@ import (
 // nothing is written.
 func Once(ctx context.Context, tx pgx.Tx, key string, request []byte,
 	fn func() ([]byte, error)) (result []byte, replayed bool, err error) {
+	if fn == nil {
+		return nil, false, errNoFn
+	}
 	var fingerprint []byte
 	if request != nil {
 		sum := sha256.Sum256(request)
@@ -59,6 +62,9 @@ func Once(ctx context.Context, tx pgx.Tx, key string, request []byte,
 // OnceJSON is Once for a request and a result that encoding/json can write and read.
 func OnceJSON[T any](ctx context.Context, tx pgx.Tx, key string, request any,
 	fn func() (T, error)) (result T, replayed bool, err error) {
+	if fn == nil {
+		return result, false, errNoFn
+	}
 	asked, err := json.Marshal(request)
 	if err != nil {
 		return result, false, fmt.Errorf("fencedb: the request of key %q: %w", key, err)

@@ -223,8 +223,12 @@ func TestOnceRefusesBadInput(t *testing.T) {
 	_, _, err = w.once("json", nil, func(pgx.Tx) ([]byte, error) { return []byte("{"), nil })
 	require.NoError(t, err)
 	require.NoError(t, pgx.BeginFunc(t.Context(), w.pool, func(tx pgx.Tx) error {
-		_, _, err := fencedb.OnceJSON[int](t.Context(), tx, "json", nil, nil)
+		_, _, err := fencedb.OnceJSON(t.Context(), tx, "json", nil, func() (int, error) { return 1, nil })
 		require.ErrorContains(t, err, "is not a int")
+		_, _, err = fencedb.OnceJSON[int](t.Context(), tx, "json", nil, nil)
+		require.ErrorContains(t, err, "the function is nil")
+		_, _, err = fencedb.Once(t.Context(), tx, "json", nil, nil)
+		require.ErrorContains(t, err, "the function is nil")
 		return nil
 	}))
 }

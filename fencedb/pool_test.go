@@ -2,6 +2,7 @@ package fencedb_test
 
 import (
 	"context"
+	"database/sql"
 	"testing"
 	"time"
 
@@ -41,8 +42,10 @@ func TestAUsedUpPoolIsNamed(t *testing.T) {
 		"Tx": func(ctx context.Context) error {
 			return fencedb.Tx(ctx, pool, endless, func(tx pgx.Tx) error { _, err := tx.Exec(ctx, `SELECT`); return err })
 		},
-		"Seal":  func(ctx context.Context) error { return fencedb.Seal(ctx, pool, endless) },
-		"TxSQL": func(ctx context.Context) error { return fencedb.TxSQL(ctx, db, endless, nil) },
+		"Seal": func(ctx context.Context) error { return fencedb.Seal(ctx, pool, endless) },
+		"TxSQL": func(ctx context.Context) error {
+			return fencedb.TxSQL(ctx, db, endless, func(*sql.Tx) error { return nil })
+		},
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		err := call(ctx)

@@ -33,6 +33,9 @@ func NewRepository[T any](db DB, of func(tx pgx.Tx) T) *Repository[T] {
 // It takes two round trips at least. Exec and SendBatch take one, for statements without a decision
 // between them.
 func (r *Repository[T]) Write(ctx context.Context, grant Grant, fn func(T) error, opts ...Option) error {
+	if fn == nil {
+		return errNoFn
+	}
 	return Tx(ctx, r.db, grant, func(tx pgx.Tx) error { return fn(r.of(tx)) }, opts...)
 }
 
@@ -44,6 +47,9 @@ func (r *Repository[T]) Write(ctx context.Context, grant Grant, fn func(T) error
 // those of fn and of its statements, as Explain returns them. Cancelling ctx closes the connection,
 // as in every pgx call. The T is over when fn returns.
 func (r *Repository[T]) Read(ctx context.Context, fn func(T) error) error {
+	if fn == nil {
+		return errNoFn
+	}
 	var c config
 	conn, release, err := acquire(ctx, c.with(r.db, nil))
 	if err != nil {

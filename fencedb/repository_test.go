@@ -149,18 +149,20 @@ func TestARepositoryRefusesADatabaseOnWhichNothingCanBegin(t *testing.T) {
 	require.NoError(t, closed.Close(t.Context()))
 	_, err := busy.Exec(t.Context(), `BEGIN; INSERT INTO notes VALUES ('of the application')`)
 	require.NoError(t, err)
+	nothing := func(desk) error { panic("it ran") }
 	for says, db := range map[string]fencedb.DB{
 		"the database is nil":      (*pgxpool.Pool)(nil),
 		"does not show its conn":   fencedb.With(counting{DB: w.pool}),
 		"the connection is closed": closed,
 		"is in a transaction":      busy,
 	} {
-		nothing := func(desk) error { panic("it ran") }
 		require.ErrorContains(t, repository(db).Read(t.Context(), nothing), says)
 		write := func(d desk) error { return d.note(t.Context(), "no") }
 		require.ErrorContains(t, repository(db).Write(t.Context(), grant("table:12", 41), write), says)
 	}
-	require.ErrorContains(t, new(fencedb.Repository[desk]).Read(t.Context(), nil), "the database is nil")
+	require.ErrorContains(t, new(fencedb.Repository[desk]).Read(t.Context(), nothing), "the database is nil")
+	require.ErrorContains(t, repository(w.pool).Read(t.Context(), nil), "the function is nil")
+	require.ErrorContains(t, repository(w.pool).Write(t.Context(), grant("table:12", 41), nil), "the function is nil")
 
 	_, err = busy.Exec(t.Context(), `ROLLBACK`)
 	require.NoError(t, err)

@@ -40,8 +40,11 @@ func TxSQL(ctx context.Context, db *sql.DB, grant Grant, fn func(tx *sql.Tx) err
 	if err != nil {
 		return err
 	}
-	if db == nil {
+	switch {
+	case db == nil:
 		return errNoDB
+	case fn == nil:
+		return errNoFn
 	}
 	options, err := sqlOptions(e.txOptions)
 	if err != nil {

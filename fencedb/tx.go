@@ -46,6 +46,9 @@ import (
 // call is over; if one cannot be, nothing commits. Cancelling ctx before COMMIT has been sent rolls
 // back; after that Tx still finds out, for five seconds at the most, whether it took effect.
 func Tx(ctx context.Context, db DB, grant Grant, fn func(tx pgx.Tx) error, opts ...Option) error {
+	if fn == nil {
+		return errNoFn
+	}
 	tx, err := newTx(ctx, db, grant, opts)
 	if err != nil {
 		return err

@@ -54,6 +54,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/protocol"
 	"github.com/fencedb/fencedb/internal/rows"
 	"github.com/fencedb/fencedb/lease"
 )
@@ -106,7 +107,31 @@ func New(issuer *lease.Issuer, db fencedb.DB, opts ...Option) *Desk {
 // was written. [lease.IsLost] tells if an error means "busy, try again".
 func (d *Desk) Do(ctx context.Context, resource string,
 	fn func(ctx context.Context, h *Holder) error, opts ...lease.Option) error {
-	return d.holds.Do(ctx, resource, func(ctx context.Context, l *lease.Lease) error {
+	return d.DoAll(ctx, []string{resource}, fn, opts...)
+}
+
+// DoAll is [Desk.Do] for several resources: all are acquired, or none, and sealed together. The
+// Holder is one for all of them, and what it writes enters every fence. The context of fn ends with
+// the first lease that ends.
+func (d *Desk) DoAll(ctx context.Context, resources []string,
+	fn func(ctx context.Context, h *Holder) error, opts ...lease.Option) error {
+	if fn == nil {
+		return protocol.ErrNoFunction
+	}
+	return d.holds.DoAll(ctx, resources, func(ctx context.Context, ls lease.Leases) error {
+		return explained(fn(ctx, d.holder(ctx, ls)))
+	}, opts...)
+}
+
+// Lead is [lease.Issuer.Lead] with sealed terms: fn runs for as long as this process leads, and
+// again in each of its terms, until ctx ends. A term begins with a write in Postgres: while
+// Postgres is away nobody leads, which is told to [lease.OnTerm].
+func (d *Desk) Lead(ctx context.Context, role string,
+	fn func(ctx context.Context, h *Holder) error, opts ...lease.LeadOption) error {
+	if fn == nil {
+		return protocol.ErrNoFunction
+	}
+	return d.holds.Lead(ctx, role, func(ctx context.Context, l *lease.Lease) error {
 		return explained(fn(ctx, d.holder(ctx, lease.Leases{l})))
 	}, opts...)
 }
@@ -121,26 +146,6 @@ func explained(err error) error {
 	return err
 }
 
-// DoAll is [Desk.Do] for several resources: all are acquired, or none, and sealed together. The
-// Holder is one for all of them, and what it writes enters every fence. The context of fn ends with
-// the first lease that ends.
-func (d *Desk) DoAll(ctx context.Context, resources []string,
-	fn func(ctx context.Context, h *Holder) error, opts ...lease.Option) error {
-	return d.holds.DoAll(ctx, resources, func(ctx context.Context, ls lease.Leases) error {
-		return explained(fn(ctx, d.holder(ctx, ls)))
-	}, opts...)
-}
-
-// Lead is [lease.Issuer.Lead] with sealed terms: fn runs for as long as this process leads, and
-// again in each of its terms, until ctx ends. A term begins with a write in Postgres: while
-// Postgres is away nobody leads, which is told to [lease.OnTerm].
-func (d *Desk) Lead(ctx context.Context, role string,
-	fn func(ctx context.Context, h *Holder) error, opts ...lease.LeadOption) error {
-	return d.holds.Lead(ctx, role, func(ctx context.Context, l *lease.Lease) error {
-		return explained(fn(ctx, d.holder(ctx, lease.Leases{l})))
-	}, opts...)
-}
-
 // Tx acquires resource, runs fn in a transaction behind its fence and gives the lease back. BEGIN
 // and the entry are answered before fn runs, so all that fn does, it does as the current holder; fn
 // runs once at most. Its context ends with ctx or with the lease.
@@ -152,6 +157,9 @@ func (d *Desk) Lead(ctx context.Context, role string,
 // and [Holder.Tx].
 func (d *Desk) Tx(ctx context.Context, resource string,
 	fn func(ctx context.Context, tx pgx.Tx) error, opts ...lease.Option) error {
+	if fn == nil {
+		return protocol.ErrNoFunction
+	}
 	return d.write(ctx, []string{resource}, opts, func(t *turn) error {
 		return t.Tx(t.ctx, func(tx pgx.Tx) error {
 			if err := tx.SendBatch(t.ctx, new(pgx.Batch)).Close(); err != nil { // BEGIN and the entry

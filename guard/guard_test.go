@@ -452,6 +452,23 @@ func TestOptionsAmongTheArgumentsAreRefusedByName(t *testing.T) {
 	require.Zero(t, w.bookings())
 }
 
+func TestAFunctionThatIsNilIsRefusedBeforeAnythingIsAsked(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for name, err := range map[string]error{
+		"Do":    w.desk.Do(t.Context(), "table:12", nil),
+		"DoAll": w.desk.DoAll(t.Context(), []string{"table:12"}, nil),
+		"Lead":  w.desk.Lead(t.Context(), "table:12", nil),
+		"Tx":    w.desk.Tx(t.Context(), "table:12", nil),
+	} {
+		require.ErrorIs(t, err, lease.ErrInvalid, name)
+	}
+	require.NoError(t, w.desk.Do(t.Context(), "table:12", func(ctx context.Context, h *guard.Holder) error {
+		require.ErrorContains(t, h.Tx(ctx, nil), "the function is nil")
+		return nil
+	}))
+}
+
 func TestOptionsOfTheAcquisition(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

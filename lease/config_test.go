@@ -99,15 +99,18 @@ func TestAcquireRefusesBadNames(t *testing.T) {
 	defer client.Close()
 	i, err := lease.New(client, lease.Config{TTL: time.Second})
 	require.NoError(t, err)
+	nothing := func(context.Context, *lease.Lease) error { return nil }
 	for _, resource := range []string{"", "a\x00b", "\xff", strings.Repeat("x", 513)} {
 		_, err := i.TryAcquire(t.Context(), resource)
 		require.ErrorIs(t, err, lease.ErrInvalid, "%q", resource)
 		_, err = i.Acquire(t.Context(), resource)
 		require.ErrorIs(t, err, lease.ErrInvalid, "%q", resource)
-		require.ErrorIs(t, i.Do(t.Context(), resource, nil), lease.ErrInvalid, "%q", resource)
+		require.ErrorIs(t, i.Do(t.Context(), resource, nothing), lease.ErrInvalid, "%q", resource)
 	}
 	_, err = i.TryAcquire(t.Context(), "table:12", lease.LeaseID(uuid.Nil))
 	require.ErrorIs(t, err, lease.ErrInvalid)
+	require.ErrorIs(t, i.Do(t.Context(), "table:12", nil), lease.ErrInvalid)
+	require.ErrorIs(t, i.DoAll(t.Context(), []string{"table:12"}, nil), lease.ErrInvalid)
 }
 
 func TestConnectionsTellWhoseTheyAre(t *testing.T) {
@@ -153,8 +156,8 @@ func TestZeroValuesAreRefused(t *testing.T) {
 			"Acquire":       second(i.Acquire(ctx, "a")),
 			"TryAcquireAll": second(i.TryAcquireAll(ctx, []string{"a"})),
 			"AcquireAll":    second(i.AcquireAll(ctx, []string{"a"})),
-			"Do":            i.Do(ctx, "a", nil),
-			"DoAll":         i.DoAll(ctx, []string{"a"}, nil),
+			"Do":            i.Do(ctx, "a", func(context.Context, *lease.Lease) error { return nil }),
+			"DoAll":         i.DoAll(ctx, []string{"a"}, func(context.Context, lease.Leases) error { return nil }),
 			"Revoke":        second(i.Revoke(ctx, "a")),
 			"TakeOver":      second(i.TakeOver(ctx, "a", 1)),
 			"Raise":         second(i.Raise(ctx, "a", 1)),

@@ -211,6 +211,9 @@ func (i *Issuer) acquire(ctx context.Context, resources []string, opts []Option)
 // Do returns as soon as fn has.
 func (i *Issuer) Do(ctx context.Context, resource string,
 	fn func(ctx context.Context, l *Lease) error, opts ...Option) error {
+	if fn == nil {
+		return protocol.ErrNoFunction
+	}
 	l, err := i.Acquire(ctx, resource, opts...)
 	if err != nil {
 		return err
@@ -221,6 +224,9 @@ func (i *Issuer) Do(ctx context.Context, resource string,
 // DoAll is [Issuer.Do] for several resources. The context that fn gets ends with any of the leases.
 func (i *Issuer) DoAll(ctx context.Context, resources []string,
 	fn func(ctx context.Context, ls Leases) error, opts ...Option) error {
+	if fn == nil {
+		return protocol.ErrNoFunction
+	}
 	leases, err := i.AcquireAll(ctx, resources, opts...)
 	if err != nil {
 		return err

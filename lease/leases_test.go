@@ -162,7 +162,7 @@ func TestDoAll(t *testing.T) {
 		require.ErrorIs(t, err, errWork)
 		require.ErrorIs(t, err, lease.ErrLost)
 		try(t, i, "a")
-		require.ErrorIs(t, i.DoAll(t.Context(), nil, nil), lease.ErrInvalid)
+		require.ErrorIs(t, i.DoAll(t.Context(), nil, func(context.Context, lease.Leases) error { return errWork }), lease.ErrInvalid)
 	})
 }
 

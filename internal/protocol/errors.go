@@ -28,6 +28,9 @@ func unasked(ctx context.Context) error {
 	return Also(fmt.Errorf("%w: %s", ErrUnasked, WhyEnded(cause)), cause)
 }
 
+// ErrNoFunction is the [ErrInvalid] of a call whose function is nil: nothing is asked for it.
+var ErrNoFunction = Invalid("the function is nil")
+
 // Invalid is an [ErrInvalid].
 func Invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)

@@ -50,18 +50,19 @@ func Example() {
 	}
 
 	request := []byte(`{"order":7,"amount":"12 EUR"}`)
+	charge := func(context.Context, *lease.Lease) ([]byte, error) {
+		fmt.Println("charging")
+		return []byte("receipt 1"), nil
+	}
 	for range 2 {
-		answer, replayed, err := keys.Do(ctx, "order:7", request, func(context.Context, *lease.Lease) ([]byte, error) {
-			fmt.Println("charging")
-			return []byte("receipt 1"), nil
-		})
+		answer, replayed, err := keys.Do(ctx, "order:7", request, charge)
 		if err != nil {
 			log.Fatal(err)
 		}
 		fmt.Printf("%s (replayed: %v)\n", answer, replayed)
 	}
 
-	_, _, err = keys.Do(ctx, "order:7", []byte(`{"order":7,"amount":"99 EUR"}`), nil)
+	_, _, err = keys.Do(ctx, "order:7", []byte(`{"order":7,"amount":"99 EUR"}`), charge)
 	fmt.Println("another request:", errors.Is(err, once.ErrKeyReused))
 	// Output:
 	// charging
@@ -165,7 +166,8 @@ func ExampleNoWait() {
 		}
 		fmt.Println("the key is", state.Phase)
 
-		_, _, err = keys.Do(ctx, "report", nil, nil, once.NoWait())
+		again := func(context.Context, *lease.Lease) ([]byte, error) { return nil, errors.New("a second run") }
+		_, _, err = keys.Do(ctx, "report", nil, again, once.NoWait())
 		fmt.Println("a duplicate is told:", errors.Is(err, once.ErrInFlight))
 		return nil, nil
 	})

@@ -38,7 +38,7 @@ func TestAKeyOfWhatIsNoJSONIsRefused(t *testing.T) {
 	keys, err := once.New(client, once.Config{})
 	require.NoError(t, err)
 
-	_, _, err = keys.Do(t.Context(), once.Key("report", func() {}), nil, nil)
+	_, _, err = keys.Do(t.Context(), once.Key("report", func() {}), nil, forbidden(t))
 
 	require.ErrorIs(t, err, lease.ErrInvalid)
 }

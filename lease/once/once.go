@@ -275,6 +275,9 @@ func (o *Once) Do(ctx context.Context, key string, request []byte,
 	if err := o.check(key); err != nil {
 		return nil, false, err
 	}
+	if fn == nil {
+		return nil, false, protocol.ErrNoFunction
+	}
 	c := &call{once: o, key: key, fn: fn}
 	if request != nil {
 		sum := sha256.Sum256(request)
@@ -296,6 +299,9 @@ func (o *Once) Do(ctx context.Context, key string, request []byte,
 // request compares with everything.
 func DoJSON[T any](ctx context.Context, o *Once, key string, request any,
 	fn func(ctx context.Context, claim *lease.Lease) (T, error), opts ...Option) (result T, replayed bool, err error) {
+	if fn == nil {
+		return result, false, protocol.ErrNoFunction
+	}
 	asked, err := json.Marshal(request)
 	if err != nil {
 		return result, false, fmt.Errorf("once: the request of %q: %w", key, err)

@@ -75,6 +75,10 @@ func TestBadInput(t *testing.T) {
 	}
 
 	o := w.once(t, once.Config{})
+	_, _, err := o.Do(t.Context(), "order:7", nil, nil)
+	require.ErrorIs(t, err, lease.ErrInvalid)
+	_, _, err = once.DoJSON[int](t.Context(), o, "order:7", nil, nil)
+	require.ErrorIs(t, err, lease.ErrInvalid)
 	for name, key := range map[string]string{
 		"empty": "", "too long": strings.Repeat("x", once.MaxKey+1), "no text": "\xff", "NUL": "a\x00b",
 	} {
