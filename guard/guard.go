@@ -180,7 +180,7 @@ func (d *Desk) Exec(ctx context.Context, resource, sql string, args ...any) (tag
 		tag, err = t.Exec(t.ctx, sql, args...)
 		return err
 	})
-	return tag, err
+	return tag, on(resource, err)
 }
 
 // Query is [Desk.Exec] for a statement that returns rows. They keep the lease, which is renewed,
@@ -196,12 +196,12 @@ func (d *Desk) Query(ctx context.Context, resource, sql string, args ...any) (pg
 		t.kept = true
 		kept = rows.OnClose(result, func() error {
 			defer t.giveBack()
-			return t.why(result.Err())
+			return on(resource, t.why(result.Err()))
 		})
 		return nil
 	})
 	if err != nil {
-		return rows.Failed(err)
+		return rows.Failed(on(resource, err))
 	}
 	return kept, nil
 }
@@ -212,9 +212,9 @@ func (d *Desk) Query(ctx context.Context, resource, sql string, args ...any) (pg
 // no row, pgx.ErrNoRows and [fencedb.ErrCommitted] are both in the error.
 func (d *Desk) QueryRow(ctx context.Context, resource, sql string, args ...any) pgx.Row {
 	return rows.Once(func(dest ...any) error {
-		return d.write(ctx, []string{resource}, nil, func(t *turn) error {
+		return on(resource, d.write(ctx, []string{resource}, nil, func(t *turn) error {
 			return t.QueryRow(t.ctx, sql, args...).Scan(dest...)
-		})
+		}))
 	})
 }
 

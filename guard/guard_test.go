@@ -452,6 +452,32 @@ func TestOptionsAmongTheArgumentsAreRefusedByName(t *testing.T) {
 	require.Zero(t, w.bookings())
 }
 
+// Both are strings, so nothing else tells that they are the wrong way round.
+func TestAResourceThatIsTheSQLIsNamed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	const sql, resource = insertAnn + ` -- and a comment that makes it long`, "table:12"
+	_, execErr := w.desk.Exec(t.Context(), sql, resource)
+	for name, err := range map[string]error{
+		"Exec":     execErr,
+		"Query":    read(w.desk.Query(t.Context(), sql, resource)),
+		"QueryRow": w.desk.QueryRow(t.Context(), sql, resource).Scan(new(string)),
+	} {
+		require.ErrorContains(t, err, `on resource "INSERT INTO bookings VALUES (12, 'ann') RETURNING guest -- a…": `, name)
+		refused, is := errors.AsType[*pgconn.PgError](err)
+		require.True(t, is, name)
+		require.Equal(t, "42601", refused.Code, name)
+	}
+	// Of rows, it comes when they are read.
+	err := read(w.desk.Query(t.Context(), "table:12", `SELECT (1 / (2 - n))::text FROM generate_series(1, 2) n`))
+	require.ErrorContains(t, err, `on resource "table:12": `)
+	require.ErrorContains(t, err, "division by zero")
+
+	_, err = w.desk.Exec(t.Context(), "table:13", insertAnn)
+	require.ErrorIs(t, err, fencedb.ErrWrongResource)
+	require.NotContains(t, err.Error(), "on resource", "the error names it")
+}
+
 func TestAFunctionThatIsNilIsRefusedBeforeAnythingIsAsked(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/lease"
@@ -52,6 +54,19 @@ func (t *turn) why(err error) error {
 		return fmt.Errorf("%w: %w", cause, err)
 	}
 	return err
+}
+
+// on is err with the resource, unless it names that: a call of two strings may have them the wrong
+// way round, and then Postgres says only that it cannot read its SQL.
+func on(resource string, err error) error {
+	if err == nil || strings.Contains(err.Error(), strconv.Quote(resource)) {
+		return err
+	}
+	const most = 60 // characters
+	if name := []rune(resource); len(name) > most {
+		resource = string(name[:most]) + "…"
+	}
+	return fmt.Errorf("on resource %q: %w", resource, err)
 }
 
 // behind reports whether err is the refusal of a lease that stands. If the lease is gone, Postgres
