@@ -199,8 +199,11 @@ func refused(err error) error {
 }
 
 // Latest is err, the outcome of the latest attempt. If that had no answer, it also carries what is
-// known from an attempt before.
+// known from an attempt before, and since when there was none.
 func Latest(before, err error) error {
+	if first, silent := errors.AsType[*unreachable](before); silent {
+		err = allSince(first.since, err)
+	}
 	if why := known(before); why != nil && err != nil && known(err) == nil {
 		return &later{err, why}
 	}
@@ -210,8 +213,23 @@ func Latest(before, err error) error {
 // later is the error of an attempt without an answer, after one that has failed for a reason.
 type later struct{ error, before error }
 
-func (e *later) Error() string   { return fmt.Sprintf("%v; before that, %v", e.error, e.before) }
+func (e *later) Error() string   { return fmt.Sprintf("%v; an earlier attempt: %v", e.error, e.before) }
 func (e *later) Unwrap() []error { return []error{e.error, e.before} }
+
+// allSince is err, of a request without an answer, for all requests without one from that time on.
+func allSince(first time.Time, err error) error {
+	switch e := err.(type) {
+	case *later:
+		return &later{allSince(first, e.error), e.before}
+	case *unreachable:
+		if !first.IsZero() && e.since.After(first) {
+			all := *e
+			all.earlier, all.since = e.earlier+e.since.Sub(first), first
+			return &all
+		}
+	}
+	return err
+}
 
 // known is why an attempt has failed, the refusal or what the network said; nil if it had no answer
 // in its time.
@@ -231,6 +249,9 @@ type unreachable struct {
 	ended bool          // the context has ended, which says nothing about Redis
 	whom  string        // who did not answer: a server, or the pool of connections to it; "": not known
 	took  time.Duration // how long that was waited for
+
+	since   time.Time     // when it was sent, or the first of those without an answer; zero: not known
+	earlier time.Duration // from the first of them to this one
 }
 
 func (e *unreachable) Error() string {
@@ -244,11 +265,11 @@ func (e *unreachable) Error() string {
 	case ours && e.whom == "":
 		return most.Error()
 	case ours:
-		said = fmt.Sprintf("no answer from %s within %v", e.whom, short(time.Duration(most)))
+		said = fmt.Sprintf("no answer from %s within %v", e.whom, short(e.earlier+time.Duration(most)))
 	case e.whom == "":
 		said = "no answer: " + WhyEnded(e.cause)
 	default:
-		said = fmt.Sprintf("no answer from %s within %v: %s", e.whom, short(e.took), WhyEnded(e.cause))
+		said = fmt.Sprintf("no answer from %s within %v: %s", e.whom, short(e.earlier+e.took), WhyEnded(e.cause))
 	}
 	return fmt.Sprintf("%v: %s", ErrUnreachable, said)
 }
@@ -290,7 +311,7 @@ func (s *Sender) silent(err error, key string, since time.Time) error {
 		return err
 	}
 	named := *e
-	named.whom, named.took = s.whom(key, e), time.Since(since)
+	named.whom, named.since, named.took = s.whom(key, e), since, time.Since(since)
 	return &named
 }
 

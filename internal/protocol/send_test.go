@@ -242,6 +242,30 @@ func TestABoundedRequestReturnsWhenTheBoundEnds(t *testing.T) {
 	})
 }
 
+// The last attempt has only what is left of the time, and says little.
+func TestAnErrorTellsTheWholeTimeThatWasTried(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379"}) // never dialled
+		defer client.Close()
+		stuck := make(chan struct{})
+		defer close(stuck)
+		attempts := 0
+		_, err := protocol.Persist(t.Context(), time.Second, func(ctx context.Context) (int, error) {
+			attempts++
+			return protocol.Bounded(ctx, protocol.Over(client), "test", "", func() (int, error) {
+				if attempts == 1 {
+					time.Sleep(100 * time.Millisecond)
+					return 0, errors.New("connection refused")
+				}
+				<-stuck
+				return 0, nil
+			})
+		})
+		require.Equal(t, 3, attempts)
+		require.EqualError(t, err, "lease: redis unreachable: no answer from 127.0.0.1:6379 within 1s; an earlier attempt: connection refused")
+	})
+}
+
 func TestADeadContextSendsNothing(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	gone := errors.New("gone")
