@@ -75,9 +75,9 @@ var (
 	ErrBusy error = &sentinel{"fencedb: the fence is held by an open transaction", true}
 
 	// ErrInvalidGrant: the grant cannot have been issued (nil, no token, no lease id, no resource),
-	// does not say when it ends, was released by its own holder before its transaction was over, or
-	// the transaction has entered the resource with another one. Nothing was written. It is a
-	// mistake of the caller, so lease.IsLost is false: to try again does not help.
+	// does not say when it ends, was released by its own holder, or the transaction has entered the
+	// resource with another one. Nothing was written. It is a mistake of the caller, so
+	// lease.IsLost is false: to try again does not help.
 	ErrInvalidGrant error = &sentinel{"fencedb: invalid grant", false}
 
 	// ErrKeyReused: the idempotency key of Once was used before, for another request, or by another

@@ -30,8 +30,11 @@ func (e *entry) explain(ctx context.Context, server asker, lost bool, err error)
 	if err = Explain(err); err == nil || alreadyTyped(err) {
 		return err
 	}
-	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
-		err = fmt.Errorf("%w: %w", cause, err)
+	if cause := context.Cause(ctx); cause != nil {
+		if !errors.Is(err, cause) {
+			err = fmt.Errorf("%w: %w", cause, err)
+		}
+		err = fmt.Errorf("fencedb: nothing was written to %q: %w", e.resources(), err)
 	}
 	switch {
 	case e.db != nil && e.conn == nil: // nothing was sent; err is the function's own, or of the pool
@@ -139,11 +142,15 @@ func (e *entry) timeOver(err error) error {
 }
 
 func (e *entry) busy(blockers []Blocker, err error) error {
+	return &BusyError{Resources: e.resources(), Waited: time.Since(e.asked), Blockers: blockers, cause: err}
+}
+
+func (e *entry) resources() []string {
 	resources := make([]string, len(e.grants))
 	for i, g := range e.grants {
 		resources[i] = g.Resource()
 	}
-	return &BusyError{Resources: resources, Waited: time.Since(e.asked), Blockers: blockers, cause: err}
+	return resources
 }
 
 // blockers asks for the sessions in the way. Without an answer there are none.

@@ -138,7 +138,7 @@ func leaseOver(grants []Grant, why error) error {
 		}
 	}
 	if lease, ok := g.(interface{ Released() bool }); ok && lease.Released() {
-		return &rejection{ErrInvalidGrant, fmt.Errorf("the lease on %q was released before its transaction was over: %w", g.Resource(), why)}
+		return &rejection{ErrInvalidGrant, fmt.Errorf("the lease on %q was released already; write before its release, within the function of Do: %w", g.Resource(), why)}
 	}
 	return &rejection{ErrLeaseOver, fmt.Errorf("that on %q: %w", g.Resource(), why)}
 }

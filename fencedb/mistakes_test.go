@@ -215,6 +215,37 @@ func TestAFunctionThatIsNilIsRefusedBeforeAnythingIsAsked(t *testing.T) {
 	}
 }
 
+// The end of a context alone would say neither.
+func TestACallWhoseContextIsOverSaysWhatWasNotWritten(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	over, cancel := context.WithDeadline(t.Context(), time.Now())
+	defer cancel()
+	db, conn := w.sqlDB(), w.conn()
+	tx, err := w.pool.Begin(t.Context())
+	require.NoError(t, err)
+	txSQL, err := db.BeginTx(t.Context(), nil)
+	require.NoError(t, err)
+	_, enter := fencedb.Enter(over, tx, grant("table:12", 41))
+	_, enterSQL := fencedb.EnterSQL(over, txSQL, grant("table:12", 41))
+	errs := map[string]error{
+		"TxSQL":          fencedb.TxSQL(over, db, grant("table:12", 41), func(*sql.Tx) error { return nil }),
+		"Seal":           fencedb.Seal(over, w.pool, grant("table:12", 41)),
+		"Seal on a Conn": fencedb.Seal(over, conn, grant("table:12", 41)),
+		"Enter":          enter,
+		"EnterSQL":       enterSQL,
+	}
+	for call, run := range calls {
+		errs[call] = run(over, w, grant("table:12", 41), `SELECT 1`)
+	}
+	for call, err := range errs {
+		require.ErrorIs(t, err, context.DeadlineExceeded, call)
+		require.ErrorContains(t, err, `nothing was written to ["table:12"]: `, call)
+	}
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.NoError(t, txSQL.Rollback())
+}
+
 // As in an errgroup. One of them is told, and nothing is lost in silence.
 func TestTwoGoroutinesInOneTransactionAreTold(t *testing.T) {
 	t.Parallel()

@@ -395,7 +395,7 @@ func TestAHolderThatWasReleasedWritesNoMore(t *testing.T) {
 	})
 	require.ErrorIs(t, err, fencedb.ErrInvalidGrant)
 	require.ErrorIs(t, err, lease.ErrReleased)
-	require.ErrorContains(t, err, "was released before its transaction was over")
+	require.ErrorContains(t, err, "was released already; write before its release, within the function of Do")
 	require.False(t, lease.IsLost(err))
 	require.Zero(t, w.bookings())
 }
@@ -426,6 +426,18 @@ func TestAWritePastTheHolderSaysWhatItLacks(t *testing.T) {
 		limit := &pgconn.PgError{Code: "25P03"} // of a transaction that has nothing to do with the lease
 		require.Equal(t, limit, call(t.Context(), func(context.Context, *guard.Holder) error { return limit }), name)
 	}
+	require.Zero(t, w.bookings())
+}
+
+// Its transaction begins when the lease has been over for long.
+func TestAHolderIsOverWithItsFunction(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	var kept *guard.Holder
+	require.NoError(t, w.desk.Do(t.Context(), "table:12", func(_ context.Context, h *guard.Holder) error { kept = h; return nil }))
+	_, err := kept.Exec(t.Context(), insertAnn)
+	require.ErrorIs(t, err, fencedb.ErrInvalidGrant)
+	require.ErrorContains(t, err, `"table:12" was released already; write before its release, within the function of Do`)
 	require.Zero(t, w.bookings())
 }
 
