@@ -37,7 +37,7 @@ func (d *Desk) attempt(ctx context.Context, issuer *lease.Issuer, resources []st
 		return false, err
 	}
 	work, unbind := leases.Bind(ctx)
-	t := &turn{Holder: d.holder(work, leases), giveBack: func() { unbind(); _ = leases.Release(ctx) }}
+	t := &turn{Holder: d.holder(work, leases), giveBack: func() { unbind(); leases.GiveBack(ctx) }}
 	defer func() {
 		if !t.kept { // also after a panic
 			t.giveBack()

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/guard"
+	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 )
 
@@ -49,6 +51,35 @@ func TestIsUnavailableTellsServersThatAreAwayFromThoseThatRefuse(t *testing.T) {
 		"ended":            {errors.Join(fencedb.ErrTxEnded, io.EOF), false},
 	} {
 		require.Equal(t, tc.away, guard.IsUnavailable(tc.err), name)
+	}
+}
+
+// What is written is told at once, though the lease cannot be released.
+func TestARedisThatIsAwayHoldsNobodyUpWhoHasWritten(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	server := testenv.OwnRedis(t)
+	w.config.TTL = 8 * time.Second
+	issuer, err := lease.New(server.Client(), w.config)
+	require.NoError(t, err)
+	desk := guard.New(issuer, w.pool)
+	for name, call := range map[string]func() error{
+		"Do": func() error {
+			return desk.Do(t.Context(), "table:12", func(context.Context, *guard.Holder) error { server.Pause(); return nil })
+		},
+		"Tx": func() error {
+			return desk.Tx(t.Context(), "table:12", func(context.Context, pgx.Tx) error { server.Pause(); return nil })
+		},
+		"Query": func() error {
+			rows, err := desk.Query(t.Context(), "table:12", insertAnn)
+			server.Pause()
+			return read(rows, err)
+		},
+	} {
+		begin := time.Now()
+		require.NoError(t, call(), name)
+		require.Less(t, time.Since(begin), 4*time.Second, name)
+		server.Resume()
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/internal/protocol"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 )
@@ -83,6 +84,63 @@ func TestAReleaseOutlastsADisturbance(t *testing.T) {
 					require.LessOrEqual(t, time.Since(start), 550*ms)
 					time.Sleep(time.Until(start.Add(lasting + 550*ms)))
 					free()
+				})
+			})
+		}
+	}
+}
+
+// An outage must not make each call last longer whose work is done.
+func TestDoWaitsForOneAttemptToRelease(t *testing.T) {
+	for name, c := range map[string]struct {
+		over   bool // the lease, when the work returns
+		took   time.Duration
+		answer error
+	}{
+		"while it holds":  {false, 2500*ms + protocol.Grace, nil},
+		"when it is over": {true, 0, lease.ErrWorkDone},
+	} {
+		work := func(w *world, l *lease.Lease, ended *time.Time) {
+			w.faults.Always(faulty.Hang)
+			if c.over {
+				<-l.Context().Done()
+			}
+			*ended = time.Now()
+		}
+		for call, do := range map[string]func(ctx context.Context, w *world, cfg lease.Config) (time.Time, error){
+			"Do": func(ctx context.Context, w *world, cfg lease.Config) (ended time.Time, err error) {
+				err = w.issuer(t, cfg).Do(ctx, "a", func(_ context.Context, l *lease.Lease) error { work(w, l, &ended); return nil })
+				return ended, err
+			},
+			"DoAll": func(ctx context.Context, w *world, cfg lease.Config) (ended time.Time, err error) {
+				err = w.issuer(t, cfg).DoAll(ctx, []string{"a", "b"}, func(_ context.Context, ls lease.Leases) error {
+					work(w, ls[0], &ended)
+					return nil
+				})
+				return ended, err
+			},
+			"Semaphore": func(ctx context.Context, w *world, cfg lease.Config) (ended time.Time, err error) {
+				s, err := lease.NewSemaphore(w.client, lease.SemaphoreConfig{Limit: 2, Lease: cfg})
+				require.NoError(t, err)
+				err = s.Do(ctx, "a", func(_ context.Context, l *lease.Lease) error { work(w, l, &ended); return nil })
+				return ended, err
+			},
+			"GiveBack": func(ctx context.Context, w *world, cfg lease.Config) (ended time.Time, err error) {
+				ls, err := w.issuer(t, cfg).AcquireAll(ctx, []string{"a"})
+				require.NoError(t, err)
+				work(w, ls[0], &ended)
+				ls.GiveBack(ctx)
+				return ended, c.answer
+			},
+		} {
+			t.Run(call+" "+name, func(t *testing.T) {
+				inBubble(t, func(t *testing.T, w *world) {
+					ended, err := do(t.Context(), w, lease.Config{TTL: 10 * time.Second})
+					require.ErrorIs(t, err, c.answer)
+					require.Equal(t, c.took, time.Since(ended))
+					w.faults.Always(faulty.None)
+					time.Sleep(5 * time.Second)
+					require.Empty(t, w.client.Keys(t.Context(), "*:owner").Val(), "the release has gone on")
 				})
 			})
 		}

@@ -20,6 +20,13 @@ func (ls Leases) Release(ctx context.Context) error {
 	return ls.each(func(l *Lease) error { return l.Release(ctx) })
 }
 
+// GiveBack releases all of them as [Issuer.Do] does after its work: it waits for one attempt, or
+// none where a lease is over, and goes on in the background. It is for work that does not end with
+// a function, such as rows that are read under the leases.
+func (ls Leases) GiveBack(ctx context.Context) {
+	_ = ls.each(func(l *Lease) error { return l.finish(ctx) })
+}
+
 // first is nil if there is none.
 func (ls Leases) first() *Lease {
 	if len(ls) == 0 {
@@ -113,19 +120,30 @@ func (ls Leases) finish(ctx context.Context, err error) error {
 	return protocol.Join(err, lost)
 }
 
-// finish releases the lease after the work. The error is why the lease ended before the work.
+// finish releases the lease after the work, and waits for one attempt: a working Redis answers it.
+// The rest goes on behind the caller, and all of it where the lease was over: nobody relies on it.
+// The error is why the lease ended before the work.
 func (l *Lease) finish(ctx context.Context) error {
+	if err := l.granted(); err != nil {
+		return err
+	}
 	over := l.Err()
-	err := l.Release(ctx)
+	r, begun := l.beginRelease(ctx, ErrReleased)
+	switch {
+	case begun && over != nil:
+		r.goOn(nil)
+	case begun:
+		r.first(ctx)
+	}
 	switch {
 	case errors.Is(over, ErrReleased) && !errors.Is(over, ErrClosed): // by fn itself
 		return nil
 	case over != nil:
 		return over
-	case protocol.Transient(err):
+	case r.wait(ctx, protocol.Grace) != nil, protocol.Transient(r.err):
 		return nil
 	}
-	return err
+	return r.err
 }
 
 // endTracing ends the tracing of an acquisition with the first lease, if there is one.

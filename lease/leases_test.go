@@ -162,7 +162,8 @@ func TestDoAll(t *testing.T) {
 		require.ErrorIs(t, err, errWork)
 		require.ErrorIs(t, err, lease.ErrLost)
 		try(t, i, "a")
-		require.ErrorIs(t, i.DoAll(t.Context(), nil, func(context.Context, lease.Leases) error { return errWork }), lease.ErrInvalid)
+		err = i.DoAll(t.Context(), nil, func(context.Context, lease.Leases) error { return errWork })
+		require.ErrorIs(t, err, lease.ErrInvalid)
 	})
 }
 

@@ -119,7 +119,7 @@ func (c *call) attempt(ctx context.Context) (result []byte, replayed bool, err e
 		return nil, false, err
 	}
 	// The claim runs out by itself if this fails.
-	release := func() { _ = claim.Release(ctx) }
+	release := func() { lease.Leases{claim}.GiveBack(ctx) }
 	defer func() { release() }()
 
 	// Another run may have ended between the look and the claim. Under the claim nobody else can

@@ -121,8 +121,10 @@ func answersInWords(call leaseCall, script string) string {
 func boundInWords(call leaseCall, script string) string {
 	var terms []string
 	switch {
-	case script == "release" && call.more == 0:
+	case script == "release" && call.detached:
 		return "TTL, at most 5 s"
+	case script == "release": // one attempt, and the others behind it
+		return "TTL/4, from 0.1 to 3 s"
 	case call.renews:
 		return "until the lease is over"
 	case call.ttls == 1:
