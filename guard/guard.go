@@ -105,6 +105,9 @@ func New(issuer *lease.Issuer, db fencedb.DB, opts ...Option) *Desk {
 // of its transactions among them, such as [fencedb.ErrCommitUnknown], with the cause of the loss if
 // the lease was lost; that of a write past h is [fencedb.ErrNoToken]. If fn did not run, nothing
 // was written. [lease.IsLost] tells if an error means "busy, try again".
+//
+// Write with h in fn: a call of the desk for the same resource would wait for this one, until the
+// context ends.
 func (d *Desk) Do(ctx context.Context, resource string,
 	fn func(ctx context.Context, h *Holder) error, opts ...lease.Option) error {
 	return d.DoAll(ctx, []string{resource}, fn, opts...)

@@ -88,6 +88,10 @@
 // in the queue. So Redis has one waiter per process, and a hand-over costs one release, one request
 // of the waiter that is called and one of the next in line, however many wait.
 //
+// A lease is not reentrant. A call for a resource that its own caller holds waits like any other,
+// until its context ends; that of [Issuer.Do] ends with the lease, after [Config.MaxHold] at the
+// latest. So hand the lease on to what works under it.
+//
 // Messages may be lost, so a waiter asks by itself when the holder's time is over, and every five
 // seconds at the latest.
 //

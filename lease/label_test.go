@@ -115,6 +115,24 @@ func TestALabelThatWasNotGivenNamesTheProcess(t *testing.T) {
 	})
 }
 
+// A lease is not reentrant. Who waits for itself is told.
+func TestACallWithinDoForItsResourceIsToldThatThisProcessHolds(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: time.Minute})
+		for name, opt := range map[string]lease.Option{"waits": lease.WaitAtMost(time.Second), "tries": lease.NoWait()} {
+			err := i.Do(t.Context(), "a", func(ctx context.Context, _ *lease.Lease) error {
+				return i.Do(ctx, "a", func(context.Context, *lease.Lease) error { return errWork }, opt)
+			})
+			require.ErrorIs(t, err, lease.ErrHeld, name)
+			require.Regexp(t, `held by "[^"]+" \(this process\)[:,] `, err.Error(), name)
+		}
+		named := w.issuer(t, lease.Config{TTL: time.Minute, Holder: "ada"})
+		try(t, named, "b")
+		_, err := named.TryAcquire(t.Context(), "b")
+		require.NotContains(t, err.Error(), "this process", "others may have that label")
+	})
+}
+
 func TestALabelThatIsTooLongIsRefused(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		for label, fits := range map[string]bool{
