@@ -134,7 +134,6 @@ func (c *call) attempt(ctx context.Context) (result []byte, replayed bool, err e
 		if err := c.once.record(ctx, c, claim, nil, *c.every); err != nil {
 			return nil, false, c.failed(ctx, err)
 		}
-		c.learned = &State{Phase: Done, ExpiresIn: *c.every, fingerprint: c.fingerprint}
 		result, err = c.run(ctx, claim)
 		return result, false, err
 	}

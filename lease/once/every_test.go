@@ -84,3 +84,20 @@ func TestWhatCannotBeWrittenDownDoesNotRun(t *testing.T) {
 		require.Empty(t, answer)
 	})
 }
+
+// The others of its process do not wait for the run either, nor does its end decide for them.
+func TestARunWithEveryKeepsNobodyOfItsProcessWaiting(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		o, h := w.once(t, once.Config{}), newHeld()
+		period := once.Every(55 * time.Minute)
+		run := make(chan outcome, 1)
+		go func() { run <- do(t.Context(), o, "hourly", h.thatAnswers("sent"), period) }()
+		<-h.claim
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		require.Equal(t, outcome{"", true, nil}, do(ctx, o, "hourly", forbidden(t), period))
+		require.Equal(t, outcome{"", true, nil}, do(ctx, o, "hourly", forbidden(t)), "without Every")
+		close(h.goOn)
+		require.Equal(t, outcome{"sent", false, nil}, <-run)
+	})
+}

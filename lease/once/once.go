@@ -33,7 +33,7 @@
 // A caller that finds the key in flight waits, within its context, for the run to end, and then
 // gets the result. If that run failed or died, the caller runs its own fn. With [NoWait] it gets
 // [ErrInFlight] at once instead, which tells when to retry. Callers of one process that wait for
-// one key share one request to Redis.
+// one key share one request to Redis, but for those with [Every].
 //
 // # The same key, another request
 //
@@ -289,7 +289,7 @@ func (o *Once) Do(ctx context.Context, key string, request []byte,
 	if c.every != nil && *c.every < time.Millisecond {
 		return nil, false, protocol.Invalid("Every(%v) must be at least 1ms", *c.every)
 	}
-	if c.noWait {
+	if c.noWait || c.every != nil { // with Every, the key is done long before the run is over
 		return c.attempt(ctx)
 	}
 	return o.flights.share(ctx, c)
