@@ -45,11 +45,14 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return t.base.RoundTrip(r)
 }
 
-// elsewhere reports whether r follows a redirect away from where the caller has sent it.
+// elsewhere reports whether r follows a redirect away from where the caller has sent it, or one of
+// which that is not known, because the RoundTripper below leaves Response.Request out.
 func elsewhere(r *http.Request) bool {
 	first := r
-	for first.Response != nil && first.Response.Request != nil {
-		first = first.Response.Request
+	for first.Response != nil {
+		if first = first.Response.Request; first == nil {
+			return true
+		}
 	}
 	return first.URL.Scheme != r.URL.Scheme || first.URL.Host != r.URL.Host
 }

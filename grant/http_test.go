@@ -434,6 +434,71 @@ func TestARedirectElsewhereGetsNoGrant(t *testing.T) {
 	}
 }
 
+// withoutRequest is a RoundTripper that answers all as a server that sends everybody elsewhere, and
+// does not say to what.
+type withoutRequest struct{ sender }
+
+func (w *withoutRequest) RoundTrip(r *http.Request) (*http.Response, error) {
+	_, _ = w.sender.RoundTrip(r)
+	answer := httptest.NewRecorder()
+	if r.URL.Host == "b" {
+		http.Redirect(answer, r, "http://elsewhere/", http.StatusTemporaryRedirect)
+	}
+	return answer.Result(), nil
+}
+
+func TestARedirectFromNobodyKnowsWhereGetsNoGrant(t *testing.T) {
+	t.Parallel()
+	wire := new(withoutRequest)
+	r, err := http.NewRequestWithContext(grant.NewContext(t.Context(), until(time.Now().Add(time.Minute))), http.MethodGet, "http://b/", nil)
+	require.NoError(t, err)
+
+	require.NoError(t, send(&http.Client{Transport: grant.Transport(wire)}, r).err)
+
+	require.Len(t, wire.lines, 2)
+	require.NotEmpty(t, wire.lines[0])
+	require.Empty(t, wire.lines[1])
+}
+
+// late is a hook that keeps every answer of Redis back.
+type late time.Duration
+
+func (late) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (l late) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		defer time.Sleep(time.Duration(l))
+		return next(ctx, cmd)
+	}
+}
+
+func (l late) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		defer time.Sleep(time.Duration(l))
+		return next(ctx, cmds)
+	}
+}
+
+// Redis answers when nothing of the grant is left.
+func TestAGrantThatEndsWhileRedisIsAskedIsOver(t *testing.T) {
+	t.Parallel()
+	options := *testenv.Redis(t).Options()
+	slow := redis.NewClient(&options)
+	t.Cleanup(func() { _ = slow.Close() })
+	slow.AddHook(late(300 * time.Millisecond))
+	sender := fencedbtest.IssuerOn(t, testenv.Redis(t), lease.Config{})
+	issuer, err := lease.New(slow, sender.Config)
+	require.NoError(t, err)
+	l, err := sender.Acquire(t.Context(), "table:12")
+	require.NoError(t, err)
+	line, err := grant.Encode(fencedb.NewGrant("table:12", l.Token(), l.LeaseID(), time.Now().Add(200*time.Millisecond)))
+	require.NoError(t, err)
+
+	_, _, err = grant.Verified(issuer).Accept(t.Context(), line)
+
+	require.ErrorIs(t, err, fencedb.ErrLeaseOver)
+}
+
 func TestWhatAHandlerDoesWithALine(t *testing.T) {
 	t.Parallel()
 	nowhere, err := lease.New(redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), lease.Config{TTL: time.Minute})
@@ -453,6 +518,7 @@ func TestWhatAHandlerDoesWithALine(t *testing.T) {
 		"no trust":              {grant.Trust{}, []string{good}, http.StatusInternalServerError},
 		"trust in nobody":       {grant.Verified(nil), []string{good}, http.StatusInternalServerError},
 		"trust for no time":     {grant.Trusted(0), []string{good}, http.StatusInternalServerError},
+		"trust for less":        {grant.Trusted(-time.Minute), []string{good}, http.StatusInternalServerError},
 		"Redis is away":         {grant.Verified(nowhere), []string{good}, http.StatusServiceUnavailable},
 	} {
 		t.Run(name, func(t *testing.T) {

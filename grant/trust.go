@@ -34,7 +34,7 @@ func Verified(issuer *lease.Issuer) Trust {
 // send a line can write to every resource, and can shut its next holders out with a token that is
 // ahead of the clock. So it is for services that only your own programs reach, and for leases of
 // other issuers.
-func Trusted(atMost time.Duration) Trust { return Trust{nil, atMost} }
+func Trusted(atMost time.Duration) Trust { return Trust{nil, max(atMost, 0)} }
 
 // errNoTrust is the answer of the zero Trust.
 var errNoTrust = errors.New("grant: the Trust is neither Verified nor Trusted; choose one")
@@ -68,7 +68,11 @@ func (t Trust) Accept(ctx context.Context, line string) (context.Context, contex
 		all = append(all, one)
 	}
 	g = join(all)
-	ctx, cancel := context.WithDeadlineCause(ctx, end, fmt.Errorf("%w: what remained of the caller's grant on %q", fencedb.ErrLeaseOver, g.Resource()))
+	over := fmt.Errorf("%w: what remained of the caller's grant on %q", fencedb.ErrLeaseOver, g.Resource())
+	if !time.Now().Before(end) { // it took Redis that long to answer
+		return nil, nil, over
+	}
+	ctx, cancel := context.WithDeadlineCause(ctx, end, over)
 	return NewContext(ctx, g), cancel, nil
 }
 
