@@ -80,8 +80,8 @@ const (
 // request, since it says how long the grant still lasts; package grant does that by itself.
 //
 // The error is fencedb.ErrLeaseOver, with what the lease says of its end, if nothing of it is left,
-// and fencedb.ErrInvalidGrant for what cannot be a grant: nil, without an end, a permit of a
-// semaphore.
+// and fencedb.ErrInvalidGrant for what cannot be a grant, such as nil, one without an end or a permit
+// of a semaphore, and for more grants than fit into 64 KiB, some 700.
 func Encode(g fencedb.Grant) (string, error) {
 	var lines []string
 	for _, one := range each(g) {
@@ -94,7 +94,11 @@ func Encode(g fencedb.Grant) (string, error) {
 	if lines == nil {
 		return "", fmt.Errorf("%w: there is no grant", fencedb.ErrInvalidGrant)
 	}
-	return strings.Join(lines, ", "), nil
+	line := strings.Join(lines, ", ")
+	if _, err := Decode(line, time.Hour); errors.Is(err, ErrMalformed) {
+		return "", fmt.Errorf("%w: no receiver takes the line of it: %v", fencedb.ErrInvalidGrant, err)
+	}
+	return line, nil
 }
 
 // each is what g stands for.

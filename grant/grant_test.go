@@ -3,6 +3,7 @@ package grant_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -160,6 +161,10 @@ func TestOnlyAGrantThatCanBeUsedIsEncoded(t *testing.T) {
 		"over, and says so":   {told{until(later), later, revoked, false}, fencedb.ErrLeaseOver},
 		"over, and says why":  {told{until(later), later, revoked, false}, revoked},
 		"one of several":      {fencedb.All(until(later), fencedb.NewGrant("table:13", 1, leaseID, time.Now())), fencedb.ErrLeaseOver},
+		"without a token":     {fencedb.NewGrant("table:12", 0, leaseID, later), fencedb.ErrInvalidGrant},
+		"with the nil id":     {fencedb.NewGrant("table:12", 41, uuid.Nil, later), fencedb.ErrInvalidGrant},
+		"a name too long":     {fencedb.NewGrant(strings.Repeat("a", 513), 41, leaseID, later), fencedb.ErrInvalidGrant},
+		"a thousand":          {fencedb.All(slices.Repeat([]fencedb.Grant{until(later)}, 1000)...), fencedb.ErrInvalidGrant},
 		"a permit of several": {fencedb.All(until(later), fencedb.Grant(told{until(later), later, nil, true})), fencedb.ErrInvalidGrant},
 	} {
 		line, err := grant.Encode(tc.grant)
