@@ -89,10 +89,11 @@ func WroteNothing(t testing.TB, db interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }, tables ...string) (check func()) {
 	t.Helper()
+	ctx := context.WithoutCancel(t.Context()) // also at the end of the test
 	read := func(table string) []string {
 		t.Helper()
 		// The error of Query is in rows as well.
-		rows, _ := db.Query(t.Context(), `SELECT ROW(fencedbtest.*)::text FROM `+table+` AS fencedbtest ORDER BY 1`)
+		rows, _ := db.Query(ctx, `SELECT ROW(fencedbtest.*)::text FROM `+table+` AS fencedbtest ORDER BY 1`)
 		all, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		if err != nil {
 			t.Fatalf("fencedbtest: %s cannot be read: %v", table, err)

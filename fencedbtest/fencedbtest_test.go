@@ -264,6 +264,12 @@ func TestWroteNothingSeesEveryColumn(t *testing.T) {
 	require.Contains(t, p.text.String(), "(a,old)\nnow:\n  (a,new)")
 }
 
+func TestWroteNothingIsForACleanupToo(t *testing.T) {
+	t.Parallel()
+	pool := poolOf(t, database(t))
+	t.Cleanup(fencedbtest.WroteNothing(t, pool, "bookings", "unprotected"))
+}
+
 // Or a typing error in the text makes a test that passes without its fault.
 func TestAFaultThatNeverHappensFailsTheTest(t *testing.T) {
 	t.Parallel()
