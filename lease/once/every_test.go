@@ -85,6 +85,22 @@ func TestWhatCannotBeWrittenDownDoesNotRun(t *testing.T) {
 	})
 }
 
+// The answer to the writing down is lost for good. That costs the period, and never a second run.
+func TestAnOutageCanUseUpAPeriod(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		o := w.once(t, once.Config{})
+		w.faults.Set(func(cmd redis.Cmder) faulty.Fault {
+			if len(cmd.Args()) == 10 { // once_record: two keys and five arguments
+				return faulty.LoseReply
+			}
+			return faulty.None
+		})
+		require.ErrorIs(t, do(t.Context(), o, "hourly", forbidden(t), once.Every(time.Hour)).err, lease.ErrUnreachable)
+		w.faults.Always(faulty.None)
+		require.Equal(t, outcome{"", true, nil}, do(t.Context(), o, "hourly", forbidden(t), once.Every(time.Hour)))
+	})
+}
+
 // The others of its process do not wait for the run either, nor does its end decide for them.
 func TestARunWithEveryKeepsNobodyOfItsProcessWaiting(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
