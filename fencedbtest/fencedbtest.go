@@ -41,6 +41,9 @@ import (
 // While a transaction of the former holder is open nobody can enter: then the test fails after five
 // seconds, and is told who is in the way. A Pause within that transaction is the usual reason.
 //
+// Let nobody wait for the resource meanwhile. The first waiter gets it at the same time, and if it
+// enters before the other holder, the test fails and says so.
+//
 // issuer is a *lease.Issuer or an *Issuer that shares its resources with the code under test.
 func Overtake(t testing.TB, issuer interface {
 	Revoke(ctx context.Context, resource string) (*lease.Revocation, error)
@@ -64,6 +67,8 @@ func Overtake(t testing.TB, issuer interface {
 	switch {
 	case errors.Is(err, fencedb.ErrBusy):
 		t.Fatalf("fencedbtest: nobody can take %q over while a transaction of its holder is open; stop the code before that transaction enters: Pause at its first statement, or at \"fencedb.enter\" where it enters in a round trip of its own: %v", resource, err)
+	case errors.Is(err, fencedb.ErrStale):
+		t.Fatalf("fencedbtest: somebody entered before the holder that took %q over; let nobody wait for it meanwhile: %v", resource, err)
 	case err != nil:
 		t.Fatalf("fencedbtest: the holder that took %q over could not write: %v", resource, err)
 	}

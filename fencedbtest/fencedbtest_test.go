@@ -207,6 +207,33 @@ func TestAStopWithinATransactionIsNoPlaceToOvertake(t *testing.T) {
 	require.Contains(t, inner.text.String(), "idle in transaction")
 }
 
+// withWaiter is an issuer whose first waiter is quick.
+type withWaiter struct {
+	*world
+	*fencedbtest.Issuer
+}
+
+func (i withWaiter) Revoke(ctx context.Context, resource string) (*lease.Revocation, error) {
+	revoked, err := i.Issuer.Revoke(ctx, resource)
+	require.NoError(i.world, err)
+	next, err := i.TryAcquire(ctx, resource)
+	require.NoError(i.world, err)
+	require.NoError(i.world, fencedb.Seal(ctx, i.pool, next))
+	return revoked, err
+}
+
+// The other holder would be stale itself.
+func TestAWaiterIsInTheWayOfOvertake(t *testing.T) {
+	t.Parallel()
+	w, inner, done := newWorld(t), begin(t.Name()), make(chan struct{})
+	go func() {
+		defer close(done)
+		fencedbtest.Overtake(inner, withWaiter{w, w.leases}, w.pool, "table:12")
+	}()
+	<-done
+	require.Contains(t, inner.text.String(), `somebody entered before the holder that took "table:12" over; let nobody wait`)
+}
+
 // The door enters before the function runs, and that is where it can be stopped.
 func TestTheDoorsTxIsStoppedWhereItEnters(t *testing.T) {
 	t.Parallel()
