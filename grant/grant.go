@@ -80,8 +80,8 @@ const (
 // request, since it says how long the grant still lasts; package grant does that by itself.
 //
 // The error is fencedb.ErrLeaseOver, with what the lease says of its end, if nothing of it is left,
-// and fencedb.ErrInvalidGrant for what cannot be a grant, such as nil, one without an end or a permit
-// of a semaphore, and for more grants than fit into 64 KiB, some 700.
+// and fencedb.ErrInvalidGrant for what cannot be a grant, such as nil, one without an end, or a
+// permit of a semaphore, and for more grants than fit into 64 KiB, some 700.
 func Encode(g fencedb.Grant) (string, error) {
 	var lines []string
 	for _, one := range each(g) {

@@ -159,8 +159,8 @@ func (s *Semaphore) setLimit(ctx context.Context, resource string, limit int) er
 // at its next renewal; until then it works beside as many as the limit allows.
 //
 // It answers false, and has changed nothing, if nobody holds with that id, and true again for one
-// that was revoked lately. A request that goes unanswered is repeated; after [ErrUnreachable] it may
-// have taken effect, and asking again does no harm.
+// that was revoked lately. A request that goes unanswered is repeated; after [ErrUnreachable] it
+// may have taken effect, and asking again does no harm.
 func (s *Semaphore) Revoke(ctx context.Context, resource string, leaseID uuid.UUID) (held bool, err error) {
 	what := fmt.Sprintf("revoke %v of semaphore", leaseID)
 	return about(ctx, s.of(), what, resource, func(ctx context.Context, k *protocol.Keys) (bool, error) {

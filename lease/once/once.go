@@ -256,8 +256,8 @@ func NoWait() Option { return func(c *call) { c.noWait = true } }
 // replayed and an empty result, at once. A run that outlasts the period keeps its claim: who asks
 // then waits for its end, or gets [ErrInFlight] with [NoWait], which schedulers usually want.
 //
-// After an error of Redis, or if ctx ended while Redis was asked, fn has not run, and the period may
-// be used up all the same: it may be written down, and the answer lost.
+// After an error of Redis, or if ctx ended while Redis was asked, fn has not run, and the period
+// may be used up all the same: it may be written down, and the answer lost.
 func Every(period time.Duration) Option { return func(c *call) { c.every = &period } }
 
 // Do returns the recorded result of the key, replayed, or runs fn and records what it returns. The
