@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/internal/protocol"
 	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/lease/once"
 )
@@ -99,6 +100,40 @@ func TestAnOutageCanUseUpAPeriod(t *testing.T) {
 		w.faults.Always(faulty.None)
 		require.Equal(t, outcome{"", true, nil}, do(t.Context(), o, "hourly", forbidden(t), once.Every(time.Hour)))
 	})
+}
+
+// Who asks between the claim of a run and its writing down has seen neither, and stands in line.
+func TestWhoAsksAtTheSameMomentWaitsForTheRun(t *testing.T) {
+	for name, opts := range map[string][]once.Option{"waits": nil, "does not wait": {once.NoWait()}} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				period := once.Every(55 * time.Minute)
+				w.faults.Set(func(cmd redis.Cmder) faulty.Fault {
+					if cmd.Args()[1] == redis.NewScript(protocol.OnceRecord.Source).Hash() {
+						time.Sleep(time.Second)
+					}
+					return faulty.None
+				})
+				began, run := time.Now(), make(chan outcome, 1)
+				go func() {
+					run <- do(t.Context(), w.once(t, once.Config{}), "hourly",
+						func(context.Context, *lease.Lease) ([]byte, error) { time.Sleep(10 * time.Minute); return nil, nil }, period)
+				}()
+				time.Sleep(500 * time.Millisecond)
+
+				got := do(t.Context(), w.once(t, once.Config{}), "hourly", forbidden(t), append(opts, period)...)
+
+				if opts == nil {
+					require.Equal(t, outcome{"", true, nil}, got)
+					require.Greater(t, time.Since(began), 10*time.Minute)
+				} else {
+					require.ErrorIs(t, got.err, once.ErrInFlight)
+					require.Less(t, time.Since(began), time.Second)
+				}
+				require.NoError(t, (<-run).err)
+			})
+		})
+	}
 }
 
 // The others of its process do not wait for the run either, nor does its end decide for them.

@@ -253,8 +253,9 @@ func NoWait() Option { return func(c *call) { c.noWait = true } }
 //
 // The key is done as soon as fn begins, and so also if fn fails, panics or dies with its process:
 // what failed is for the next period. What fn returns goes to its own caller. The others get
-// replayed and an empty result, at once. A run that outlasts the period keeps its claim: who asks
-// then waits for its end, or gets [ErrInFlight] with [NoWait], which schedulers usually want.
+// replayed and an empty result, at once. Who asks at the very moment at which the run begins, or
+// when it has outlasted the period and still has its claim, waits for its end, or gets
+// [ErrInFlight] with [NoWait], which schedulers usually want.
 //
 // After an error of Redis, or if ctx ended while Redis was asked, fn has not run, and the period
 // may be used up all the same: it may be written down, and the answer lost.
