@@ -14,8 +14,9 @@ const Header = "Fencing-Grant"
 
 // Transport sends the grant of a request's context, see NewContext, with it, encoded at that
 // moment: once for each attempt of a client that tries again. A request without one passes as it
-// is. A redirect to another host or scheme gets no grant. Use it in clients for your own services
-// only. base is http.DefaultTransport if it is nil.
+// is. A redirect to another host or scheme gets no grant, and none at all does if base leaves
+// Response.Request out. Use it in clients for your own services only. base is http.DefaultTransport
+// if it is nil.
 //
 // A request whose grant cannot be encoded fails with the error of Encode, and is not sent.
 func Transport(base http.RoundTripper) http.RoundTripper {
