@@ -233,6 +233,7 @@ func TestOnlyOldFencesThatNobodyHoldsAreForgotten(t *testing.T) {
 	const invalidParameter = "22023"
 	s.refused(invalidParameter, `SELECT fencedb.forget_fences('{held}', interval '23 hours')`)
 	s.refused(invalidParameter, `SELECT fencedb.forget_fences('{held}', NULL)`)
+	s.refused(invalidParameter, `SELECT fencedb.forget_fences('{young}', '-1000 months 30001 days')`) // compares as one day, and is no age
 }
 
 // aged makes everything that was recorded so far that much older, past the trigger, as only the
@@ -255,6 +256,7 @@ func TestOldRecordsAreForgottenThroughOneDoorThatRecordsIt(t *testing.T) {
 
 	require.Equal(t, invalidParameter, s.as(login, `SELECT fencedb.forget_audit(interval '89 days', 'bob@host', 'yearly')`))
 	require.Equal(t, invalidParameter, s.as(login, `SELECT fencedb.forget_audit(NULL, 'bob@host', 'yearly')`))
+	require.Equal(t, invalidParameter, s.as(login, `SELECT fencedb.forget_audit('-1000 months 30090 days', 'bob@host', 'to leave no trace')`))
 	require.Equal(t, notNull, s.as(login, `SELECT fencedb.forget_audit('90 days', 'bob@host', NULL)`))
 	require.Equal(t, "7", s.one(`SELECT count(*) FROM fencedb.audit`))
 	for _, want := range []string{"2", "2", "1", "0"} { // two at a time

@@ -18,7 +18,7 @@ AS $$
 DECLARE
     forgotten bigint;
 BEGIN
-    IF older_than IS NULL OR older_than < interval '1 day' THEN
+    IF coalesce(localtimestamp - older_than > localtimestamp - interval '1 day', true) THEN -- compared as intervals, a month would be 30 days
         RAISE EXCEPTION 'fencedb.forget_fences: fences younger than a day may still be needed, got %', coalesce(older_than::text, 'NULL')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
@@ -136,7 +136,7 @@ AS $$
 DECLARE
     forgotten bigint;
 BEGIN
-    IF older_than IS NULL OR older_than < interval '90 days' THEN
+    IF coalesce(localtimestamp - older_than > localtimestamp - interval '90 days', true) THEN -- as in forget_fences
         RAISE EXCEPTION 'fencedb.forget_audit: what was recorded stays for 90 days at least, got %', coalesce(older_than::text, 'NULL')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
