@@ -31,6 +31,8 @@ func TestTheLeaseOfATakeOverIsNobodysToSay(t *testing.T) {
 			SELECT set_config('fencedb.lease', concat(pg_current_xact_id(), ' 999999999 999999999 ', to_hex(hashtextextended('room:red', uuid_hash_extended(`+said+`, hashint8extended(current_setting('fencedb.token')::bigint, txid_current())))), ' '), true);
 			INSERT INTO payments VALUES (1, 'red')`)
 	}
+	refusal := legacy.refused("22023", `BEGIN; INSERT INTO seats VALUES (9, 'red'); INSERT INTO seats VALUES (10, repeat('x', 600))`)
+	require.Empty(t, refusal.Detail, "which would show the row of the ledger, and behind a savepoint the transaction goes on")
 	legacy.exec(`BEGIN; INSERT INTO seats VALUES (9, 'red'); UPDATE seats SET guest = 'leo' WHERE id = 9`)
 	require.Equal(t, "1", legacy.one(`SELECT count(DISTINCT last_fencing_token) FROM seats WHERE id = 9`))
 	legacy.exec(`COMMIT`)

@@ -286,6 +286,7 @@ BEGIN
         IF wanted IS NULL THEN
             PERFORM fencedb.refuse('FN003', target, operation, NULL);
         END IF;
+        PERFORM fencedb.check_grant(wanted, 1, lease); -- the constraint of the ledger would show the lease id
         INSERT INTO fencedb.fences (resource, last_fencing_token, lease_id) VALUES (wanted, 0, lease) ON CONFLICT DO NOTHING;
         SELECT f.last_fencing_token, f.lease_id, f.reset_from INTO stored FROM fencedb.fences f WHERE f.resource = wanted FOR NO KEY UPDATE;
         fence := greatest(stored.last_fencing_token, CASE WHEN wanted = former[1] AND stamp > coalesce(stored.reset_from, 0) THEN stamp END);
