@@ -70,8 +70,8 @@ GRANT SELECT ON fencedb.unfenced_writes TO PUBLIC;
 -- nobody may take an empty list for the end of the adoption.
 --     READ COMMITTED: it takes the rows of this kind that it can lock, and leaves one in their
 --     place. A row that another transaction has locked stays, and a later call takes it along.
---     REPEATABLE READ: a row that has gone since the snapshot raises 40001. Then another
---     transaction has recorded the same since, and this one need not.
+--     REPEATABLE READ: a row that has gone since the snapshot raises 40001. Another transaction may
+--     have taken it along, or forget_observations has. So it only adds a row.
 --     SERIALIZABLE: what it read here could cost the writer its commit. So it reads nothing and
 --     only adds a row, up to a size that a few of them never reach.
 CREATE FUNCTION fencedb.record_observation(guarded oid, role name, application text, operation text, reason text, times bigint, resource text) RETURNS void
@@ -85,39 +85,39 @@ BEGIN
     IF NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = root AND c.relkind IN ('r', 'p') AND c.relpersistence <> 't') THEN
         RETURN; -- it is younger than the snapshot, or is none, or nobody else's business
     END IF;
-    IF current_setting('transaction_isolation') = 'serializable' THEN
-        IF pg_relation_size('fencedb.observations') >= 16777216 THEN
-            RAISE EXCEPTION 'fencedb.observations is full; call fencedb.forget_observations and vacuum it';
+    IF current_setting('transaction_isolation') <> 'serializable' THEN
+        IF NOT EXISTS (SELECT FROM fencedb.observations o
+                       WHERE o.target = root AND o.role = role AND o.application = application AND o.statement = operation AND o.reason = reason)
+           AND (SELECT count(*) FROM (SELECT DISTINCT o.role, o.application, o.statement, o.reason FROM fencedb.observations o WHERE o.target = root) kinds) >= 500 THEN
+            application := '(others)';
+            reason := CASE WHEN reason ~ '^FN00[0-9]$' THEN reason ELSE 'other' END;
         END IF;
-        INSERT INTO fencedb.observations
-        VALUES (root, root::regclass::text, role, application, operation, reason, clock_timestamp(), clock_timestamp(), times, resource);
-        RETURN;
+        BEGIN
+            WITH taken AS (
+                DELETE FROM fencedb.observations o
+                WHERE o.ctid = ANY (ARRAY(
+                    SELECT c.ctid FROM fencedb.observations c
+                    WHERE c.target = root AND c.role = role AND c.application = application AND c.statement = operation AND c.reason = reason AND c.ledger = 'fencedb.fences'::regclass
+                    FOR UPDATE SKIP LOCKED))
+                RETURNING o.first_at, o.times, o.resource
+            )
+            INSERT INTO fencedb.observations
+            SELECT root, root::regclass::text, role, application, operation, reason,
+                   coalesce(min(t.first_at), clock_timestamp()), clock_timestamp(), coalesce(sum(t.times), 0) + times, coalesce(resource, max(t.resource))
+            FROM taken t;
+            RETURN;
+        EXCEPTION WHEN transaction_rollback THEN
+            -- see above
+        END;
     END IF;
-
-    IF NOT EXISTS (SELECT FROM fencedb.observations o
-                   WHERE o.target = root AND o.role = role AND o.application = application AND o.statement = operation AND o.reason = reason)
-       AND (SELECT count(*) FROM (SELECT DISTINCT o.role, o.application, o.statement, o.reason FROM fencedb.observations o WHERE o.target = root) kinds) >= 500 THEN
-        application := '(others)';
-        reason := CASE WHEN reason ~ '^FN00[0-9]$' THEN reason ELSE 'other' END;
+    IF pg_relation_size('fencedb.observations') >= 16777216 THEN
+        RAISE EXCEPTION 'fencedb.observations is full; call fencedb.forget_observations and vacuum it';
     END IF;
-    WITH taken AS (
-        DELETE FROM fencedb.observations o
-        WHERE o.ctid = ANY (ARRAY(
-            SELECT c.ctid FROM fencedb.observations c
-            WHERE c.target = root AND c.role = role AND c.application = application AND c.statement = operation AND c.reason = reason AND c.ledger = 'fencedb.fences'::regclass
-            FOR UPDATE SKIP LOCKED))
-        RETURNING o.first_at, o.times, o.resource
-    )
     INSERT INTO fencedb.observations
-    SELECT root, root::regclass::text, role, application, operation, reason,
-           coalesce(min(t.first_at), clock_timestamp()), clock_timestamp(), coalesce(sum(t.times), 0) + times, coalesce(resource, max(t.resource))
-    FROM taken t;
-EXCEPTION
-    WHEN transaction_rollback THEN
-        -- see above
-    WHEN OTHERS THEN
-        PERFORM setval('fencedb.unrecorded', floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint);
-        RAISE LOG 'fencedb: % on % by % (%) would have been refused and could not be recorded: %', operation, root::regclass, role, application, SQLERRM;
+    VALUES (root, root::regclass::text, role, application, operation, reason, clock_timestamp(), clock_timestamp(), times, resource);
+EXCEPTION WHEN OTHERS THEN
+    PERFORM setval('fencedb.unrecorded', floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint);
+    RAISE LOG 'fencedb: % on % by % (%) would have been refused and could not be recorded: %', operation, root::regclass, role, application, SQLERRM;
 END
 $$;
 
