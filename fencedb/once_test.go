@@ -58,6 +58,22 @@ func TestAStoredResultCannotBeReplaced(t *testing.T) {
 	require.Equal(t, "first", string(result))
 }
 
+// Otherwise the work would commit without its key, and run again.
+func TestAKeyWhoseClaimWasTakenBackIsNotDone(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	err := pgx.BeginFunc(t.Context(), w.pool, func(tx pgx.Tx) error {
+		_, err := tx.Exec(t.Context(), `SAVEPOINT before`)
+		require.NoError(t, err)
+		_, _, err = fencedb.Once(t.Context(), tx, "order:1", nil, func() ([]byte, error) {
+			_, err := tx.Exec(t.Context(), `ROLLBACK TO before`)
+			return []byte("charged"), err
+		})
+		return err
+	})
+	require.ErrorContains(t, err, `the idempotency key "order:1" is not claimed`)
+}
+
 func TestOnceRefusesTheKeyOfAnotherRequest(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -75,14 +75,17 @@ DECLARE
     claimant name;
 BEGIN
     UPDATE fencedb.once o SET result = once_end.result, done = true WHERE o.key = once_end.key COLLATE "C" AND NOT o.done RETURNING o.role INTO claimant;
-    IF claimant <> coalesce(nullif(current_setting('role'), 'none'), session_user) COLLATE "C" THEN
+    IF NOT FOUND AND NOT EXISTS (SELECT FROM fencedb.once o WHERE o.key = once_end.key COLLATE "C") THEN
+        RAISE EXCEPTION 'fencedb.once_end: the idempotency key "%" is not claimed', once_end.key
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Nothing was written. Call fencedb.once_begin first, in the same transaction; ROLLBACK TO a savepoint before that takes it back.';
+    ELSIF claimant <> coalesce(nullif(current_setting('role'), 'none'), session_user) COLLATE "C" THEN
         RAISE EXCEPTION 'fencedb.once_end: the idempotency key "%" was claimed by role %', once_end.key, claimant
             USING ERRCODE = 'insufficient_privilege', HINT = 'Nothing was written. Call fencedb.once_begin first, under the same role.';
     END IF;
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.once_end IS 'Stores the result of a key that this transaction has claimed. Does nothing if it has one.';
+COMMENT ON FUNCTION fencedb.once_end IS 'Stores the result of a key that this transaction has claimed. Does nothing if it has one; raises if nobody has claimed it.';
 
 CREATE FUNCTION fencedb.once_forget(older_than interval, at_most int DEFAULT 10000) RETURNS bigint
     LANGUAGE sql SECURITY DEFINER
