@@ -314,6 +314,10 @@ func TestPartitionsAndChildrenAreObservedWithTheirTable(t *testing.T) {
 
 	require.Equal(t, "parts cron INSERT FN002 room:late; parts cron TRUNCATE FN002; parts cron UPDATE FN002 room:red; "+
 		"seats cron INSERT FN002 room:red; seats cron UPDATE FN002 room:blue", s.observed())
+	s.exec(`SELECT fencedb.forget_observations('parts')`)
+	late := s.beside()
+	late.exec(`INSERT INTO late VALUES (2, 'late')`)
+	require.Equal(t, "1", s.one(`SELECT times FROM fencedb.unfenced_writes WHERE table_name = 'parts'::regclass`), "though no guard sees the statement")
 	s.exec(`ALTER TABLE parts DETACH PARTITION red; UPDATE red SET guest = 'eve'; TRUNCATE red`)
 	s.exec(`SELECT fencedb.enforce('parts'), fencedb.enforce('seats')`)
 	other := s.beside()

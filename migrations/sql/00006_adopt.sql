@@ -41,7 +41,7 @@ COMMENT ON COLUMN fencedb.observations.statement   IS 'INSERT, UPDATE, DELETE or
 COMMENT ON COLUMN fencedb.observations.reason      IS 'The SQLSTATE of the refusal that an enforcing guard would have raised.';
 COMMENT ON COLUMN fencedb.observations.first_at    IS 'By the clock of this server.';
 COMMENT ON COLUMN fencedb.observations.last_at     IS 'At most five seconds before the last such write of a session.';
-COMMENT ON COLUMN fencedb.observations.times       IS 'Statements without a token, and rows with a wrong or stale one; of each session one in five seconds, and one whenever it writes as another role or application, or for another reason, than before.';
+COMMENT ON COLUMN fencedb.observations.times       IS 'Statements without a token, and rows with a wrong or stale one; of each session one in five seconds, and one whenever it writes as another role or application, or for another reason, than before. A row of a statement that no guard sees, as by the name of a partition that came after protect, adds none.';
 COMMENT ON COLUMN fencedb.observations.resource    IS 'The resource of one of the rows, NULL if none was written.';
 COMMENT ON COLUMN fencedb.observations.ledger      IS 'The oid of fencedb.fences. In a copy of the database it is another.';
 
@@ -54,7 +54,7 @@ GRANT SELECT ON fencedb.unrecorded TO PUBLIC; -- owners of tables want to know
 -- the name, because there the oid may be that of another table.
 CREATE VIEW fencedb.unfenced_writes WITH (security_barrier) AS
 SELECT c.oid::regclass AS table_name, o.role, o.application, o.statement, o.reason,
-       min(o.first_at) AS first_at, max(o.last_at) AS last_at, sum(o.times)::bigint AS times, max(o.resource) AS resource
+       min(o.first_at) AS first_at, max(o.last_at) AS last_at, greatest(1, sum(o.times)::bigint) AS times, max(o.resource) AS resource
 FROM fencedb.observations o
 LEFT JOIN (SELECT t.oid, format('%I.%I', n.nspname, t.relname) AS name FROM pg_class t JOIN pg_namespace n ON n.oid = t.relnamespace) named ON named.name = o.table_name
 JOIN pg_class c ON c.oid = CASE WHEN o.ledger = 'fencedb.fences'::regclass THEN o.target ELSE named.oid END
