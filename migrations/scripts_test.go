@@ -94,6 +94,21 @@ func TestFilesAreForGoose(t *testing.T) {
 	require.False(t, pending)
 }
 
+// Of a table that is protected, whichever tool undoes them.
+func TestWhatAGuardCallsIsNotUndone(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	for _, script := range slices.Backward(migrations.Scripts()) {
+		if script.Name == "adopt" {
+			refusal := s.refused("2BP01", script.Down)
+			require.Equal(t, "still protected: seats", refusal.Message)
+			break
+		}
+		s.exec(script.Down)
+	}
+	s.exec(s.fenced(41, "room:red", `INSERT INTO seats VALUES (9, 'red')`))
+}
+
 func TestADatabaseThatIsAheadIsReady(t *testing.T) {
 	t.Parallel()
 	db, psql := empty(t)

@@ -382,11 +382,11 @@ SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.
 -- +goose StatementBegin
 DO $$
 DECLARE
-    tables text := (SELECT string_agg(p.table_name::text, ', ' ORDER BY p.table_name::text) FROM fencedb.protected_tables p WHERE p.observed);
+    tables text := (SELECT string_agg(p.table_name::text, ', ' ORDER BY p.table_name::text) FROM fencedb.protected_tables p);
 BEGIN
-    IF tables IS NOT NULL THEN
-        RAISE EXCEPTION 'only observed: %', tables
-            USING ERRCODE = 'dependent_objects_still_exist', HINT = 'Call fencedb.enforce or fencedb.unprotect for each, then migrate down.';
+    IF tables IS NOT NULL THEN -- every guard calls what is here
+        RAISE EXCEPTION 'still protected: %', tables
+            USING ERRCODE = 'dependent_objects_still_exist', HINT = 'Call fencedb.unprotect for each, then migrate down.';
     END IF;
 END
 $$;
