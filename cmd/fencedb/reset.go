@@ -138,8 +138,8 @@ func (s *servers) resetFence(ctx context.Context, asked resetting, found *inspec
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
 	done := &setBack{Resource: found.Resource, Token: asked.to, LastToken: found.LastToken}
-	s.changed = "whether the fence was set back is not known; see fencedb inspect"
 	if value(found.LastToken) < asked.to {
+		s.changed = "the fence was not set back, but Redis may remember --to as the last token now"
 		last, err := s.issuer.Raise(ctx, found.Resource, asked.to)
 		if err != nil {
 			return nil, err
@@ -147,6 +147,7 @@ func (s *servers) resetFence(ctx context.Context, asked resetting, found *inspec
 		done.LastToken = &last
 	}
 
+	s.changed = "whether the fence was set back is not known; see fencedb inspect"
 	deadline, _ := ctx.Deadline()
 	const reserve = 10 // a tenth of the time is for the answer
 	wait := time.Until(deadline) * (reserve - 1) / reserve

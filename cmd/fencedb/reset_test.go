@@ -83,6 +83,21 @@ func TestAResetRaisesACounterThatIsLower(t *testing.T) {
 	require.NoError(t, w.book(w.acquire("seat:1")))
 }
 
+func TestAResetThatRedisRefusesLeavesTheFence(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	to := time.Now().Add(time.Hour).UnixMicro()
+	require.NoError(t, w.book(fencedb.NewGrant("seat:1", to+1, uuid.New(), fencedb.NoEnd)))
+	before := w.fences()
+	require.NoError(t, w.redis.ConfigSet(t.Context(), "min-replicas-to-write", "1").Err())
+
+	got := w.run("reset", "seat:1", "--to", fmt.Sprint(to), "--reason", "the clock was ahead", "--yes")
+
+	require.Equal(t, exitFailed, got.code)
+	require.Contains(t, got.errOut, "; the fence was not set back")
+	require.Equal(t, before, w.fences())
+}
+
 func TestAResetAsksAndSaysWhatBecomesTrue(t *testing.T) {
 	t.Parallel()
 	w, _ := mistaken(t)
