@@ -20,8 +20,8 @@ import (
 //	})
 //
 // A call with the key of a transaction that is still open waits for it, within the limits of its
-// own; then it gets the result if that has committed, and runs fn if not. At REPEATABLE READ and
-// SERIALIZABLE it fails with SQLSTATE 40001 instead.
+// own; then it runs fn if that was rolled back, and gets the result if it has committed: at
+// REPEATABLE READ and SERIALIZABLE SQLSTATE 40001 instead, and the result when it is repeated.
 //
 // request is what the key stands for; only its hash is kept. The same key with another request is
 // refused with ErrKeyReused. nil stands for no request, which equals nothing but nil (in package
