@@ -97,6 +97,19 @@ func TestAdoptRefusesARoleThatSeesNoWriters(t *testing.T) {
 	require.Contains(t, w.ok("--postgres", w.login("owner", `ALTER TABLE seats OWNER TO %[2]s`), "adopt", "seats"), "INSERT")
 }
 
+// Row security hides the ledger from it without an error.
+func TestARoleThatReadsAllDataIsNotToldOfAnEmptyLedger(t *testing.T) {
+	t.Parallel()
+	w := aged(t)
+	reader := w.login("reader", `SELECT fencedb.allow(%[1]s); GRANT pg_read_all_data TO %[2]s`)
+	for _, args := range [][]string{{"prune"}, {"inspect", "a:1"}, {"history", "a:1"}, {"--redis", "redis://127.0.0.1:1", "leases"}} {
+		got := w.run(append([]string{"--postgres", reader}, args...)...)
+		require.NotZero(t, got.code, args)
+		require.Contains(t, got.errOut, "allow_operator", args)
+		require.NotContains(t, got.out, "no token has entered")
+	}
+}
+
 func TestAdoptNeedsNoRightsToTheSchemaOfTheTable(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -150,6 +150,11 @@ func (s *servers) showEntered(ctx context.Context, wanted selection) error {
 	if found.Entered, err = pgx.AppendRows([]latest{}, rows, pgx.RowToStructByPos[latest]); err != nil {
 		return explained(err)
 	}
+	if len(found.Entered) == 0 {
+		if err := maySee(ctx, ledger.pool); err != nil {
+			return err
+		}
+	}
 	for i := range found.Entered {
 		found.Entered[i].EnteredAt = found.Entered[i].EnteredAt.UTC()
 	}

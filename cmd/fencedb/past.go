@@ -158,6 +158,11 @@ func (s *servers) readReach(ctx context.Context, r *history) error {
 	if err != nil {
 		return explained(err)
 	}
+	if r.KeptSince == nil {
+		if err := maySee(ctx, s.pool); err != nil {
+			return err
+		}
+	}
 	rows, _ := s.pool.Query(ctx, `SELECT p.table_name::text, CASE WHEN p.history_since IS NOT NULL AND $2::timestamptz IS NOT NULL THEN greatest(p.history_since, $2) END FROM fencedb.protected_tables p
 		WHERE EXISTS (SELECT FROM unnest(p.resource) t WHERE starts_with($1, split_part(t, '{', 1))) ORDER BY 1`, r.Resource, r.KeptSince)
 	r.Tables, err = pgx.AppendRows(r.Tables, rows, pgx.RowToStructByPos[noting])

@@ -161,8 +161,11 @@ func (p *pruner) next(ctx context.Context, after string, r *pruning, forget bool
 		ORDER BY f.resource LIMIT $3`,
 		after, p.older.Seconds(), batchSize)
 	old, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil || len(old) == 0 {
+	if err != nil {
 		return "", false, explained(err)
+	}
+	if len(old) == 0 {
+		return "", false, maySee(ctx, p.pool)
 	}
 	free, err := p.free(ctx, old)
 	switch {
