@@ -252,8 +252,9 @@ func TestAnErrorTellsTheWholeTimeThatWasTried(t *testing.T) {
 		attempts := 0
 		_, err := protocol.Persist(t.Context(), time.Second, func(ctx context.Context) (int, error) {
 			attempts++
+			first := attempts == 1
 			return protocol.Bounded(ctx, protocol.Over(client), "test", "", func() (int, error) {
-				if attempts == 1 {
+				if first {
 					time.Sleep(100 * time.Millisecond)
 					return 0, errors.New("connection refused")
 				}
