@@ -108,6 +108,12 @@ func TestASchemaOfAnotherOwnerIsRefusedUnlessEverybodyMayUseIt(t *testing.T) {
 	require.Contains(t, refused.Hint, "GRANT USAGE ON SCHEMA fencedb TO PUBLIC")
 	admin.exec(`GRANT USAGE ON SCHEMA fencedb TO PUBLIC`)
 	require.NoError(t, migrations.Up(t.Context(), db))
+
+	for range 2 {
+		require.NoError(t, migrations.Reset(t.Context(), db))
+		require.Equal(t, "0", admin.one(`SELECT count(*) FROM pg_class WHERE relnamespace = 'fencedb'::regnamespace`), "the schema stays")
+	}
+	require.NoError(t, migrations.Up(t.Context(), db))
 }
 
 // Neither those that they take away from everybody, nor those that they give to somebody.

@@ -58,14 +58,17 @@ const (
 END $$`
 
 	// dropSchema removes what is left when every migration is undone. Under the lock, and only if
-	// nobody has begun to migrate again meanwhile.
+	// nobody has begun to migrate again meanwhile. A schema that another role has made stays.
 	dropSchema = `DO $$ BEGIN
     PERFORM pg_catalog.pg_advisory_xact_lock(` + lockID + `);
     IF pg_catalog.to_regclass('` + versionTable + `') IS NULL THEN
         RETURN;
     ELSIF NOT EXISTS (SELECT FROM ` + versionTable + ` WHERE version_id OPERATOR(pg_catalog.>) 0) THEN
         DROP TABLE ` + versionTable + `;
-        DROP SCHEMA fencedb;
+        IF EXISTS (SELECT FROM pg_catalog.pg_namespace
+                   WHERE nspname OPERATOR(pg_catalog.=) 'fencedb' AND pg_catalog.pg_has_role(nspowner, 'USAGE')) THEN
+            DROP SCHEMA fencedb;
+        END IF;
     END IF;
 END $$`
 )
@@ -121,9 +124,10 @@ func Down(ctx context.Context, db *sql.DB) error {
 }
 
 // Reset removes everything that Up has made, schema and fences included, and does nothing when
-// there is none. Without the fences every old token is accepted again, so Reset refuses while a
-// table is still protected, and has changed nothing then; the error names the tables. On another
-// error the migrations not yet undone stay applied.
+// there is none. A schema that belongs to another role stays, and is empty. Without the fences every
+// old token is accepted again, so Reset refuses while a table is still protected, and has changed
+// nothing then; the error names the tables. On another error the migrations not yet undone stay
+// applied.
 func Reset(ctx context.Context, db *sql.DB) error {
 	return undo(ctx, db, "reset", func(provider *goose.Provider) error {
 		_, err := provider.DownTo(ctx, 0)
