@@ -60,11 +60,27 @@ func TestAFailedMigrationOfAnApplicationLeavesTheOnesBefore(t *testing.T) {
 func TestAnApplicationNeedsAVersionTableOfItsOwn(t *testing.T) {
 	t.Parallel()
 	db, _ := empty(t)
-	for _, table := range []string{"", "fencedb.goose_db_version"} {
+	for _, table := range []string{"", "fencedb.goose_db_version", "FENCEDB.goose_db_version", "Versions", `"versions"`} {
 		require.ErrorContains(t, migrations.Apply(t.Context(), db, ofAnApplication, table), "version table", table)
 	}
 	require.Error(t, migrations.Apply(t.Context(), db, fstest.MapFS{}, "versions"), "no migrations at all")
 	below := fstest.MapFS{"schema/00001_tables.sql": ofAnApplication["00001_tables.sql"]}
 	require.ErrorContains(t, migrations.Apply(t.Context(), db, below, "versions"), `pass fs.Sub(files, "schema")`)
 	require.Error(t, migrations.Apply(t.Context(), nil, ofAnApplication, "versions"))
+}
+
+// Goose would find the versions of fencedb, and take the application's for applied.
+func TestTheVersionTableOfAnApplicationIsNotOursByTheSearchPath(t *testing.T) {
+	t.Parallel()
+	url := testenv.PostgresURL(t)
+	db := open(t, url+"&search_path=fencedb,public")
+
+	chairs := fstest.MapFS{"00001_chairs.sql": {Data: []byte("-- +goose Up\nCREATE TABLE public.chairs (id int);")}}
+
+	require.ErrorContains(t, migrations.Apply(t.Context(), db, chairs, "goose_db_version"), "version table")
+
+	for range 2 {
+		require.NoError(t, migrations.Apply(t.Context(), db, chairs, "public.goose_db_version"))
+	}
+	require.Equal(t, "0", connect(t, url).one("SELECT count(*) FROM public.chairs"))
 }

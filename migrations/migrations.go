@@ -34,6 +34,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"regexp"
 	"slices"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -278,7 +279,8 @@ func must[T any](value T, err error) T {
 // Apply brings up an application's database: it calls [Up], and then applies the application's own
 // migrations, SQL files with goose's annotations at the root of files. So they can call
 // fencedb.protect. table keeps their versions; an application that has used goose before passes the
-// name of its table, which is goose_db_version unless it was changed.
+// name of its table, which is goose_db_version unless it was changed. The name has small letters
+// only, and may have a schema.
 //
 // Programs that migrate at the same moment wait for each other, as with Up, and an error leaves
 // what Up says. An embedded directory needs [fs.Sub]; a pattern such as //go:embed *.sql does not.
@@ -286,9 +288,18 @@ func Apply(ctx context.Context, db *sql.DB, files fs.FS, table string) error {
 	if err := Up(ctx, db); err != nil {
 		return err
 	}
-	if table == "" || table == versionTable {
+	unfit := !plainName.MatchString(table)
+	if !unfit {
+		// also by the search_path: then goose would take our migrations for the application's
+		err := db.QueryRowContext(ctx, "SELECT coalesce(pg_catalog.to_regclass($1) OPERATOR(pg_catalog.=) '"+
+			versionTable+"'::pg_catalog.regclass, false)", table).Scan(&unfit)
+		if err != nil {
+			return failed("apply", err)
+		}
+	}
+	if unfit {
 		return fmt.Errorf("fencedb/migrations: apply: %q cannot be the application's version table; name one "+
-			"such as goose_db_version", table)
+			"such as public.goose_db_version, in small letters and without quotes", table)
 	}
 	provider, err := newProvider(db, files, table)
 	if errors.Is(err, goose.ErrNoMigrations) {
@@ -300,3 +311,7 @@ func Apply(ctx context.Context, db *sql.DB, files fs.FS, table string) error {
 	}
 	return failed("apply", err)
 }
+
+// plainName is a name by which goose finds the table again that it has made: it looks for the text
+// in the catalog.
+var plainName = regexp.MustCompile(`^([a-z_][a-z0-9_$]*\.)?[a-z_][a-z0-9_$]*$`)
