@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"strings"
 	"testing"
@@ -176,4 +177,21 @@ func TestAClientOfEachDeployment(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, issuer.Close(t.Context()))
 	}
+}
+
+// What adopting.md has people look for in their code finds every call that may not seal.
+func TestTheSearchForAcquisitionsFindsEveryWayToAcquire(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("adopting.md")
+	require.NoError(t, err)
+	search := regexp.MustCompile(regexp.MustCompile("`grep -rE '(.*)'`").FindStringSubmatch(string(page))[1])
+	ways, acquires := reflect.TypeFor[*lease.Issuer](), 0
+	for m := range ways.NumMethod() {
+		call, name := ways.Method(m).Type, ways.Method(m).Name
+		if call.IsVariadic() && call.In(call.NumIn()-1) == reflect.TypeFor[[]lease.Option]() && name != "With" {
+			require.Regexp(t, search, "issuer."+name+"(ctx, ")
+			acquires++
+		}
+	}
+	require.NotZero(t, acquires)
 }
