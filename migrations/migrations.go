@@ -125,8 +125,8 @@ func Down(ctx context.Context, db *sql.DB) error {
 }
 
 // Reset removes everything that Up has made, schema and fences included, and does nothing when
-// there is none. A schema that belongs to another role stays, and is empty. Without the fences every
-// old token is accepted again, so Reset refuses while a table is still protected, and has changed
+// there is none. A schema that belongs to another role stays, empty. Without the fences every old
+// token is accepted again, so Reset refuses while a table is still protected, and has changed
 // nothing then; the error names the tables. On another error the migrations not yet undone stay
 // applied.
 func Reset(ctx context.Context, db *sql.DB) error {

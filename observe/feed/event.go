@@ -21,7 +21,7 @@ const (
 	Lost      Kind = "lost"       // the lease ended for another reason, see Cause; Took is how long it was held
 	Revoked   Kind = "revoked"    // the worker revoked the lease; Token is the revocation's
 	Sealed    Kind = "sealed"     // Postgres refuses every earlier token; nothing else was written
-	NotSealed Kind = "not_sealed" // a seal failed, see Cause; Stored is the newer token if it was stale
+	NotSealed Kind = "not_sealed" // a seal failed or its answer was lost, see Cause; Stored is the newer token if it was stale
 	Committed Kind = "committed"  // a fenced write
 	Refused   Kind = "refused"    // a fenced write with a stale token; Stored is the newer one. Nothing was written
 	Failed    Kind = "failed"     // a fenced write failed for another reason, see Cause

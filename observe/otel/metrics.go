@@ -147,7 +147,7 @@ func (m *metrics) leaseEnd(ctx context.Context, e lease.TraceEnd) {
 	}
 }
 
-// writeEnd does not count a seal, which counts with the acquisition that it belongs to.
+// writeEnd does not count a seal, which counts with the acquisition that it belongs to, if any.
 func (m *metrics) writeEnd(ctx context.Context, e fencedb.TraceEnd) {
 	if e.Op == fencedb.OpSeal {
 		return

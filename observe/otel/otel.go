@@ -17,6 +17,7 @@
 //	  fenced commit   COMMIT, and what was done to find out its outcome
 //	fence seal        Seal, mostly within lease acquire
 //	fence enter       Enter or EnterSQL
+//	fenced outcome    Entry.Outcome or Entry.OutcomeSQL, after what was entered
 //
 // The work within a span is within its context, so the spans of otelpgx and redisotel are its
 // children.

@@ -53,7 +53,7 @@ func (m *Metrics) TraceWriteStart(ctx context.Context, _ fencedb.TraceStart) con
 // TraceWriteEnd implements [fencedb.Tracer]. Whether a transaction that was only entered
 // ([fencedb.OpEnter]) commits is unknown here. It counts as entered, and once more if the
 // application asks for its outcome ([fencedb.OpOutcome]) and it has not committed. A seal is no
-// write: it counts with the acquisition that it belongs to.
+// write: it counts with the acquisition that it belongs to, or not at all if it belongs to none.
 func (m *Metrics) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
 	if e.Op == fencedb.OpSeal {
 		return
