@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"net/url"
 	"strings"
@@ -11,7 +12,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/guard"
 	"github.com/fencedb/fencedb/internal/protocol"
+	"github.com/fencedb/fencedb/lease"
 )
 
 // mistaken is a world in which somebody has written to seat 1 under the highest token that there
@@ -51,6 +54,29 @@ func TestAfterAResetTheNextHolderWrites(t *testing.T) {
 	require.Equal(t, next.Token(), w.inspected("seat:1").Fence.Token)
 	_, err := fencedb.Exec(t.Context(), w.pool, next, `UPDATE seats SET guest = 'Bob'`)
 	require.NoError(t, err, "the row that was stamped by mistake")
+}
+
+// A sealed acquisition has raised the counter to the fence. It would do so again as long as the
+// fence is there, so the fence goes back first.
+func TestAfterAResetASealedHolderWritesOnceItsCounterIsGone(t *testing.T) {
+	t.Parallel()
+	w, _ := mistaken(t)
+	desk := guard.New(w.issuer, w.pool)
+	book := func() error {
+		return desk.Do(t.Context(), "seat:1", func(ctx context.Context, h *guard.Holder) error {
+			_, err := h.Exec(ctx, `INSERT INTO seats VALUES (1, 'Ann')`)
+			return err
+		})
+	}
+	counter := "lease:v1:{" + w.namespace + "/seat:1}:fence"
+	require.ErrorIs(t, book(), lease.ErrExhausted)
+	require.NoError(t, w.redis.Rename(t.Context(), counter, counter+":away").Err())
+	require.ErrorIs(t, book(), lease.ErrExhausted, "it was raised again")
+
+	w.ok("reset", "seat:1", "--to", fmt.Sprint(time.Now().UnixMicro()), "--force", "--reason", "ticket 4713", "--yes")
+	require.ErrorIs(t, book(), lease.ErrExhausted)
+	require.NoError(t, w.redis.Rename(t.Context(), counter, counter+":away").Err())
+	require.NoError(t, book())
 }
 
 func TestRevokeShutsOutWhomAResetHasLetIn(t *testing.T) {
