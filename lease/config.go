@@ -142,7 +142,7 @@ func (c Config) check() error {
 		return protocol.Invalid("RenewTimeout (%v) must be positive", c.RenewTimeout)
 	case c.RenewEvery <= 0 && c.RenewEvery != Never:
 		return protocol.Invalid("RenewEvery (%v) must be positive, or Never", c.RenewEvery)
-	case c.RenewEvery != Never && c.RenewEvery+c.RenewTimeout >= longest:
+	case c.RenewEvery != Never && c.RenewEvery >= longest-c.RenewTimeout: // the sum may be too large for a Duration
 		return protocol.Invalid("RenewEvery (%v) + RenewTimeout (%v) must be less than TTL - Margin (%v): a renewal must end before the lease does",
 			c.RenewEvery, c.RenewTimeout, longest)
 	case c.Replicas < 0:

@@ -3,6 +3,7 @@ package lease_test
 import (
 	"context"
 	"fmt"
+	"math"
 	"os"
 	"reflect"
 	"strings"
@@ -71,6 +72,8 @@ func TestNewRefuses(t *testing.T) {
 		"RenewTimeout negative, unused":  {TTL: time.Second, RenewEvery: lease.Never, RenewTimeout: -1},
 		"renewal as long as the lease":   {TTL: time.Second, Margin: 10 * ms, RenewEvery: 500 * ms, RenewTimeout: 490 * ms},
 		"RenewEvery longer than the TTL": {TTL: time.Second, RenewEvery: 2 * time.Second},
+		"RenewEvery the longest":         {TTL: time.Second, RenewEvery: math.MaxInt64},
+		"RenewTimeout the longest":       {TTL: time.Second, RenewTimeout: math.MaxInt64},
 		"Namespace too long":             {TTL: time.Second, Namespace: strings.Repeat("x", 129)},
 		"Namespace with NUL":             {TTL: time.Second, Namespace: "\x00"},
 		"Namespace not UTF-8":            {TTL: time.Second, Namespace: "\xff"},
