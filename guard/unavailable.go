@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/protocol"
 	"github.com/fencedb/fencedb/lease"
 )
 
@@ -18,13 +19,14 @@ import (
 // again". Nothing was acquired, or the transaction that failed wrote nothing; those before it
 // stand.
 //
-// It is false for what [lease.IsLost] answers, and if err also says that the work was done or may
-// have been: [lease.ErrWorkDone], [fencedb.ErrCommitted], [fencedb.ErrCommitUnknown],
-// [fencedb.ErrTxEnded]. An error of the work itself that looks like a network's, such as that of a
-// bank that does not answer, is judged in the same way.
+// It is false for what [lease.IsLost] answers, and if err also says what makes that false: that the
+// work was done or may have been, such as [lease.ErrWorkDone], [fencedb.ErrCommitUnknown] or
+// once.ErrNotRecorded, or that the caller made a mistake, [fencedb.ErrInvalidGrant]. An error of
+// the work itself that looks like a network's, such as that of a bank that does not answer, is
+// judged in the same way.
 func IsUnavailable(err error) bool {
 	is := func(target error) bool { return errors.Is(err, target) }
-	if lease.IsLost(err) || slices.ContainsFunc(settled, is) {
+	if lost, settled := protocol.LostIn(err); lost || settled {
 		return false
 	}
 	if answer, answered := errors.AsType[*pgconn.PgError](err); answered && len(answer.Code) == len("57P01") {
@@ -35,9 +37,6 @@ func IsUnavailable(err error) bool {
 	}
 	return slices.ContainsFunc(away, is) || errors.As(err, new(*pgconn.ConnectError)) || errors.As(err, new(net.Error))
 }
-
-// settled are the errors of work that was done or may have been.
-var settled = []error{lease.ErrWorkDone, fencedb.ErrCommitted, fencedb.ErrCommitUnknown, fencedb.ErrTxEnded}
 
 // away are the errors of a server that does not answer, or not in time.
 var away = []error{

@@ -19,6 +19,7 @@ import (
 	"github.com/fencedb/fencedb/guard"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/lease/once"
 )
 
 func TestIsUnavailableTellsServersThatAreAwayFromThoseThatRefuse(t *testing.T) {
@@ -48,6 +49,9 @@ func TestIsUnavailableTellsServersThatAreAwayFromThoseThatRefuse(t *testing.T) {
 		"done":             {fmt.Errorf("%w: %w", lease.ErrWorkDone, lease.ErrUnreachable), false},
 		"committed":        {errors.Join(fencedb.ErrCommitted, io.EOF), false},
 		"in doubt":         {errors.Join(fencedb.ErrCommitUnknown, io.EOF), false},
+		"not recorded":     {fmt.Errorf("%w: %w", once.ErrNotRecorded, lease.ErrUnreachable), false},
+		"written before":   {errors.Join(fencedb.ErrAlreadyWritten, context.Canceled), false},
+		"given back":       {errors.Join(fencedb.ErrInvalidGrant, context.Canceled), false},
 		"ended":            {errors.Join(fencedb.ErrTxEnded, io.EOF), false},
 	} {
 		require.Equal(t, tc.away, guard.IsUnavailable(tc.err), name)

@@ -105,26 +105,8 @@ var ErrWorkDone = protocol.Settled("lease: the work is done, but its lease is ov
 // Errors of other packages take part by a method LeaseLost() bool, which returns true for a loss
 // and false for work that was done or may have been.
 func IsLost(err error) bool {
-	lost, settled := lostIn(err)
+	lost, settled := protocol.LostIn(err)
 	return lost && !settled
-}
-
-func lostIn(err error) (lost, settled bool) {
-	if e, asked := err.(interface{ LeaseLost() bool }); asked {
-		lost, settled = e.LeaseLost(), !e.LeaseLost()
-	}
-	var inner []error
-	switch e := err.(type) {
-	case interface{ Unwrap() error }:
-		inner = []error{e.Unwrap()}
-	case interface{ Unwrap() []error }:
-		inner = e.Unwrap()
-	}
-	for _, err := range inner {
-		l, s := lostIn(err)
-		lost, settled = lost || l, settled || s
-	}
-	return lost, settled
 }
 
 // RefusedError is the ErrRefused with its reason:

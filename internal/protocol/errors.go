@@ -54,6 +54,26 @@ func (e *Outcome) Error() string { return e.text }
 // LeaseLost is for lease.IsLost.
 func (e *Outcome) LeaseLost() bool { return e.lost }
 
+// LostIn is what the errors in the tree of err say about the work, those of other packages among
+// them: that it was lost, and that it was done or may have been, or must not be tried again.
+func LostIn(err error) (lost, settled bool) {
+	if e, asked := err.(interface{ LeaseLost() bool }); asked {
+		lost, settled = e.LeaseLost(), !e.LeaseLost()
+	}
+	var inner []error
+	switch e := err.(type) {
+	case interface{ Unwrap() error }:
+		inner = []error{e.Unwrap()}
+	case interface{ Unwrap() []error }:
+		inner = e.Unwrap()
+	}
+	for _, err := range inner {
+		l, s := LostIn(err)
+		lost, settled = lost || l, settled || s
+	}
+	return lost, settled
+}
+
 // Join is errors.Join on one line.
 func Join(errs ...error) error {
 	joined := errors.Join(errs...)
