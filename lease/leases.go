@@ -136,7 +136,7 @@ func (l *Lease) finish(ctx context.Context) error {
 		r.first(ctx)
 	}
 	switch {
-	case errors.Is(over, ErrReleased) && !errors.Is(over, ErrClosed): // by fn itself
+	case r.lease == l && errors.Is(over, ErrReleased) && !errors.Is(over, ErrClosed): // by fn itself
 		return nil
 	case over != nil:
 		return over

@@ -2,6 +2,7 @@ package lease_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -124,5 +125,22 @@ func TestALeaseThatAnotherProcessReleasesIsOverAtItsNextRenewal(t *testing.T) {
 		require.NoError(t, two.Release(t.Context()))
 		<-one.Context().Done()
 		require.ErrorIs(t, one.Err(), lease.ErrLost)
+	})
+}
+
+// Do does not call work whole that went on when another had given its lease back.
+func TestDoTellsThatAnotherAcquisitionHasReleasedItsLease(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: time.Minute})
+		id := lease.LeaseID(uuid.New())
+		other := try(t, i, "a", id)
+		err := i.Do(t.Context(), "a", func(ctx context.Context, l *lease.Lease) error {
+			require.NoError(t, other.Release(ctx))
+			return l.Release(ctx)
+		}, id)
+		done, is := errors.AsType[*lease.WorkDoneError](err)
+		require.True(t, is, "%v", err)
+		require.ErrorIs(t, done.Cause, lease.ErrReleased)
+		require.NoError(t, i.Close(t.Context()))
 	})
 }
