@@ -181,8 +181,8 @@ func (e *HeldError) Error() string {
 		by = fmt.Sprintf("as many as its semaphore allows, %q among them", e.Holder)
 	case e.permit:
 		by = "as many as its semaphore allows"
-	case e.Holder == thisProcess(): // which may wait for itself
-		by = fmt.Sprintf("%q (this process)", e.Holder)
+	case e.Holder == thisProcess(): // which may wait for itself, or for who had its host and pid before
+		by = fmt.Sprintf("%q (this process, or one of its name)", e.Holder)
 	case e.Holder != "":
 		by = strconv.Quote(e.Holder)
 	}
