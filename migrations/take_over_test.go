@@ -205,13 +205,28 @@ func TestWhoMayNotEnterLetsNobodyOvertake(t *testing.T) {
 	require.Equal(t, wrongType, s.as(writer, strings.ReplaceAll(fmt.Sprintf(look+takeOver, "pg_temp"), "seats", "rooms")))
 	require.Equal(t, "0 0", s.one(`SELECT concat((SELECT count(*) FROM fencedb.take_overs), ' ', (SELECT count(*) FROM fencedb.audit WHERE event = 'take_over_as'))`))
 
-	// Nor has anybody who overtakes a token that enter refuses.
+	// Nor does the guard of a table let anybody overtake on one of their own.
 	s.exec(`CREATE TABLE seats (id int NOT NULL); SELECT fencedb.protect('seats', 'seat:{id}'), fencedb.take_over_as('seats', '` + writer + `', now() + interval '1 hour')`)
-	for _, stamp := range []string{"9007199254740991", "9223372036854775806"} {
-		require.Equal(t, "FN002", s.as(writer, `CREATE TABLE pg_temp.own (id int, room text, last_fencing_token bigint DEFAULT `+stamp+`); CREATE TRIGGER "~fencedb_row" BEFORE INSERT ON pg_temp.own FOR EACH ROW EXECUTE FUNCTION fencedb.guard_seats(); INSERT INTO pg_temp.own VALUES (1)`))
-	}
-	require.Empty(t, s.one(`fencedb.last_token('table:12')`))
+	require.Equal(t, "FN002", s.as(writer, `CREATE TABLE pg_temp.own (id int, room text, last_fencing_token bigint DEFAULT 41); CREATE TRIGGER "~fencedb_row" BEFORE INSERT ON pg_temp.own FOR EACH ROW EXECUTE FUNCTION fencedb.guard_seats(); INSERT INTO pg_temp.own VALUES (1)`))
 	require.Empty(t, s.one(`fencedb.last_token('seat:1')`))
+}
+
+// Where the fence was lost, the rows still tell. Nobody overtakes with a token that enter refuses.
+func TestWhoOvertakesComesAfterTheStampOfTheRow(t *testing.T) {
+	t.Parallel()
+	s, legacy, _ := newLegacy(t)
+	const ahead, write = 1_900_000_000_000_041, `UPDATE seats SET guest = 'zoe' WHERE id = 2`
+	stamp := func(token int) {
+		s.exec(fmt.Sprintf(`SET session_replication_role = replica; UPDATE seats SET last_fencing_token = %d WHERE id = 2; RESET session_replication_role`, token))
+	}
+	stamp(ahead)
+	legacy.exec(write)
+	require.Equal(t, fmt.Sprint(ahead+1), s.one(`fencedb.last_token('room:red')`))
+	for _, token := range []int{9007199254740991, 9223372036854775806} {
+		stamp(token)
+		legacy.refused("22023", write)
+	}
+	require.Equal(t, fmt.Sprint(ahead+1), s.one(`fencedb.last_token('room:red')`))
 }
 
 // It waits for the holder's open transaction, as every newcomer does. Where that holder comes to
