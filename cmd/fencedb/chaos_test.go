@@ -65,12 +65,7 @@ func TestChaosThatNobodyWatchesAnyMoreLeavesNothing(t *testing.T) {
 			t.Parallel()
 			w := bare(t)
 			command, errOut := w.process("chaos", "--for", "1h", "--ttl", "500ms")
-			out, err := command.StdoutPipe()
-			require.NoError(t, err)
-			require.NoError(t, command.Start())
-			next := linesOf(t, out)
-			run, _, _ := strings.Cut(strings.TrimPrefix(next(), "run "), ":")
-			next() // the first fault
+			out, _, run := atFirstFault(t, command)
 
 			require.NoError(t, leave(command, out))
 
@@ -81,17 +76,25 @@ func TestChaosThatNobodyWatchesAnyMoreLeavesNothing(t *testing.T) {
 	}
 }
 
+// atFirstFault starts a chaos run and waits for its first fault. It returns what comes after that,
+// and the name of the run.
+func atFirstFault(t *testing.T, command *exec.Cmd) (out io.ReadCloser, next func() string, run string) {
+	t.Helper()
+	out, err := command.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, command.Start())
+	next = linesOf(t, out)
+	run, _, _ = strings.Cut(strings.TrimPrefix(next(), "run "), ":")
+	next()
+	return out, next, run
+}
+
 // The signal also comes when a worker is killed to which its network is writing.
 func TestChaosGoesOnWhenAnotherPipeBreaks(t *testing.T) {
 	t.Parallel()
 	w := bare(t)
 	command, errOut := w.process("chaos", "--for", "1h", "--ttl", "500ms", "--only", "jitter")
-	out, err := command.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, command.Start())
-	next := linesOf(t, out)
-	next() // the run
-	next() // the first fault
+	out, next, _ := atFirstFault(t, command)
 
 	require.NoError(t, command.Process.Signal(syscall.SIGPIPE))
 
@@ -155,12 +158,7 @@ func TestDrillAndChaosLeaveNothingThatDoctorOrHistoryNames(t *testing.T) {
 
 	w.ok("drill", "--ttl", "1s")
 	command, errOut := w.process("chaos", "--for", "1h", "--ttl", "500ms")
-	out, err := command.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, command.Start())
-	next := linesOf(t, out)
-	next() // the run
-	next() // the first fault
+	out, _, _ := atFirstFault(t, command)
 	require.NoError(t, command.Process.Signal(syscall.SIGINT))
 	_, _ = io.Copy(io.Discard, out)
 	require.NoError(t, command.Wait(), errOut)
