@@ -337,6 +337,7 @@ var guards = []struct {
 		{"L4", "a run that has lost its claim records nothing", "if string.sub(held, 1, #me + 1) ~= me .. ':' then return {'lost'} end", "", "lease/once.TestARunnerThatWasStoppedIsRefused"},
 	}},
 	{"lease/once/call.go", []guard{
+		{"L5", "a run does not begin when its claim is over", "if lost := claim.Err(); lost != nil {", "if lost := claim.Err(); false && lost != nil {", "lease/once.TestNothingRunsUnderAClaimThatIsLost"},
 		{"L8", "callers of one key do not wait for Redis one after the other", "\t\tif f.outage != nil {", "\t\tif false {", "lease/once.TestFollowersShareAnOutage"},
 		{"L4", "a result that Redis has forgotten is not shared", "(f.done.ExpiresIn < 0 || time.Since(f.began) < f.done.ExpiresIn)", "true", "lease/once.TestAResultThatIsForgottenIsNotShared"},
 		{"L4", "a job that failed does not run again in its period", "\tif c.every != nil {\n", "\tif false {\n", "lease/once.TestAtMostOncePerPeriod"},
@@ -370,6 +371,7 @@ var guards = []struct {
 		{"L8", "a caller whose time is over is no silence of Redis", ",\n\t\tr.trace.ctx.Err() != nil && errors.Is(answer.Err, protocol.ErrUnasked):", ":", "lease.TestACallerWhoseTimeIsOverIsNotSilence"},
 	}},
 	{"lease/leases.go", []guard{
+		{"L5", "work does not begin when its lease is over", "if over := ls.lost(); over != nil {", "if over := ls.lost(); false && over != nil {", "lease.TestNothingRunsUnderALeaseThatIsLost"},
 		{"L8", "work whose lease Close has ended is not reported as well done", "errors.Is(over, ErrReleased) && !errors.Is(over, ErrClosed):", "errors.Is(over, ErrReleased):", "lease.TestWorkLearnsThatCloseHasEndedItsLease"},
 	}},
 	{"lease/acquire.go", []guard{

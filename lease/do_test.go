@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -145,6 +146,46 @@ func TestWorkLearnsThatCloseHasEndedItsLease(t *testing.T) {
 				})
 				require.ErrorIs(t, err, lease.ErrClosed, "and heeded")
 				require.True(t, lease.IsLost(err))
+			})
+		})
+	}
+}
+
+// stopped is a process that is stopped as soon as it has acquired, for longer than a lease lasts. A
+// Tracer stands for that.
+type stopped struct{ w *world }
+
+func (stopped) TraceLeaseStart(ctx context.Context, _ lease.TraceStart) context.Context { return ctx }
+
+func (s stopped) TraceLeaseEnd(_ context.Context, e lease.TraceEnd) {
+	if e.Op == lease.OpAcquire && e.Err == nil {
+		s.w.client.FlushAll(context.Background())
+		time.Sleep(9 * time.Second)
+	}
+}
+
+func TestNothingRunsUnderALeaseThatIsLost(t *testing.T) {
+	for name, run := range map[string]func(context.Context, *lease.Issuer) error{
+		"Do": func(ctx context.Context, i *lease.Issuer) error {
+			return i.Do(ctx, "a", func(context.Context, *lease.Lease) error { panic("nobody else is kept out") })
+		},
+		"DoAll": func(ctx context.Context, i *lease.Issuer) error {
+			return i.DoAll(ctx, []string{"a", "b"}, func(context.Context, lease.Leases) error { panic("nobody else is kept out") })
+		},
+		"Lead": func(ctx context.Context, i *lease.Issuer) (term error) {
+			ctx, cancel := context.WithCancel(ctx)
+			_ = i.Lead(ctx, "a", func(context.Context, *lease.Lease) error { panic("nobody else is kept out") },
+				lease.OnTerm(func(err error) { term = err; cancel() }))
+			return term
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				err := run(t.Context(), w.issuer(t, lease.Config{TTL: 9 * time.Second, Tracers: []lease.Tracer{stopped{w}}}))
+				require.ErrorIs(t, err, lease.ErrLost)
+				require.NotErrorIs(t, err, lease.ErrWorkDone)
+				require.ErrorContains(t, err, "fn was not run")
+				require.LessOrEqual(t, strings.Count(err.Error(), `"a"`), 1, "said once: %v", err)
 			})
 		})
 	}

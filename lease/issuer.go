@@ -203,13 +203,14 @@ func (i *Issuer) acquire(ctx context.Context, resources []string, opts []Option)
 // tells which.
 //
 // Nil means that fn returned nil and that the lease was valid, by this process's clock, until then,
-// or until fn released it. If fn returned nil and the lease was lost while it ran, the error is
-// [ErrWorkDone]: what fn wrote behind a fence stands, what it wrote without may conflict with
-// another holder's work. If fn failed, the error is that of fn, and the cause of the loss if the
-// lease was lost: [IsLost] tells if that means "busy". A release that Redis does not answer, or
-// refuses for a moment, is not an error: Do waits for one attempt, a quarter of the TTL or three
-// seconds at most, the others go on behind it, and in the end the lease expires in Redis. Where ctx
-// is over, or the lease, Do returns as soon as fn has.
+// or until fn released it. fn is not run if the lease was lost before, in a process that was
+// stopped just then: the error is the cause. If fn returned nil and the lease was lost while it
+// ran, the error is [ErrWorkDone]: what fn wrote behind a fence stands, what it wrote without may
+// conflict with another holder's work. If fn failed, the error is that of fn, and the cause of the
+// loss if the lease was lost: [IsLost] tells if that means "busy". A release that Redis does not
+// answer, or refuses for a moment, is not an error: Do waits for one attempt, a quarter of the TTL
+// or three seconds at most, the others go on behind it, and in the end the lease expires in Redis.
+// Where ctx is over, or the lease, Do returns as soon as fn has.
 func (i *Issuer) Do(ctx context.Context, resource string,
 	fn func(ctx context.Context, l *Lease) error, opts ...Option) error {
 	if fn == nil {

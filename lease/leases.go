@@ -94,9 +94,13 @@ func (ls Leases) Bind(ctx context.Context) (context.Context, context.CancelFunc)
 	}
 }
 
-// do runs the work under the leases and releases them, also when the work panics.
+// do runs the work under the leases and releases them, also when the work panics. It does not begin
+// if one of them is over already: the process may have been stopped since they were granted.
 func (ls Leases) do(ctx context.Context, fn func(context.Context) error) (err error) {
 	defer func() { err = ls.finish(ctx, err) }()
+	if over := ls.lost(); over != nil {
+		return fmt.Errorf("lease: fn was not run: %w", over)
+	}
 	work, stop := ls.Bind(ctx)
 	defer stop()
 	return fn(work)

@@ -96,8 +96,10 @@ func (d *desk) order(ctx context.Context, random *rand.Rand) {
 			work = d.pastTheEnd(random)
 		}
 		key := d.orderKey(d.Process)
-		result, _, err := d.orders.Do(ctx, key, nil, func(ctx context.Context, _ *lease.Lease) ([]byte, error) {
-			a.From = now()
+		result, _, err := d.orders.Do(ctx, key, nil, func(ctx context.Context, claim *lease.Lease) ([]byte, error) {
+			if at := now(); claim.Err() == nil { // or it was stopped just before, and is refused when it records
+				a.From = at
+			}
 			wait(context.WithoutCancel(ctx), work)
 			a.Until = now()
 			return strconv.AppendInt(nil, a.ID, 10), nil
@@ -116,7 +118,7 @@ func (e *evidence) ordered() {
 	for _, a := range e.all {
 		if a.Work == "order" && a.Return > 0 {
 			asked = append(asked, a)
-			if a.Outcome == Committed && a.From > 0 {
+			if a.Outcome == Committed && a.Read == a.ID {
 				recorded = append(recorded, a)
 			}
 		}

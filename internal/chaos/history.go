@@ -47,7 +47,7 @@ type Attempt struct {
 	Outcome      Outcome
 	Error        string
 	Read         int64  // of a look, which writes nothing; of an order, the attempt that ran
-	From         int64  // when a permit was held, or an order was run
+	From         int64  // when a permit was held, or an order was run under its claim
 	Until        int64  // how long it could be trusted, or took
 	Broken       string // what it has read cannot be
 	Grants       []Grant

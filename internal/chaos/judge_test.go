@@ -105,6 +105,10 @@ func TestTheJudgeSeesEachViolation(t *testing.T) {
 			b.order(21, 1, 3, 30, 31, 0)
 			b.attempts[21].Outcome = Failed
 		}, nil},
+		"a run that began as its claim ended, and was recorded": {func(b *book) {
+			b.order(20, 1, 0, 10, 12, 20)
+			b.order(21, 14, 50, 55, 56, 21)
+		}, []string{runOnce}},
 		"a process that fell":     {func(b *book) { b.fallen = []string{"process 2 ended"} }, []string{alive}},
 		"a call beyond its bound": {func(b *book) { b.attempts[2].Return += int64(slack + b.patience()) }, []string{inTime}},
 		"a call that was stopped": {func(b *book) {

@@ -173,7 +173,12 @@ func (c *call) claim(ctx context.Context) (*lease.Lease, error) {
 	return claim, nil
 }
 
+// run runs fn, unless the claim was lost since it was granted: the process may have been stopped,
+// and somebody else may have run and recorded since.
 func (c *call) run(ctx context.Context, claim *lease.Lease) ([]byte, error) {
+	if lost := claim.Err(); lost != nil {
+		return nil, fmt.Errorf("once: %q: fn was not run: %w", c.key, lost)
+	}
 	work, unbind := claim.Bind(ctx)
 	defer unbind()
 	result, err := c.fn(work, claim)

@@ -257,8 +257,8 @@ func NoWait() Option { return func(c *call) { c.noWait = true } }
 // when it has outlasted the period and still has its claim, waits for its end, or gets
 // [ErrInFlight] with [NoWait], which schedulers usually want.
 //
-// After an error of Redis, or if ctx ended while Redis was asked, fn has not run, and the period
-// may be used up all the same: it may be written down, and the answer lost.
+// After an error of Redis, or of a lost claim, or if ctx ended while Redis was asked, fn has not
+// run, and the period may be used up all the same: it may be written down, and the answer lost.
 func Every(period time.Duration) Option { return func(c *call) { c.every = &period } }
 
 // Do returns the recorded result of the key, replayed, or runs fn and records what it returns. The
@@ -267,7 +267,8 @@ func Every(period time.Duration) Option { return func(c *call) { c.every = &peri
 // The request is what the key stands for; the same key with another request is [ErrKeyReused]. A
 // nil request matches every request, other than with fencedb.Once, where nil equals nothing but
 // nil. If fn fails, its error is returned, nothing is recorded and the key is free. If the claim
-// was lost while fn failed, the cause is joined. With [ErrNotRecorded] fn has succeeded and its
+// was lost while fn failed, the cause is joined; if it was lost before, fn is not run, and the
+// error is the cause. With [ErrNotRecorded] fn has succeeded and its
 // result is returned too, but others may get another one.
 //
 // Cancelling ctx ends waiting, with [ErrInFlight] and the cause, and ends the context of fn. If fn

@@ -248,6 +248,42 @@ func TestAResultThatIsRecordedBetweenLookAndClaim(t *testing.T) {
 	})
 }
 
+// As of a process that is stopped between its claim and its run: meanwhile others may claim, run
+// and record.
+func TestNothingRunsUnderAClaimThatIsLost(t *testing.T) {
+	const look, record = 5, 10 // words of their requests
+	for name, test := range map[string]struct {
+		opts []once.Option
+		lost int // behind the second request of this kind
+	}{
+		"until there is a result": {nil, look},
+		"does not wait":           {[]once.Option{once.NoWait()}, look},
+		"every period":            {[]once.Option{once.Every(time.Hour)}, record}, // whose first answer is lost
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				o := w.once(t, once.Config{InFlight: 3 * time.Second})
+				require.NoError(t, do(t.Context(), o, "b", answers("")).err) // from now on the scripts are known
+				var asked [32]atomic.Int64 // by words
+				w.faults.Set(func(cmd redis.Cmder) faulty.Fault {
+					words := len(cmd.Args())
+					switch nth := asked[words].Add(1); {
+					case words == test.lost && nth == 2:
+						require.NoError(t, w.client.Del(t.Context(), "lease:v1:{test/once:a}:owner").Err())
+						time.Sleep(2 * time.Second) // a renewal finds it lost
+					case words == record && nth == 1:
+						return faulty.LoseReply
+					}
+					return faulty.None
+				})
+				got := do(t.Context(), o, "a", forbidden(t), test.opts...)
+				require.ErrorIs(t, got.err, lease.ErrLost)
+				require.ErrorContains(t, got.err, "fn was not run")
+			})
+		})
+	}
+}
+
 func TestALongRunKeepsItsClaim(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		got := do(t.Context(), w.once(t, once.Config{InFlight: 9 * time.Second}), "a", func(ctx context.Context, _ *lease.Lease) ([]byte, error) {
