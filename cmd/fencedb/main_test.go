@@ -6,8 +6,10 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"os/signal"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"unicode/utf8"
 
@@ -30,6 +32,9 @@ func TestMain(m *testing.M) {
 	if os.Getenv(holderVar) != "" {
 		hold()
 		return
+	}
+	if signal.Ignored(syscall.SIGHUP) { // by nohup: commands that tests hang up on would never end
+		signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	}
 	testenv.Main(m)
 }
