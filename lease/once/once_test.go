@@ -264,7 +264,7 @@ func TestNothingRunsUnderAClaimThatIsLost(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
 				o := w.once(t, once.Config{InFlight: 3 * time.Second})
 				require.NoError(t, do(t.Context(), o, "b", answers("")).err) // from now on the scripts are known
-				var asked [32]atomic.Int64 // by words
+				var asked [32]atomic.Int64                                   // by words
 				w.faults.Set(func(cmd redis.Cmder) faulty.Fault {
 					words := len(cmd.Args())
 					switch nth := asked[words].Add(1); {
