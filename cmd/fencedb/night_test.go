@@ -52,7 +52,10 @@ type night struct {
 }
 
 // gauge is a time in seconds, as it was and as the night has it.
-type gauge struct{ real, told float64 }
+type gauge struct {
+	real, told float64
+	began      time.Time // at the latest: what it measures may have ended a while before the sample
+}
 
 func newNight(t *testing.T) *night {
 	t.Helper()
@@ -186,13 +189,18 @@ func (n *night) sample() {
 				series += fmt.Sprintf(", %s=%q", l.GetName(), l.GetValue())
 			}
 			series += "}"
-			if strings.HasSuffix(f.GetName(), "_seconds") && value > 0 {
-				g := n.gauges[series]
-				if g.real != value { // or it ended before this minute
-					g = gauge{value, 60 * (float64(len(n.at)) - n.minuteOf(now.Add(-time.Duration(value*float64(time.Second)))))}
-					n.gauges[series] = g
+			if strings.HasSuffix(f.GetName(), "_seconds") {
+				g, began := n.gauges[series], now.Add(-time.Duration(value*float64(time.Second)))
+				if value < g.real || g.began.After(began) || g.real == 0 {
+					g.began = began
 				}
-				value = g.told
+				if g.real != value { // or it ended before this minute
+					g.real, g.told = value, 60*(float64(len(n.at))-n.minuteOf(g.began))
+				}
+				if value == 0 {
+					g = gauge{}
+				}
+				n.gauges[series], value = g, g.told
 			}
 			for len(n.samples[series]) < len(n.at)-1 {
 				n.samples[series] = append(n.samples[series], "_")

@@ -41,7 +41,8 @@ func TestTheCommandOverTLS(t *testing.T) {
 	require.Contains(t, w.ok("drill"), "held")
 }
 
-// Every fault is one through TLS too, also the one that takes a look at what is sent.
+// Every fault is one through TLS too, also the one that takes a look at what is sent. On a busy
+// machine a run of seconds may not come to what convicts, so there are up to four.
 func TestChaosOverTLS(t *testing.T) {
 	t.Parallel()
 	certs := testenv.NewCertificates(t)
@@ -49,14 +50,18 @@ func TestChaosOverTLS(t *testing.T) {
 	database.RequireTLS(certs)
 	c := newConsole(t, "--json", "--redis", "rediss://"+cache.Addr()+"?"+certs.Query().Encode(), "--postgres", database.URL())
 	for _, tc := range []struct {
-		code int
-		args []string
+		code, tries int
+		args        []string
 	}{
-		{exitDone, []string{"--only", "commit replies lost,redis cut,postgres cut", "--for", "3s"}},
-		{exitFailed, []string{"--only", "commit replies lost", "--for", "10s", "--control", "safe-to-retry"}},
+		{exitDone, 1, []string{"--only", "commit replies lost,redis cut,postgres cut", "--for", "3s"}},
+		{exitFailed, 4, []string{"--only", "commit replies lost", "--for", "10s", "--control", "safe-to-retry"}},
 	} {
+		args := append([]string{"chaos", "--ttl", "1s"}, tc.args...)
+		got := c.run(args...)
+		for tries := 1; tries < tc.tries && got.code != tc.code; tries++ {
+			got = c.run(args...)
+		}
 		var v chaos.Verdict
-		got := c.run(append([]string{"chaos", "--ttl", "1s"}, tc.args...)...)
 		require.Equal(t, tc.code, got.code, got.errOut+got.out)
 		c.decode("chaos", &v, got.out)
 		require.Positive(t, v.Outcomes[chaos.Committed])

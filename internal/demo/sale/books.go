@@ -57,7 +57,8 @@ func outcomeOf(err error) Outcome {
 	case errors.Is(err, fencedb.ErrCommitUnknown):
 		return Unknown
 	case errors.Is(err, fencedb.ErrStale), errors.Is(err, fencedb.ErrLeaseOver), errors.Is(err, fencedb.ErrBusy),
-		errors.Is(err, lease.ErrExpired), errors.Is(err, lease.ErrLost), errors.Is(err, lease.ErrUnreachable):
+		errors.Is(err, fencedb.ErrTooLong), errors.Is(err, lease.ErrExpired), errors.Is(err, lease.ErrLost),
+		errors.Is(err, lease.ErrUnreachable):
 		return Refused
 	case errors.Is(err, lease.ErrHeld), errors.Is(err, context.DeadlineExceeded):
 		return Busy

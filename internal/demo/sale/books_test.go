@@ -138,6 +138,7 @@ func TestEachRequestEndsOnce(t *testing.T) {
 		"done":      {nil, Done},
 		"stale":     {errors.Join(stale, lease.ErrExpired, context.DeadlineExceeded), Refused},
 		"over":      {fmt.Errorf("sell: %w", fencedb.ErrLeaseOver), Refused},
+		"too long":  {fmt.Errorf("sell: %w", fencedb.ErrTooLong), Refused},
 		"noticed":   {errors.Join(context.Canceled, lease.ErrExpired), Refused},
 		"held":      {&lease.HeldError{}, Busy},
 		"no time":   {context.DeadlineExceeded, Busy},

@@ -161,8 +161,12 @@ func prepare(ctx context.Context, mode Mode, s service.Servers, l Load) (_ *play
 	}
 	if err == nil {
 		p.shop = open(mode, l, p.View)
-		for n := range l.SKUs {
-			err = errors.Join(err, p.shop.Stock(ctx, shop.Level{SKU: sku(n + 1), Start: l.Stock, Cents: int64(1000 + 10*n)}))
+	}
+	for n := 0; err == nil && n < l.SKUs; {
+		if err = p.shop.Stock(ctx, shop.Level{SKU: sku(n + 1), Start: l.Stock, Cents: int64(1000 + 10*n)}); tooLate(err) {
+			err = ctx.Err()
+		} else {
+			n++
 		}
 	}
 	if err == nil && mode != Fenced {
