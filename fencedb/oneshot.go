@@ -119,7 +119,8 @@ func queryTx(ctx context.Context, db DB, grant Grant, sql string, args []any) (p
 // it comes back together with ErrCommitted, and the callbacks after it are not called. They run
 // before the answer of COMMIT: what they were given is rolled back if a deferred constraint refuses
 // it, and only what SendBatch returns tells. A connection that is lost once everything has
-// committed, but before every callback has got its result, is ErrCommitted as well.
+// committed, but before every callback has got its result, is ErrCommitted as well, and so is a
+// callback that reads past the last result.
 func SendBatch(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts ...Option) error {
 	if begins(b) {
 		return errors.New("fencedb: SendBatch begins the transaction; set its options with TxOptions")
@@ -211,7 +212,8 @@ type sent struct {
 
 	err       error // why it was not sent, or results could not be read one by one
 	delivered bool  // the results of the queries have all come, and were given to their callbacks
-	committed bool  // so has the answer of COMMIT, or the end of the batch, and it has committed
+	answered  bool  // so has the answer of COMMIT
+	committed bool  // and it has committed, or the end of the batch has
 }
 
 // send checks the grant and sends everything. The caller must end what it returns.
@@ -263,7 +265,8 @@ func send(ctx context.Context, db DB, grant Grant, queries []*pgx.QueuedQuery, o
 func (s *sent) readCommit(results pgx.BatchResults) error {
 	s.delivered = s.delivered || !s.entry.lost() && s.err == nil
 	tag, err := results.Exec()
-	s.committed = err == nil && tag.String() == "COMMIT"
+	s.answered = err == nil
+	s.committed = s.answered && tag.String() == "COMMIT"
 	return nil
 }
 
@@ -294,15 +297,17 @@ func (s *sent) settle() error {
 			err = noted(errors.New("fencedb: rolled back: a statement failed"), s.results.Close())
 		}
 		return e.explain(s.ctx, e.server, false, err)
-	case !lost && err == nil:
+	case s.answered && !lost && err == nil:
 		return errors.New("fencedb: rolled back: the answer of COMMIT says so")
 	case refused(err), e.nothingHappened(err, lost):
 		return e.explain(s.ctx, e.server, lost, err)
 	case lost && e.xid == 0:
 		return &CommitUnknownError{cause: err}
 	}
-	return e.settle(s.ctx, e.server, err, lost, s.delivered)
+	return e.settle(s.ctx, e.server, cmp.Or(err, errReadOn), lost, s.delivered)
 }
+
+var errReadOn = errors.New("fencedb: a callback has read the answer of COMMIT; it may read the result of its own query only")
 
 // close runs the callbacks. One that panics leaves results unread, and so a connection that nobody
 // can use.

@@ -269,6 +269,30 @@ func TestAFailingCallbackDoesNotHideThatTheBatchCommitted(t *testing.T) {
 	require.NoError(t, w.pool.Ping(t.Context()))
 }
 
+// Behind the results of the queries comes the answer of COMMIT.
+func TestACallbackThatReadsOnDoesNotHideThatTheBatchCommitted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := grant("table:12", 41)
+	for i, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeSimpleProtocol} {
+		pool := w.poolIn(mode)
+		b := &pgx.Batch{}
+		b.Queue(insertAnn, 2*i).Fn = func(results pgx.BatchResults) (err error) {
+			for err == nil { // until there are no more
+				_, err = results.Exec()
+			}
+			return nil
+		}
+		b.Queue(insertAnn, 2*i+1)
+
+		require.ErrorIs(t, fencedb.SendBatch(t.Context(), pool, g, b), fencedb.ErrCommitted, mode)
+		require.Len(t, w.guests(), 2*i+2)
+		err := fencedb.SendBatch(t.Context(), pool, g, b)
+		require.NotErrorIs(t, err, fencedb.ErrCommitted, mode)
+		require.ErrorAs(t, err, new(*pgconn.PgError), "the ids are taken")
+	}
+}
+
 // COMMIT is skipped after a refusal, so somebody has to end the transaction.
 func TestARefusalLeavesASingleConnectionReadyForMore(t *testing.T) {
 	t.Parallel()
