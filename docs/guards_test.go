@@ -224,6 +224,7 @@ var guards = []struct {
 		{"S3", "an option for the transaction is not lost where the batch is the transaction", "mayBeImplicit && e.txOptions == (pgx.TxOptions{})", "mayBeImplicit", "fencedb.TestOptionsOfTheDBHoldForOneShots"},
 		{"S6", "the answer of COMMIT has to say that it has committed", ` && tag.String() == "COMMIT"`, ` && tag.String() != ""`, "fencedb.TestACommitThatRollsBackIsNoCommit"},
 		{"S6", "no answer of COMMIT is no rollback", "\tcase s.answered && !lost", "\tcase !lost", "fencedb.TestACallbackThatReadsOnDoesNotHideThatTheBatchCommitted"},
+		{"S8", "a seal is on disk when its holder is told", "\tb.Queue(durably)\n", "", "fencedb.TestACrashForgetsNoSeal"},
 		{"S6", "a batch that was refused leaves no transaction open", "\tcase !lost && e.pg.PgConn().TxStatus() != 'I':", "\tcase false:", "fencedb.TestARefusalLeavesASingleConnectionReadyForMore"},
 		{"S6", "where there is no id, the server is not blamed", "\tcase lost && e.xid == 0:", "\tcase false:", "fencedb.TestASealWhoseAnswerIsLostIsNoReasonForDoubt"},
 		{"S6", "a session that is ended while it enters has written nothing", "(!lost || errors.As(err, &pgErr) && pgErr", "(!lost || false && errors.As(err, &pgErr) && pgErr", "fencedb.TestASessionThatIsEndedWhileEnteringHasWrittenNothing"},

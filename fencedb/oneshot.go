@@ -163,15 +163,23 @@ func sendAll(ctx context.Context, db DB, grant Grant, queries []*pgx.QueuedQuery
 // Seal makes grant the oldest that can still write to its resource, in one round trip and without
 // writing anything else: from now on every earlier token is stale. Done while the lease is being
 // acquired, before its holder learns of it, it makes the order of tokens independent of Redis: see
-// Sealer. A stale grant is refused with ErrStale. After an error that says neither yes
-// nor no (a lost connection, ctx done) seal again: a second seal does no harm. A pool from which no
-// connection came while grant was valid is an error that names the pool, and not ErrLeaseOver.
+// Sealer. It is on disk when Seal returns, also where synchronous_commit is off. A stale grant is
+// refused with ErrStale. After an error that says neither yes nor no (a lost connection, ctx done)
+// seal again: a second seal does no harm. A pool from which no connection came while grant was
+// valid is an error that names the pool, and not ErrLeaseOver.
 func Seal(ctx context.Context, db DB, grant Grant) error {
-	return sealError(SendBatch(ctx, db, grant, &pgx.Batch{}, func(c *config) {
+	b := &pgx.Batch{}
+	b.Queue(durably)
+	return sealError(SendBatch(ctx, db, grant, b, func(c *config) {
 		c.sealing = true
 		c.txOptions = pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: c.txOptions.AccessMode}
 	}))
 }
+
+// durably: where synchronous_commit is off, a crash forgets the last commits, and with a write its
+// fence. A seal has no write that would be forgotten with it: its holder has been told, reads, and
+// decides.
+const durably = `SELECT pg_catalog.set_config('synchronous_commit', 'on', true) WHERE pg_catalog.current_setting('synchronous_commit') = 'off'`
 
 // Sealer returns Seal on db, for lease.Config.Seal: every lease is sealed before its holder gets
 // it.
@@ -221,7 +229,7 @@ func send(ctx context.Context, db DB, grant Grant, queries []*pgx.QueuedQuery, o
 	mayBeImplicit bool) *sent {
 	e, err := newEntry(db, grant, opts)
 	err = cmp.Or(err, checkBatch(queries))
-	s := &sent{entry: e, err: err, delivered: len(queries) == 0}
+	s := &sent{entry: e, err: err, delivered: len(queries) == 0 || e.sealing} // a seal has no results
 	if err != nil {
 		return s
 	}

@@ -335,6 +335,23 @@ func givesAnIDTwice(t *testing.T, write wayToWrite) bool {
 	return given == xid
 }
 
+// A write that such a crash forgets takes its fence along. A seal has been told to its holder.
+func TestACrashForgetsNoSeal(t *testing.T) {
+	t.Parallel()
+	server := testenv.OwnPostgres(t, "synchronous_commit=off", "wal_writer_delay=10s")
+	w := &world{t, server.Pool()}
+	require.NoError(t, fencedb.Seal(t.Context(), w.pool, grant("table:12", 41)))
+	w.exec(`SELECT pg_switch_wal()`) // as above
+	w.exec(`CHECKPOINT`)
+
+	require.NoError(t, fencedb.Seal(t.Context(), w.pool, grant("table:12", 42)))
+	server.Kill()
+	server.Restart()
+
+	w.pool = server.Pool()
+	require.EqualValues(t, 42, w.fence("table:12"))
+}
+
 func TestCancellingDuringCommitStillTellsTheTruth(t *testing.T) {
 	t.Parallel()
 	for _, way := range []string{"Tx", "TxSQL"} {
