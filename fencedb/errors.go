@@ -62,7 +62,7 @@ var (
 	// was free to ask. Nobody asks where db is one connection, nor in a transaction of the
 	// application (Enter, EnterSQL). SQLSTATE FN006, 25P03, 25P04, and 57014 for a slow statement:
 	// Explain cannot tell that from other cancellations, Tx and Entry.Outcome can.
-	ErrTooLong = errors.New("fencedb: the transaction outlasted its time limit, which is the lease's validity when it entered; use Hold, or a shorter transaction")
+	ErrTooLong = errors.New("fencedb: the transaction outlasted its time limit: the lease's validity when it entered (Hold sets another), or a tighter limit of its role; use a shorter transaction")
 
 	// ErrUnsealed: above READ COMMITTED, Enter or EnterSQL found that the token has not entered
 	// yet, or that a newer one is entering. Nothing was written. Roll back, call Seal with the same

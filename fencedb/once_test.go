@@ -227,7 +227,7 @@ func TestOnceRefusesBadInput(t *testing.T) {
 		require.ErrorContains(t, err, "1 to 512 bytes")
 	}
 	_, _, err := w.once("big", nil, func(pgx.Tx) ([]byte, error) { return make([]byte, 1<<20+1), nil })
-	require.ErrorContains(t, err, "once_result_check")
+	require.ErrorContains(t, err, `the result of idempotency key "big" has 1048577 bytes, and can have 1048576`)
 	_, _, err = w.once("just right", nil, func(pgx.Tx) ([]byte, error) { return make([]byte, 1<<20), nil })
 	require.NoError(t, err)
 
