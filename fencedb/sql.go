@@ -311,16 +311,17 @@ func (e *entry) enterSQL(ctx context.Context, tx SQLTx) error {
 		return err
 	}
 	if current.V != e.xid { // the transaction was over as soon as it had entered
-		return fmt.Errorf("fencedb: this %T is not in a transaction, so the fence was given back at once; begin a transaction and enter in it", tx)
+		return fmt.Errorf("fencedb: this %T %w", tx, errNotInTx)
 	}
 	return nil
 }
 
+var errNotInTx = errors.New("is not in a transaction, so the fence was given back at once; begin a transaction and enter in it")
+
 // explainSQL takes an error that no server sent for a lost connection: database/sql does not tell.
 func (e *entry) explainSQL(ctx context.Context, server asker, err error) error {
-	if errors.Is(err, ErrLeaseOver) || errors.Is(err, ErrInvalidGrant) {
-		// As before anything was sent: it would be said twice.
-		return err
+	if errors.Is(err, ErrLeaseOver) || errors.Is(err, ErrInvalidGrant) || errors.Is(err, errNotInTx) {
+		return err // ours, and says all; the first two, as before anything was sent, would be said twice
 	}
 	return e.explain(ctx, server, true, err)
 }

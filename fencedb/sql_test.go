@@ -144,8 +144,10 @@ func TestEnterSQLRefusesAHandleThatIsInNoTransaction(t *testing.T) {
 	require.NoError(t, err)
 	defer conn.Close()
 
-	require.ErrorContains(t, enterSQL(t.Context(), db, grant("table:12", 41)), "*sql.DB is not in a transaction")
-	require.ErrorContains(t, enterSQL(t.Context(), conn, grant("table:12", 42)), "*sql.Conn is not in a transaction")
+	for i, handle := range []fencedb.SQLTx{db, conn} {
+		err := enterSQL(t.Context(), handle, grant("table:12", int64(41+i)))
+		require.EqualError(t, err, fmt.Sprintf("fencedb: this %T is not in a transaction, so the fence was given back at once; begin a transaction and enter in it", handle), "no connection was lost")
+	}
 
 	_, err = conn.ExecContext(t.Context(), `BEGIN`)
 	require.NoError(t, err)
