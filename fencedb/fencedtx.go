@@ -77,6 +77,10 @@ func (tx *fencedTx) begin(ctx context.Context, behind ...*pgx.QueuedQuery) (resu
 	tx.mayHaveEnded = !allKeepOpen(behind)
 	if results, err = tx.entry.open(ctx, behind, false); results != nil {
 		tx.inner = results.Tx()
+	}
+	// Where pgx could not prepare, it has not sent BEGIN, and what is sent through Conn would be a
+	// transaction of its own.
+	if err == nil || tx.inner != nil && tx.entry.pg.PgConn().TxStatus() != 'I' {
 		tx.conn.Store(tx.entry.pg)
 	}
 	return results, err
@@ -298,7 +302,9 @@ func (tx *fencedTx) LargeObjects() pgx.LargeObjects {
 }
 
 // Conn opens the transaction first, so that what is sent past us is behind the fence too. It is nil
-// if no connection came free, or while another goroutine opens the transaction.
+// where that fails before BEGIN, since no connection came free or the first statement could not be
+// prepared: what is sent there would be a transaction of its own. So it is while another goroutine
+// opens the transaction.
 func (tx *fencedTx) Conn() *pgx.Conn {
 	if tx.mu.TryLock() {
 		defer tx.mu.Unlock()

@@ -297,6 +297,31 @@ func TestARefusalCannotBeSwallowed(t *testing.T) {
 	require.Empty(t, w.guests())
 }
 
+// pgx prepares and encodes before it sends BEGIN.
+func TestAConnectionThatIsInNoTransactionIsNotShown(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`CREATE TABLE notes (note text)`) // that nothing protects
+	ctx, g := t.Context(), grant("table:12", 41)
+	for _, mode := range queryModes {
+		pool := w.poolIn(mode)
+		for sql, arg := range map[string]any{`INSERT INTO nowhere VALUES ($1)`: 1, `INSERT INTO notes VALUES ($1)`: make(chan int)} {
+			err := fencedb.Tx(ctx, pool, g, func(tx pgx.Tx) error {
+				if _, err := tx.Exec(ctx, sql, arg); err == nil {
+					return errors.New("no error")
+				}
+				if conn := tx.Conn(); conn != nil {
+					_, _ = conn.Exec(ctx, `INSERT INTO notes VALUES ('past the fence')`)
+				}
+				return nil
+			})
+			require.Error(t, err, mode)
+			require.NotErrorIs(t, err, fencedb.ErrTxEnded, mode)
+			require.Empty(t, collect[string](w, `SELECT note FROM notes`), mode)
+		}
+	}
+}
+
 func TestTheFunctionDoesNotCommitOrRollBackByItself(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
