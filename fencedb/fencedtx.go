@@ -303,8 +303,8 @@ func (tx *fencedTx) LargeObjects() pgx.LargeObjects {
 
 // Conn opens the transaction first, so that what is sent past us is behind the fence too. It is nil
 // where that fails before BEGIN, since no connection came free or the first statement could not be
-// prepared: what is sent there would be a transaction of its own. So it is while another goroutine
-// opens the transaction.
+// prepared, and after Rollback: what is sent there would be a transaction of its own. So it is
+// while another goroutine opens the transaction.
 func (tx *fencedTx) Conn() *pgx.Conn {
 	if tx.mu.TryLock() {
 		defer tx.mu.Unlock()
@@ -330,6 +330,7 @@ func (tx *fencedTx) Rollback(ctx context.Context) error {
 		return nil
 	}
 	tx.gaveUp = true
+	tx.conn.Store(nil) // in no transaction from here on
 	return tx.inner.Rollback(ctx)
 }
 

@@ -336,7 +336,9 @@ func TestTheFunctionDoesNotCommitOrRollBackByItself(t *testing.T) {
 
 	err = fencedb.Tx(ctx, w.pool, grant("table:12", 41), func(tx pgx.Tx) error {
 		require.NoError(t, book(ctx, tx, 12, "ann"))
-		return tx.Rollback(ctx)
+		require.NoError(t, tx.Rollback(ctx))
+		require.Nil(t, tx.Conn(), "a statement on it would be a transaction of its own")
+		return nil
 	})
 	require.ErrorIs(t, err, pgx.ErrTxClosed)
 	require.ErrorContains(t, err, "the function did so itself")
