@@ -96,6 +96,9 @@ const (
 	exitSignaled      = 128 // and the number of the signal
 )
 
+// givingBack is how long a call that fails waits until what it has acquired is given back.
+const givingBack = 5 * time.Second
+
 // wrapping holds the arguments of with, and what became of the command and of its leases.
 type wrapping struct {
 	*servers
@@ -146,7 +149,7 @@ func (w *wrapping) run(ctx context.Context) error {
 	case errors.Is(err, lease.ErrHeld), errors.Is(err, fencedb.ErrBusy):
 		return withCode{exitHeld, fmt.Errorf("%w; the command was not run", err)}
 	case err != nil:
-		return explained(err)
+		return err
 	}
 	w.began = time.Now()
 	err = w.runCommand(ctx)
@@ -180,7 +183,17 @@ func (w *wrapping) acquire(ctx context.Context) error {
 	if err := w.onlyHere(ctx, i); err != nil {
 		return err
 	}
-	w.leases, err = i.AcquireAll(ctx, w.resources, opt)
+	if w.leases, err = i.AcquireAll(ctx, w.resources, opt); err == nil {
+		return nil
+	}
+	err = explained(err)
+	// What was acquired and not sealed is given back behind the call, on a client that is about to be
+	// closed.
+	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(w.timeout, givingBack))
+	defer cancel()
+	if left := i.Close(ending); left != nil {
+		return fmt.Errorf("%w; %v", err, left) // what is left says nothing of why it was not acquired
+	}
 	return err
 }
 

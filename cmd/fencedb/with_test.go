@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -378,6 +379,54 @@ func TestCtrlCWhileWithWaitsRunsNothing(t *testing.T) {
 	require.Equal(t, exitHeld, command.ProcessState.ExitCode(), errOut)
 	require.Contains(t, errOut.String(), "the command was not run")
 	require.NoError(t, l.Extend(context.Background()))
+}
+
+// Somebody has locked the ledger, so the lease cannot be sealed.
+func TestWithGivesBackWhatItCouldNotSeal(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	unlock := w.lockLedger()
+
+	got := w.run(under([]string{"--timeout", "2s", "--ttl", "1h", "seat:1"}, "true")...)
+
+	require.Equal(t, exitNotRun, got.code, got.errOut)
+	require.Contains(t, got.errOut, "the command was not run")
+	unlock()
+	w.requireFree("seat:1")
+}
+
+func TestWithNamesWhatItCouldNotGiveBack(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.own = testenv.OwnRedis(t)
+	w.as("--redis", "redis://"+w.own.Addr())
+	w.lockLedger()
+	command, errOut := w.process(under([]string{"--timeout", "1s", "--wait", "1h", "--ttl", "1h", "seat:1"}, "true")...)
+	require.NoError(t, command.Start())
+	require.Eventually(t, func() bool {
+		return w.one(`SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database
+			WHERE NOT granted AND relation = 'fencedb.fences'::regclass AND datname = current_database()`) == "1"
+	}, 20*time.Second, 5*time.Millisecond)
+	w.own.Pause()
+	defer w.own.Resume()
+
+	require.NoError(t, command.Process.Signal(os.Interrupt))
+
+	_ = command.Wait()
+	require.Equal(t, exitNotRun, command.ProcessState.ExitCode(), errOut)
+	require.Contains(t, errOut.String(), `may stay blocked: "seat:1" until`)
+}
+
+// lockLedger keeps everybody from the fences until unlock is called.
+func (w *world) lockLedger() (unlock func()) {
+	w.Helper()
+	tx, err := w.pool.Begin(w.Context())
+	require.NoError(w, err)
+	unlock = sync.OnceFunc(func() { _ = tx.Rollback(context.WithoutCancel(w.Context())) })
+	w.Cleanup(unlock)
+	_, err = tx.Exec(w.Context(), `LOCK TABLE fencedb.fences`)
+	require.NoError(w, err)
+	return unlock
 }
 
 func TestWithSaysThatTheLeaseCouldNotBeReleased(t *testing.T) {
