@@ -355,7 +355,8 @@ func (e *entry) whileValid(ctx context.Context, wait func(context.Context) error
 	timer.Stop()
 	cancel()
 	if err != nil && over && e.sealing { // says nothing of other holders, so nobody should wait for them
-		return fmt.Errorf("fencedb: the token was not sealed: no connection came free while its lease was valid: %v", err)
+		return fmt.Errorf("fencedb: the token was not sealed: no connection came free while its lease was valid: %w (%v)",
+			context.DeadlineExceeded, err)
 	}
 	if err != nil && over {
 		return leaseOver(e.grants, fmt.Errorf("no connection came free while it was valid: %w", err))

@@ -166,7 +166,7 @@ func sendAll(ctx context.Context, db DB, grant Grant, queries []*pgx.QueuedQuery
 // Sealer. It is on disk when Seal returns, also where synchronous_commit is off. A stale grant is
 // refused with ErrStale. After an error that says neither yes nor no (a lost connection, ctx done)
 // seal again: a second seal does no harm. A pool from which no connection came while grant was
-// valid is an error that names the pool, and not ErrLeaseOver.
+// valid is a context.DeadlineExceeded that names the pool, and not ErrLeaseOver.
 func Seal(ctx context.Context, db DB, grant Grant) error {
 	b := &pgx.Batch{}
 	b.Queue(durably)

@@ -20,29 +20,46 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// The resource is free after one TTL, and whoever reads the error looks at the right server.
+// The resource is free after one TTL, and whoever reads the error looks at the right server: nobody
+// else has the resource.
 func TestASealThatHangsNamesPostgres(t *testing.T) {
 	t.Parallel()
 	server := testenv.OwnPostgres(t)
 	server.Pool() // which migrates
-	proxy := faulty.NewPostgresProxy(t, server.URL())
-	pool, err := pgxpool.New(t.Context(), proxy.URL())
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
-	t.Cleanup(proxy.Sever)
-	cfg := lease.Config{TTL: 2 * time.Second, Namespace: testenv.Namespace(t), Seal: fencedb.Sealer(pool)}
-	issuer, err := lease.New(testenv.Redis(t), cfg)
-	require.NoError(t, err)
-	l, err := issuer.Acquire(t.Context(), "table:12")
-	require.NoError(t, err)
-	require.NoError(t, l.Release(t.Context()))
-	proxy.Hang(true)
+	for name, first := range map[string]func(ctx context.Context, pool *pgxpool.Pool, issuer *lease.Issuer) error{
+		"on a connection that has sealed": func(ctx context.Context, _ *pgxpool.Pool, issuer *lease.Issuer) error {
+			l, err := issuer.Acquire(ctx, "table:12")
+			if err != nil {
+				return err
+			}
+			return l.Release(ctx)
+		},
+		"on one that has not": func(ctx context.Context, pool *pgxpool.Pool, _ *lease.Issuer) error { return pool.Ping(ctx) },
+		"on none":             func(context.Context, *pgxpool.Pool, *lease.Issuer) error { return nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			proxy := faulty.NewPostgresProxy(t, server.URL())
+			pool, err := pgxpool.New(t.Context(), proxy.URL())
+			require.NoError(t, err)
+			t.Cleanup(pool.Close)
+			t.Cleanup(proxy.Sever)
+			cfg := lease.Config{TTL: 2 * time.Second, Namespace: testenv.Namespace(t), Seal: fencedb.Sealer(pool)}
+			issuer, err := lease.New(testenv.Redis(t), cfg)
+			require.NoError(t, err)
+			require.NoError(t, first(t.Context(), pool, issuer))
+			proxy.Hang(true)
 
-	_, err = issuer.TryAcquire(t.Context(), "table:12")
+			_, err = issuer.TryAcquire(t.Context(), "table:12")
 
-	require.ErrorContains(t, err, "the data store has not answered within the TTL of the lease (2s)")
-	require.ErrorContains(t, err, "Postgres did not answer")
-	require.NotContains(t, err.Error(), "redis")
+			if name != "on none" {
+				require.ErrorContains(t, err, "the data store has not answered within the TTL of the lease (2s)")
+			}
+			require.NotContains(t, err.Error(), "redis")
+			require.False(t, lease.IsLost(err), "%v", err)
+			require.True(t, guard.IsUnavailable(err), "%v", err)
+		})
+	}
 }
 
 // A lease is full from its first moment, also one that was waited for: nothing has to be asked of

@@ -100,7 +100,7 @@ var ErrWorkDone = protocol.Settled("lease: the work is done, but its lease is ov
 // It is false if err also says that the work was done or may have been: [ErrWorkDone],
 // once.ErrNotRecorded, fencedb.ErrCommitted, fencedb.ErrCommitUnknown, fencedb.ErrTxEnded,
 // fencedb.ErrAlreadyWritten; or that the caller made a mistake, fencedb.ErrInvalidGrant. An outage
-// of Redis in which nothing was acquired is not a loss either.
+// of Redis, or of the data store that seals, in which nothing was acquired is not a loss either.
 //
 // Errors of other packages take part by a method LeaseLost() bool, which returns true for a loss
 // and false for work that was done or may have been.

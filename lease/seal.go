@@ -40,6 +40,9 @@ func (a *acquisition) seal(ctx context.Context, leases Leases) (_ Leases, again 
 	switch {
 	case err != nil && context.Cause(sealing) == errNotSealed &&
 		(!IsLost(err) || errors.Is(err, context.DeadlineExceeded)):
+		if IsLost(err) { // that the lease is over by now says nothing of other holders
+			err = fmt.Errorf("%w (%v)", context.DeadlineExceeded, err)
+		}
 		err = fmt.Errorf("%w (%v): %w", errNotSealed, a.core.cfg.TTL, err)
 	case err != nil:
 		again, err = a.notSealed(ctx, leases, over, err)

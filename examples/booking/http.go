@@ -166,7 +166,7 @@ func explain(err error) (p problem) {
 	case is(booking.ErrTaken):
 		say(409, "taken", "The table is taken at that time", never)
 	case lease.IsLost(err):
-		say(409, "busy", "Somebody else has the table now, or came meanwhile; nothing was written", shortly)
+		say(409, "busy", "Somebody else has the table now, or may have it; nothing was written", shortly)
 		if held, is := errors.AsType[*lease.HeldError](err); is {
 			p.retryAfter = max(held.RetryAfter, shortly)
 		}
