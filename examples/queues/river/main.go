@@ -63,14 +63,18 @@ func run(ctx context.Context, args []string) error {
 		}
 		return nil
 	}
-	if err := queue.Start(ctx); err != nil {
+	if err := queue.Start(ctx); err != nil { // what is under way when ctx ends has softStop to end as well
 		return err
 	}
 	<-ctx.Done()
-	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), softStop+10*time.Second)
 	defer cancel()
 	return errors.Join(queue.Stop(ending), leases.Close(ending))
 }
+
+// softStop is how long jobs may go on when the program is interrupted. Without it River ends their
+// contexts at once, which uses up an attempt of each.
+const softStop = 20 * time.Second
 
 func newQueue(pool *pgxpool.Pool, worker *Worker) (*river.Client[pgx.Tx], error) {
 	workers := river.NewWorkers()
@@ -78,6 +82,7 @@ func newQueue(pool *pgxpool.Pool, worker *Worker) (*river.Client[pgx.Tx], error)
 	return river.NewClient(riverpgxv5.New(pool), &river.Config{
 		Queues:            map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 4}},
 		FetchPollInterval: 100 * time.Millisecond,
+		SoftStopTimeout:   softStop,
 		Workers:           workers,
 	})
 }

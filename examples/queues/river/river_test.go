@@ -175,7 +175,15 @@ func TestTheProgramAddsAndWorksUntilItIsInterrupted(t *testing.T) {
 		err := pool.QueryRow(t.Context(), `SELECT count(*) FROM accounts WHERE cents = 4200`).Scan(&customers)
 		return err == nil && customers == 2
 	}, time.Minute, 20*time.Millisecond)
+
+	require.NoError(t, run(t.Context(), []string{"add", "cyd"}))
+	state := func() (state string) {
+		require.NoError(t, pool.QueryRow(t.Context(), `SELECT state FROM river_job WHERE args->>'customer' = 'cyd'`).Scan(&state))
+		return state
+	}
+	require.Eventually(t, func() bool { return state() != "available" }, time.Minute, 5*time.Millisecond)
 	interrupt()
 
 	require.NoError(t, <-over)
+	require.Equal(t, "completed", state(), "what is under way may end")
 }
