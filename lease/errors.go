@@ -163,7 +163,8 @@ type HeldError struct {
 	// semaphore. "" if that is not known: another waits with right of way, or Redis was not asked.
 	Holder string
 
-	// RetryAfter is when to retry at the latest: a release makes it sooner, a renewal later.
+	// RetryAfter is what the holder's lease has left, but five seconds at most: a release may come
+	// before, a renewal after.
 	RetryAfter time.Duration
 
 	// Cause is why waiting ended, [context.Cause] of the caller's context; nil if the call did not

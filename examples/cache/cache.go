@@ -99,7 +99,11 @@ func (c *Cache[T]) read(ctx context.Context, name string) (value T, err error) {
 	case err != nil:
 		return value, fmt.Errorf("%w: %w", lease.ErrUnreachable, err)
 	}
-	return value, json.Unmarshal(text, &value)
+	if json.Unmarshal(text, &value) != nil { // written by another release, with another T: as if it were missing
+		var none T
+		return none, redis.Nil
+	}
+	return value, nil
 }
 
 // Drop makes the next reader build the value anew. Call it when what the value is built from has

@@ -121,6 +121,18 @@ func TestAFailedBuildIsNotCached(t *testing.T) {
 	require.Equal(t, "soup", got)
 }
 
+// Two releases run side by side during a deployment.
+func TestAValueOfAnotherReleaseIsBuiltAnew(t *testing.T) {
+	t.Parallel()
+	c := newCache(t, testenv.Namespace(t), func(context.Context, string) (string, error) { return "soup", nil })
+	require.NoError(t, c.client.Set(t.Context(), c.key("menu"), `{"dishes": ["fish"]}`, time.Minute).Err())
+
+	got, err := c.Get(t.Context(), "menu")
+
+	require.NoError(t, err)
+	require.Equal(t, "soup", got)
+}
+
 func TestBadConfig(t *testing.T) {
 	t.Setenv("FENCEDB_REDIS_URL", "redis://127.0.0.1:1/0")
 	_, err := NewCache[string](testenv.Redis(t), lease.Config{}, time.Minute, nil)

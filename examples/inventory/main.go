@@ -65,15 +65,22 @@ func run(ctx context.Context, out io.Writer, args []string) error {
 	if err != nil {
 		return err
 	}
-	s := shop.New(leases, db, bank{}, keep, turn)
-	err = shop.Migrate(ctx, stdlib.OpenDBFromPool(db))
-	for _, level := range goods {
-		err = errors.Join(err, s.Stock(ctx, level))
-	}
-	if err == nil {
-		err = command(ctx, s, out, args)
-	}
+	err = opened(ctx, shop.New(leases, db, bank{}, keep, turn), db, out, args)
 	return errors.Join(err, leases.Close(context.WithoutCancel(ctx))) // so that nobody waits for them to expire
+}
+
+// opened brings the database up, puts the goods on sale, and carries out the command.
+func opened(ctx context.Context, s *shop.Shop, db *pgxpool.Pool, out io.Writer, args []string) error {
+	plain := stdlib.OpenDBFromPool(db)
+	if err := errors.Join(shop.Migrate(ctx, plain), plain.Close()); err != nil {
+		return err
+	}
+	for _, level := range goods {
+		if err := s.Stock(ctx, level); err != nil {
+			return err
+		}
+	}
+	return command(ctx, s, out, args)
 }
 
 func command(ctx context.Context, s *shop.Shop, out io.Writer, args []string) error {
@@ -101,7 +108,10 @@ func command(ctx context.Context, s *shop.Shop, out io.Writer, args []string) er
 		return err
 	case args[0] == "pay" && len(args) == 2:
 		id, err := uuid.Parse(args[1])
-		return errors.Join(err, s.Pay(ctx, id))
+		if err != nil {
+			return fmt.Errorf("%q is no cart: %w", args[1], err)
+		}
+		return s.Pay(ctx, id)
 	}
 	return errors.New("usage: inventory [stock | reserve BUYER SKU=UNITS... | pay CART]")
 }

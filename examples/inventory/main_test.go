@@ -56,9 +56,11 @@ func TestWhatMakesNoSenseIsNamed(t *testing.T) {
 		"no sku shoe":     {"reserve", "ann", "shoe=1"},
 		"invalid request": {"reserve", "ann", "sneaker"},
 		"no such cart":    {"pay", "00000000-0000-0000-0000-000000000001"},
-		"UUID":            {"pay", "12"},
+		`"12" is no cart`: {"pay", "12"},
 	} {
-		require.ErrorContains(t, run(t.Context(), t.Output(), args), says, args)
+		err := run(t.Context(), t.Output(), args)
+		require.ErrorContains(t, err, says, args)
+		require.NotContains(t, err.Error(), "\n", "one thing is wrong")
 	}
 	for _, name := range []string{"FENCEDB_POSTGRES_URL", "FENCEDB_REDIS_URL"} {
 		t.Run(name, func(t *testing.T) {

@@ -57,15 +57,17 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	if len(args) > 0 && operate[args[0]] != nil {
-		return operate[args[0]](ctx, queue, args[1:])
-	}
 	name := fmt.Sprint("worker ", os.Getpid())
 	if len(args) > 0 {
 		name = args[0]
 	}
-	work(ctx, queue, name)
-	return leases.Close(context.WithoutCancel(ctx)) // so that the next worker need not wait for a lease to expire
+	if operate[name] != nil {
+		err = operate[name](ctx, queue, args[1:])
+	} else {
+		work(ctx, queue, name)
+	}
+	// So that the next worker need not wait for a lease to expire.
+	return errors.Join(err, leases.Close(context.WithoutCancel(ctx)))
 }
 
 // operate are the commands beside working.

@@ -31,7 +31,10 @@ func Handler(desk *guard.Desk) asynq.HandlerFunc {
 		if err := json.Unmarshal(task.Payload(), &i); err != nil {
 			return fmt.Errorf("%w: %w", asynq.SkipRetry, err)
 		}
-		id, _ := asynq.GetTaskID(ctx)
+		id, known := asynq.GetTaskID(ctx)
+		if !known { // all such tasks would have one key, and the second would be taken for done
+			return errors.New("the context is not that of a server of asynq")
+		}
 		return desk.Tx(ctx, lease.Resource("customer", i.Customer), func(ctx context.Context, tx pgx.Tx) error {
 			_, _, err := fencedb.Once(ctx, tx, "asynq:"+id, task.Payload(), func() ([]byte, error) {
 				_, err := tx.Exec(ctx, `

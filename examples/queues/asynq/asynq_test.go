@@ -64,3 +64,10 @@ func TestATaskWaitsForItsCustomerAndIsBookedOnce(t *testing.T) {
 		return err == nil && cents == 142
 	}, time.Minute, 20*time.Millisecond)
 }
+
+func TestATaskWithoutAnIDIsRefused(t *testing.T) {
+	t.Parallel()
+	task := asynq.NewTask("invoice", []byte(`{"customer": "ann", "cents": 42}`))
+
+	require.ErrorContains(t, invoices.Handler(nil)(t.Context(), task), "not that of a server")
+}

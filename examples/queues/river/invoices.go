@@ -84,10 +84,10 @@ func (w *Worker) Work(ctx context.Context, job *river.Job[Invoice]) error {
 
 // later is when it makes sense to try again.
 func later(err error) time.Duration {
-	const least, most = 50 * time.Millisecond, 5 * time.Second
+	const least = 50 * time.Millisecond
 	held, is := errors.AsType[*lease.HeldError](err)
 	if !is {
 		return least
 	}
-	return min(max(held.RetryAfter, least), most)
+	return max(held.RetryAfter, least)
 }
