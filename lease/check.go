@@ -235,10 +235,10 @@ func (i *Issuer) tryOut(ctx context.Context, server *redis.Client) error {
 	if err != nil {
 		return err
 	}
-	holder, waiter := term{keys: k, id: uuid.New()}, term{keys: k, id: uuid.New()}
+	holder, waiter := term{keys: k, id: uuid.NewString()}, term{keys: k, id: uuid.NewString()}
 	call := protocol.NewCall(i.label)
 	ask := func(t *term, call string, how mode) (granted bool, err error) {
-		answer, err := s.acquire(ctx, request{keys: []*protocol.Keys{k}, id: t.name(), call: call, mode: how})
+		answer, err := s.acquire(ctx, request{keys: []*protocol.Keys{k}, id: t.id, call: call, mode: how})
 		if granted = answer.tokens != nil; granted {
 			t.token = answer.tokens[0]
 		}

@@ -18,6 +18,7 @@ import (
 type Lease struct {
 	core     *core
 	resource string
+	id       uuid.UUID
 	term     term
 
 	holdEnd time.Time // no renewal reaches beyond; zero for no bound
@@ -45,7 +46,7 @@ type Lease struct {
 func (s *step) newLease(n int, token int64, sent time.Time) *Lease {
 	until := s.core.trustedUntil(sent, s.core.cfg.TTL)
 	c := s.core
-	l := &Lease{core: c, resource: s.resources[n], term: term{s.keys[n], s.id, s.text, token}}
+	l := &Lease{core: c, resource: s.resources[n], id: s.id, term: term{s.keys[n], s.text, token}}
 	if c.cfg.MaxHold != Unlimited {
 		l.holdEnd = sent.Add(c.cfg.MaxHold)
 	}
@@ -78,7 +79,7 @@ func (l *Lease) Resource() string { return l.some().resource }
 func (l *Lease) Token() int64 { return l.some().term.token }
 
 // LeaseID is unique to this acquisition.
-func (l *Lease) LeaseID() uuid.UUID { return l.some().term.id }
+func (l *Lease) LeaseID() uuid.UUID { return l.some().id }
 
 // IsPermit reports whether the lease is a permit of a [Semaphore], whose holders do not exclude
 // each other. Package fencedb refuses it as a grant.
@@ -252,5 +253,5 @@ func (l *Lease) Verify(ctx context.Context) (Verdict, error) {
 }
 
 func (l *Lease) trace(ctx context.Context, op Op) tracing {
-	return l.core.trace(ctx, TraceStart{Op: op, Resource: l.resource, LeaseID: l.term.id, Token: l.term.token})
+	return l.core.trace(ctx, TraceStart{Op: op, Resource: l.resource, LeaseID: l.id, Token: l.term.token})
 }

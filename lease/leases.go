@@ -154,7 +154,7 @@ func (l *Lease) finish(ctx context.Context) error {
 func (ls Leases) endTracing(t *tracing, err error) {
 	var validFor time.Duration
 	if first := ls.first(); first != nil {
-		t.start.LeaseID, t.start.Token, validFor = first.term.id, first.term.token, time.Until(first.ValidUntil())
+		t.start.LeaseID, t.start.Token, validFor = first.id, first.term.token, time.Until(first.ValidUntil())
 	}
 	t.end(validFor, byCaller(t.ctx, err))
 }

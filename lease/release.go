@@ -103,7 +103,7 @@ func (l *Lease) beginRelease(ctx context.Context, why error) (r *release, begun 
 // theirs.
 func (l *Lease) endTwins(r *release, why error) {
 	for _, other := range l.core.registry.allHeld() {
-		if other.resource == l.resource && other.term.id == l.term.id && other.term.token == l.term.token {
+		if other.resource == l.resource && other.id == l.id && other.term.token == l.term.token {
 			other.mu.Lock()
 			if other.ended == nil {
 				other.back = r

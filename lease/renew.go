@@ -36,16 +36,16 @@ func (l *Lease) Extend(ctx context.Context) error {
 
 	var answer protocol.Answer[outcome]
 	answer.Value, answer.Err = protocol.Persist(ctx, l.core.cfg.TTL, func(ctx context.Context) (outcome, error) {
-		answer := l.core.store.extend(ctx, []extension{e.extension})[0]
+		answer := l.core.store.extend(ctx, []*renewal{e})[0]
 		return answer.Value, answer.Err
 	})
 	return e.end(answer)
 }
 
-// renewal is an extension that was begun.
+// renewal asks for a lease to last for ttl from when it is sent.
 type renewal struct {
 	lease *Lease
-	extension
+	ttl   time.Duration
 	sent  time.Time
 	trace tracing
 }
@@ -53,28 +53,28 @@ type renewal struct {
 // beginRenewal returns what to send, or nil if MaxHold leaves nothing to gain. Each renewal that
 // was begun must be ended.
 func (l *Lease) beginRenewal(ctx context.Context, now time.Time) (*renewal, error) {
-	e, err := l.gain(now)
-	if err != nil || e.ttl == 0 {
+	ttl, err := l.gain(now)
+	if err != nil || ttl == 0 {
 		return nil, err
 	}
-	return &renewal{l, e, now, l.trace(ctx, OpExtend)}, nil
+	return &renewal{l, ttl, now, l.trace(ctx, OpExtend)}, nil
 }
 
-// gain is what a renewal now asks for; nothing if MaxHold leaves nothing to gain.
-func (l *Lease) gain(now time.Time) (extension, error) {
+// gain is the TTL that a renewal now asks for; 0 if MaxHold leaves nothing to gain.
+func (l *Lease) gain(now time.Time) (time.Duration, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err := l.check(now); err != nil {
-		return extension{}, err
+		return 0, err
 	}
 	ttl := l.core.cfg.TTL
 	if !l.holdEnd.IsZero() {
 		ttl = min(ttl, l.holdEnd.Sub(now).Truncate(time.Millisecond))
 	}
 	if !l.core.trustedUntil(now, ttl).After(l.validUntil) {
-		return extension{}, nil
+		return 0, nil
 	}
-	return extension{l.term, ttl}, nil
+	return ttl, nil
 }
 
 // end takes the answer in. Trust counts from when the request was sent: a slow answer must
@@ -228,19 +228,18 @@ func (w *watchdog) renew(b *batch) {
 	w.mu.Unlock()
 
 	now := time.Now()
-	var asked []extension
 	var begun []*renewal
 	for _, l := range leases {
 		if r, _ := l.beginRenewal(l.ctx, now); r != nil { // the error is why there is none
-			asked, begun = append(asked, r.extension), append(begun, r)
+			begun = append(begun, r)
 		}
 	}
-	if len(asked) == 0 {
+	if len(begun) == 0 {
 		return
 	}
 	ctx, cancel := protocol.Within(context.Background(), w.cfg.RenewTimeout)
 	defer cancel()
-	for i, answer := range w.store.extend(ctx, asked) {
+	for i, answer := range w.store.extend(ctx, begun) {
 		_ = begun[i].end(answer)
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
@@ -17,22 +16,13 @@ import (
 // late request of an old lease cannot touch a newer one of the same resource.
 type term struct {
 	keys  *protocol.Keys
-	id    uuid.UUID
-	text  word // id; nil: not made yet
+	id    word // of the lease
 	token int64
 }
 
 // word is a string, or a number, as the client library takes it. To make one of a string costs an
 // allocation, so what is sent more than once is kept as a word.
 type word any
-
-// name is the id as requests take it.
-func (t term) name() word {
-	if t.text != nil {
-		return t.text
-	}
-	return t.id.String()
-}
 
 // request is for one lease on each of the resources, or none.
 type request struct {
@@ -51,12 +41,6 @@ var (
 	modeWait  mode = "wait"  // join the queue
 	modeBarge mode = "barge" // leave no trace, and do not let the queue go first
 )
-
-// extension is a request to let a term last for ttl from now.
-type extension struct {
-	term
-	ttl time.Duration
-}
 
 // store keeps leases on one Redis deployment: a server, a Sentinel group, or a Cluster. Each call
 // is one attempt; after [ErrUnreachable] it is unknown whether it was carried out.
@@ -163,11 +147,12 @@ func (s *store) acquire(ctx context.Context, a request) (acquired, error) {
 	return protocol.Query(ctx, s.redis, call, decode)
 }
 
-func (s *store) extend(ctx context.Context, batch []extension) []protocol.Answer[outcome] {
+func (s *store) extend(ctx context.Context, batch []*renewal) []protocol.Answer[outcome] {
 	calls := make([]protocol.Call, len(batch))
-	for i, e := range batch {
-		calls[i] = s.scripts.Extend.Call(3, e.keys.Owner, e.keys.Fence, e.keys.Ended,
-			e.name(), e.token, e.ttl.Milliseconds(), s.retention)
+	for i, r := range batch {
+		t := r.lease.term
+		calls[i] = s.scripts.Extend.Call(3, t.keys.Owner, t.keys.Fence, t.keys.Ended,
+			t.id, t.token, r.ttl.Milliseconds(), s.retention)
 	}
 	return protocol.QueryAll(ctx, s.redis, calls, decodeExtend)
 }
@@ -175,7 +160,7 @@ func (s *store) extend(ctx context.Context, batch []extension) []protocol.Answer
 func (s *store) release(ctx context.Context, t term) (outcome, error) {
 	k := t.keys
 	return protocol.Query(ctx, s.redis, s.scripts.Release.Call(4, k.Owner, k.Queue, k.Alive, k.Ended,
-		t.name(), t.token, s.publish), decodeRelease)
+		t.id, t.token, s.publish), decodeRelease)
 }
 
 // withdrawal ends what that call of a lease id may have been granted.
@@ -184,7 +169,7 @@ func (s *store) withdrawal(k *protocol.Keys, id, call word) protocol.Call {
 }
 
 func (s *store) verify(ctx context.Context, t term) (Verdict, error) {
-	call := s.scripts.Verify.Call(2, t.keys.Owner, t.keys.Fence, t.name(), t.token)
+	call := s.scripts.Verify.Call(2, t.keys.Owner, t.keys.Fence, t.id, t.token)
 	return protocol.Query(ctx, s.redis, call, decodeVerify)
 }
 
@@ -193,7 +178,7 @@ func (s *store) eval(ctx context.Context, t term, script string, keys []string, 
 	for _, key := range keys {
 		words = append(words, key)
 	}
-	words = append(append(words, t.name(), t.token, len(keys), len(args)), args...)
+	words = append(append(words, t.id, t.token, len(keys), len(args)), args...)
 	r, err := protocol.Eval(script).Call(3+len(keys), words...).Run(ctx, s.redis)
 	if redis.HasErrorPrefix(err, "CROSSSLOT") {
 		return nil, "", protocol.Invalid("on a Cluster the keys %q must be in the slot of the lease, so give them its tag, as in %q; nothing was written",

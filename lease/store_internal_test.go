@@ -44,7 +44,7 @@ func TestAWithdrawalEndsWhatItsOwnCallGotAndNothingElse(t *testing.T) {
 					token = answer.tokens[0]
 				}
 			}
-			verdict, err := s.verify(t.Context(), term{keys: k, id: id, token: token})
+			verdict, err := s.verify(t.Context(), term{keys: k, id: id.String(), token: token})
 			require.NoError(t, err)
 			require.Equal(t, Current, verdict, "%s %s", name, order)
 			require.NoError(t, s.withdraw(t.Context(), k, id, "2222"))
@@ -96,7 +96,7 @@ func TestAWithdrawalPassesTheTurnOn(t *testing.T) {
 
 	withdraw(second)
 	require.Zero(t, ask(second, modeWait), "it comes back, to the end")
-	result, err := s.release(t.Context(), term{keys: k, id: holder, token: granted})
+	result, err := s.release(t.Context(), term{keys: k, id: holder.String(), token: granted})
 	require.NoError(t, err)
 	require.Equal(t, done, result)
 	require.Equal(t, "free "+first.String()[:8], next(), "the withdrawal of a waiter while the resource is held wakes nobody")

@@ -61,7 +61,7 @@ func (s *step) beginWait(ctx context.Context) {
 func (s *step) endWait(leases Leases, err error) {
 	if s.waits != nil {
 		if l := leases.first(); l != nil {
-			s.waits.start.LeaseID, s.waits.start.Token = l.term.id, l.term.token
+			s.waits.start.LeaseID, s.waits.start.Token = l.id, l.term.token
 		}
 		s.waits.end(0, byCaller(s.waits.ctx, err))
 	}
