@@ -3,7 +3,9 @@ package lease_test
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -485,6 +487,47 @@ func TestWhatIsCancelledAtOnceIsWithdrawnTogether(t *testing.T) {
 		}
 		require.NoError(t, held.Release(t.Context()))
 	})
+}
+
+// The answer about one resource does not hide that there was none about another, which is then
+// withdrawn by an attempt of its own.
+func TestWhatWasNotAnsweredIsWithdrawnAgain(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		hook := new(oneAnswer)
+		w.client.AddHook(hook)
+		i := w.issuer(t, lease.Config{TTL: time.Minute})
+		w.faults.Next(3, faulty.LoseReply)
+		_, err := i.TryAcquireAll(t.Context(), []string{"a", "b"})
+		require.ErrorIs(t, err, lease.ErrUnreachable)
+		time.Sleep(time.Second)
+		require.True(t, hook.given.Load())
+		try(t, i, "a")
+	})
+}
+
+// oneAnswer is a hook that leaves the first pipeline of scripts without an answer, except for the
+// last of them.
+type oneAnswer struct {
+	faulty.Redis
+	given atomic.Bool
+}
+
+func (h *oneAnswer) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if !strings.HasPrefix(cmds[0].Name(), "eval") || h.given.Swap(true) {
+			return next(ctx, cmds)
+		}
+		for _, cmd := range cmds {
+			cmd.SetErr(io.ErrUnexpectedEOF)
+		}
+		last := cmds[len(cmds)-1].(interface {
+			SetErr(error)
+			SetVal(any)
+		})
+		last.SetErr(nil)
+		last.SetVal([]any{"corrupt", "b", "is odd"})
+		return io.ErrUnexpectedEOF
+	}
 }
 
 // trips is a hook that counts round trips.

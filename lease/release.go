@@ -173,9 +173,8 @@ func (r *release) outcome(result outcome) error {
 // place in the queue.
 type withdrawal struct {
 	debt
-	redis *protocol.Sender
 	ctx   context.Context // gives its values to the attempts after the first
-	left  []protocol.Call // one for each resource
+	calls []protocol.Call // one for each resource
 }
 
 // withdrawals sends together what is withdrawn within a millisecond. So a thousand callers that are
@@ -191,59 +190,55 @@ type withdrawals struct {
 
 // add begins a withdrawal by those requests.
 func (ws *withdrawals) add(ctx context.Context, calls []protocol.Call, resources []string) *debt {
-	w := &withdrawal{redis: ws.redis, ctx: ctx, left: calls}
+	w := &withdrawal{ctx: ctx, calls: calls}
 	ws.registry.owe(&w.debt, max(ws.ttl, minGiveBack), resources...)
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
 	if ws.waiting = append(ws.waiting, w); len(ws.waiting) == 1 {
-		go ws.send()
+		time.AfterFunc(time.Millisecond, ws.send)
 	}
 	return &w.debt
 }
 
-// send makes the first attempt for all that wait.
+// send makes the first attempt for all that wait. Those that need another make it on their own.
 func (ws *withdrawals) send() {
-	time.Sleep(time.Millisecond)
 	ws.mu.Lock()
 	all := ws.waiting
 	ws.waiting = nil
 	ws.mu.Unlock()
 	for some := range slices.Chunk(all, batchLimit) {
-		go ws.attempt(some)
+		go func() {
+			ctx, cancel := protocol.Within(context.Background(), protocol.OneOfMany(ws.ttl))
+			defer cancel()
+			for n, err := range ws.attempt(ctx, some...) {
+				w := some[n]
+				if protocol.Transient(err) {
+					again := func(ctx context.Context) error { return ws.attempt(ctx, w)[0] }
+					go w.pay(w.ctx, err, again, func() {})
+				} else {
+					w.settle(err)
+				}
+			}
+		}()
 	}
 }
 
-func (ws *withdrawals) attempt(all []*withdrawal) {
-	ctx, cancel := protocol.Within(context.Background(), protocol.OneOfMany(ws.ttl))
-	defer cancel()
+// attempt sends the requests of all in one round trip. The error of each withdrawal is that of one
+// of its requests, and transient if any is.
+func (ws *withdrawals) attempt(ctx context.Context, all ...*withdrawal) []error {
 	var calls []protocol.Call
 	for _, w := range all {
-		calls = append(calls, w.left...)
+		calls = append(calls, w.calls...)
 	}
 	answers := protocol.QueryAll(ctx, ws.redis, calls, protocol.Only("withdrawn"))
-	for _, w := range all {
-		var err error
-		var left []protocol.Call
-		for n, call := range w.left {
-			if last := answers[n].Err; last != nil {
-				left, err = append(left, call), last
+	errs := make([]error, len(all))
+	for n, w := range all {
+		for _, answer := range answers[:len(w.calls)] {
+			if answer.Err != nil && !protocol.Transient(errs[n]) {
+				errs[n] = answer.Err
 			}
 		}
-		answers, w.left = answers[len(w.left):], left
-		if protocol.Transient(err) {
-			go w.pay(w.ctx, err, w.again, func() {})
-		} else {
-			w.settle(err)
-		}
+		answers = answers[len(w.calls):]
 	}
-}
-
-// again is each attempt after the first.
-func (w *withdrawal) again(ctx context.Context) error {
-	for ; len(w.left) > 0; w.left = w.left[1:] {
-		if _, err := protocol.Query(ctx, w.redis, w.left[0], protocol.Only("withdrawn")); err != nil {
-			return err
-		}
-	}
-	return nil
+	return errs
 }
