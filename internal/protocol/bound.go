@@ -159,11 +159,6 @@ func short(d time.Duration) time.Duration { return cmp.Or(d.Round(time.Milliseco
 // Unwrap returns ErrUnreachable.
 func (NoAnswer) Unwrap() error { return ErrUnreachable }
 
-// Detached is Within for requests that do not end with ctx; they use only its values.
-func Detached(ctx context.Context, bound time.Duration) (context.Context, context.CancelFunc) {
-	return Within(context.WithoutCancel(ctx), bound)
-}
-
 // Bounded returns when f does or ctx ends, whichever is first. f makes a request about the key, or
 // one that is about none. In the second case the error is [ErrUnreachable], and the server may
 // still act on what f has sent. If ctx was over before, f is not called, and the error is

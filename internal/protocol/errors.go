@@ -244,7 +244,7 @@ func allSince(first time.Time, err error) error {
 	case *unreachable:
 		if !first.IsZero() && e.since.After(first) {
 			all := *e
-			all.earlier, all.since = e.earlier+e.since.Sub(first), first
+			all.since, all.took = first, e.took+e.since.Sub(first)
 			return &all
 		}
 	}
@@ -268,30 +268,30 @@ type unreachable struct {
 	cause error         // what the client library could not do; or why the context ended
 	ended bool          // the context has ended, which says nothing about Redis
 	whom  string        // who did not answer: a server, or the pool of connections to it; "": not known
-	took  time.Duration // how long that was waited for
-
-	since   time.Time     // when it was sent, or the first of those without an answer; zero: not known
-	earlier time.Duration // from the first of them to this one
+	since time.Time     // when it was sent, or the first of those without an answer; zero: not known
+	took  time.Duration // for how long an answer was waited for since then
 }
 
 func (e *unreachable) Error() string {
-	var said string
-	switch most, ours := errors.AsType[NoAnswer](e.cause); {
-	case !e.ended:
-		said = e.cause.Error()
+	if !e.ended {
+		said := e.cause.Error()
 		if e.whom != "" && !strings.Contains(said, e.whom) {
 			said = e.whom + ": " + said
 		}
-	case ours && e.whom == "":
-		return most.Error()
-	case ours:
-		said = fmt.Sprintf("no answer from %s within %v", e.whom, short(e.earlier+time.Duration(most)))
-	case e.whom == "":
-		said = "no answer: " + WhyEnded(e.cause)
-	default:
-		said = fmt.Sprintf("no answer from %s within %v: %s", e.whom, short(e.earlier+e.took), WhyEnded(e.cause))
+		return fmt.Sprintf("%v: %s", ErrUnreachable, said)
 	}
-	return fmt.Sprintf("%v: %s", ErrUnreachable, said)
+	most, ours := errors.AsType[NoAnswer](e.cause)
+	if ours && e.whom == "" {
+		return most.Error()
+	}
+	text := fmt.Sprintf("%v: no answer", ErrUnreachable)
+	if e.whom != "" {
+		text += fmt.Sprintf(" from %s within %v", e.whom, short(e.took))
+	}
+	if !ours {
+		text += ": " + WhyEnded(e.cause)
+	}
+	return text
 }
 
 func (e *unreachable) Unwrap() []error { return []error{ErrUnreachable, e.cause} }

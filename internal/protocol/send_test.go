@@ -213,24 +213,17 @@ func TestAnswersAndSilenceAreToldApart(t *testing.T) {
 
 // Also where nothing was sent: a process that was stopped for so long has not heard from Redis.
 func TestTheEndOfABoundOfOurOwnIsSilence(t *testing.T) {
-	ended, cancel := context.WithCancel(t.Context())
-	cancel()
-	for name, bound := range map[string]func() (context.Context, context.CancelFunc){
-		"within":   func() (context.Context, context.CancelFunc) { return protocol.Within(t.Context(), 0) },
-		"detached": func() (context.Context, context.CancelFunc) { return protocol.Detached(ended, 0) },
-	} {
-		ctx, cancel := bound()
-		defer cancel()
-		_, err := count.Call(0).Run(ctx, nil)
-		require.ErrorIs(t, err, lease.ErrUnreachable, name)
-		require.NotErrorIs(t, err, context.Canceled, name)
-		require.ErrorIs(t, protocol.Failed(ctx, "test", ctx.Err()), lease.ErrUnreachable, name)
-	}
+	ctx, cancel := protocol.Within(t.Context(), 0)
+	defer cancel()
+	_, err := count.Call(0).Run(ctx, nil)
+	require.ErrorIs(t, err, lease.ErrUnreachable)
+	require.NotErrorIs(t, err, context.Canceled)
+	require.ErrorIs(t, protocol.Failed(ctx, "test", ctx.Err()), lease.ErrUnreachable)
 }
 
 func TestABoundedRequestReturnsWhenTheBoundEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := protocol.Detached(t.Context(), time.Second)
+		ctx, cancel := protocol.Within(t.Context(), time.Second)
 		defer cancel()
 		client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379"}) // never dialled
 		defer client.Close()

@@ -209,7 +209,7 @@ func (c *call) record(ctx context.Context, claim *lease.Lease, result []byte) er
 			c.once.recordings.Delete(released)
 			close(released)
 		}()
-		ctx, cancel := protocol.Detached(ctx, recordTime)
+		ctx, cancel := protocol.Within(context.WithoutCancel(ctx), recordTime)
 		defer cancel()
 		recorded <- c.once.record(ctx, c, claim, result, c.once.cfg.Done)
 		_ = claim.Release(ctx)
