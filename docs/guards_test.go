@@ -384,6 +384,8 @@ var guards = []struct {
 		{"L8", "what is granted while the issuer closes is given back", "if registry.closing() {", "if false {", "lease.TestCloseWhileALeaseIsGranted"},
 		{"L1", "one that is lost while others are waited for loses all", "			err = leases.lost() // waiting may have taken longer than an earlier one lasts\n", "", "lease.TestAcquireAllLosesOneWhileWaiting"},
 		{"L1", "who cannot get all gives back what it has", "if !whole { // also", "if false { // also", "lease.TestAcquireAllWaits"},
+	}},
+	{"lease/step.go", []guard{
 		{"L4", "a request that was cut short is withdrawn when it has ended", "		if s.withdrawn.Load() {\n", "		if false {\n", "lease.TestAThousandSlowCancelsLeaveNobody"},
 		{"L5", "an answer that comes after its own trust window is none", "\t\t\terr = errTooLate\n", "", "lease.TestAnAnswerThatComesTooLateIsNone"},
 	}},

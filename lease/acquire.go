@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -18,8 +17,8 @@ import (
 //	run           begins and ends the call, for tracers and for Close
 //	obtainSealed  begins anew where the data store does not take the leases
 //	obtain        in one step, or one step for each resource
-//	wait, queue   the line in this process, then Redis's queue (wait.go)
-//	ask           requests, until one has an answer
+//	wait, queue   the line in this process, then Redis's queue (step.go, lines.go)
+//	ask           requests, until one has an answer (step.go)
 //	store.acquire the words of one request (store.go)
 type acquisition struct {
 	options
@@ -189,113 +188,4 @@ func (a *acquisition) failed(err error) error {
 		return fmt.Errorf("lease: acquire %d resources from %q: %w", len(a.resources), a.resources[0], err)
 	}
 	return fmt.Errorf("lease: acquire %q: %w", a.resources[0], err)
-}
-
-// step asks for one resource of an acquisition, or for all of them together. It is a call of the
-// protocol: its name is in all its requests and in its withdrawal, so that this ends only what the
-// step was granted, also where others share its lease id.
-type step struct {
-	*acquisition
-	resources []string
-	keys      []*protocol.Keys
-	name      word        // of the call
-	asked     bool        // a request may have reached Redis
-	unsure    atomic.Bool // a request may still be under way: it was sent and not answered
-	withdrawn atomic.Bool // what the requests were granted is being taken back
-	waits     *tracing    // nil until the resource was found taken
-}
-
-// all is the step that asks for all resources.
-func (a *acquisition) all() *step { return a.newStep(0, len(a.resources)) }
-
-// newStep begins a step for the resources from n up to m.
-func (a *acquisition) newStep(n, m int) *step {
-	s := &a.room.step
-	if a.step != nil { // a late request of a step before may still use it
-		s = new(step)
-	}
-	s.acquisition, s.resources, s.keys, s.name = a, a.resources[n:m], a.keys[n:m], protocol.NewCall(a.core.label)
-	a.step = s
-	return s
-}
-
-// try asks without waiting.
-func (s *step) try(ctx context.Context) (Leases, error) {
-	how := modeTry
-	if s.barge {
-		how = modeBarge
-	}
-	leases, err := s.ask(ctx, how, s.core.cfg.TTL)
-	switch {
-	case errors.Is(err, ErrHeld) && !s.unsure.Load(): // it left no trace
-	case err != nil: // also if an earlier request may arrive when the holder has gone
-		s.withdraw()
-	}
-	return leases, err
-}
-
-// ask asks until there is an answer, all leases or a [HeldError], or until bound has passed. An
-// answer that arrives after its own trust window counts as none.
-func (s *step) ask(ctx context.Context, how mode, bound time.Duration) (Leases, error) {
-	core := s.core
-	var sent time.Time
-	answer, err := protocol.Persist(ctx, bound, func(ctx context.Context) (acquired, error) {
-		s.asked = s.asked || ctx.Err() == nil
-		sent = time.Now()
-		answer, err := core.store.acquire(ctx, request{s.keys, s.text, s.name, how, s})
-		switch {
-		case errors.Is(err, ErrUnreachable):
-			s.unsure.Store(true)
-		case answer.tokens != nil && !time.Now().Before(core.trustedUntil(sent, core.cfg.TTL)):
-			err = errTooLate
-		}
-		return answer, err
-	})
-	switch {
-	case err != nil:
-		return nil, err
-	case answer.tokens == nil:
-		return nil, &HeldError{Resource: s.resources[answer.index], RetryAfter: answer.wait, Holder: answer.holder,
-			permit: core.cfg.permits > 0}
-	}
-	leases := make(Leases, len(s.keys))
-	for n, token := range answer.tokens {
-		leases[n] = s.newLease(n, token, sent)
-	}
-	return leases, nil
-}
-
-var errTooLate = fmt.Errorf("%w: the answer took longer than the lease lasts", ErrUnreachable)
-
-// withdraw removes what a failed step may have left in Redis: a waiter, or a grant whose reply was
-// lost.
-func (s *step) withdraw() {
-	if s.asked {
-		s.withdrawn.Store(true)
-		s.behind.owes(s.takeBack())
-	}
-}
-
-// takeBack withdraws what the step was granted.
-func (s *step) takeBack() *debt {
-	calls := make([]protocol.Call, len(s.keys))
-	for n, k := range s.keys {
-		calls[n] = s.core.store.withdrawal(k, s.text, s.name)
-	}
-	return s.core.withdrawals.add(s.caller, calls, s.resources)
-}
-
-// Abandoned implements [protocol.Caller]. When the request that was cut short has ended after all,
-// its result is withdrawn once more: it may have waited for a connection and reached Redis long
-// after the withdrawal, which would leave a waiter or a holder without a caller. Only one that
-// arrives when the client has given it up too blocks the resource, for one TTL at most.
-func (s *step) Abandoned() (ended func()) {
-	s.unsure.Store(true)
-	d := s.core.registry.owe(new(debt), s.core.cfg.TTL, s.resources...)
-	return func() {
-		if s.withdrawn.Load() {
-			s.takeBack()
-		}
-		d.settle(nil)
-	}
 }

@@ -1,0 +1,201 @@
+package lease
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/fencedb/fencedb/internal/protocol"
+)
+
+// lines are the queues inside this process, one per resource with waiters. Only the first of a line
+// stands in Redis's queue, so many goroutines cost Redis one waiter and one subscription.
+type lines struct {
+	subscribe func(channel, waiter string) *subscription // nil result: the store cannot wake waiters
+
+	mu        sync.Mutex
+	byChannel map[string]*line // those with waiters; guarded by mu
+}
+
+// line is the queue for one resource. The waiter at the front talks to Redis; the others wait until
+// they come to the front. An empty line stays for a moment, with its subscription, so a resource
+// under steady contention costs no subscription at each turn.
+type line struct {
+	lines   *lines
+	channel string
+
+	behind       []chan struct{} // closed when its owner comes to the front; guarded by lines.mu
+	empty        *time.Timer     // removes the line; nil while someone is at the front; guarded by lines.mu
+	subscription *subscription   // belongs to whoever is at the front
+
+	// Since when Redis has not answered the front of the line, zero if it has answered, and what it
+	// said last. A line waits through an outage for one TTL, and its waiters share that time: they do
+	// not spend it one after the other. Guarded by lines.mu.
+	unanswered time.Time
+	why        error
+}
+
+// asks notes that the front asks now.
+func (l *line) asks() {
+	l.lines.mu.Lock()
+	defer l.lines.mu.Unlock()
+	if l.unanswered.IsZero() {
+		l.unanswered = time.Now()
+	}
+}
+
+// note takes the outcome of the front's request in, and adds to it what Redis said before. An error
+// that comes when ctx has ended is about this caller and says nothing about Redis.
+func (l *line) note(ctx context.Context, err error) error {
+	l.lines.mu.Lock()
+	defer l.lines.mu.Unlock()
+	switch {
+	case !protocol.Transient(err):
+		l.unanswered, l.why = time.Time{}, nil
+	case ctx.Err() == nil:
+		l.why = protocol.Latest(l.why, err)
+		return l.why
+	}
+	return err
+}
+
+// silent is since when Redis has not answered the front, for one who came at that time, and what is
+// known of it. If it has answered, that is now.
+func (l *line) silent(came time.Time) (since time.Time, why error) {
+	l.lines.mu.Lock()
+	defer l.lines.mu.Unlock()
+	switch {
+	case l.unanswered.IsZero():
+		return time.Now(), nil
+	case came.After(l.unanswered):
+		return came, l.why
+	default:
+		return l.unanswered, l.why
+	}
+}
+
+// join returns when the caller is at the front, or with the cause when ctx ends before that. It
+// calls busy before it waits.
+func (ls *lines) join(ctx context.Context, channel string, busy func(context.Context)) (*line, error) {
+	l, front := ls.enter(channel)
+	if front == nil {
+		return l, nil
+	}
+	busy(ctx)
+	select {
+	case <-front:
+		return l, nil
+	case <-ctx.Done():
+		if !l.quit(front) {
+			l.leave() // the caller came to the front at the same moment
+		}
+		return l, context.Cause(ctx)
+	}
+}
+
+// enter takes a place, a channel that is closed when it is the front; nil if it is the front
+// already.
+func (ls *lines) enter(channel string) (l *line, place chan struct{}) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	l, known := ls.byChannel[channel]
+	switch {
+	case !known:
+		l = &line{lines: ls, channel: channel}
+		ls.byChannel[channel] = l
+	case l.empty != nil:
+		l.empty.Stop()
+		l.empty = nil
+	default:
+		place = make(chan struct{})
+		l.behind = append(l.behind, place)
+	}
+	return l, place
+}
+
+// quit takes a place out of the line. It answers false if that place is the front by now.
+func (l *line) quit(place chan struct{}) bool {
+	l.lines.mu.Lock()
+	defer l.lines.mu.Unlock()
+	n := slices.Index(l.behind, place)
+	if n >= 0 {
+		l.behind = slices.Delete(l.behind, n, n+1)
+	}
+	return n >= 0
+}
+
+// leave lets the next come to the front. When there is none, the line ends, or stays for as long as
+// linger with its subscription.
+func (l *line) leave() {
+	ls := l.lines
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	switch {
+	case len(l.behind) > 0:
+		close(l.behind[0])
+		l.behind = l.behind[1:]
+	case l.subscription == nil:
+		l.remove()
+	default:
+		var empty *time.Timer
+		empty = time.AfterFunc(linger, func() {
+			ls.mu.Lock()
+			defer ls.mu.Unlock()
+			if l.empty == empty { // or someone came as the timer fired
+				l.remove()
+			}
+		})
+		l.empty = empty
+	}
+}
+
+// remove ends the line and its subscription. The caller holds the mu of the lines.
+func (l *line) remove() {
+	delete(l.lines.byChannel, l.channel)
+	if l.subscription != nil {
+		l.subscription.close()
+	}
+}
+
+// close removes empty lines at once. It is called when nobody joins any more.
+func (ls *lines) close() {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	for _, l := range ls.byChannel {
+		if l.empty != nil && l.empty.Stop() {
+			l.remove()
+		}
+	}
+}
+
+// listenFor says whose news counts from now on.
+func (l *line) listenFor(waiter string) {
+	if l.subscription != nil { // which the line may have from a waiter before
+		l.subscription.listenFor(waiter)
+	}
+}
+
+// refused is why Redis does not let this process listen; nil if it does.
+func (l *line) refused() error {
+	if l.subscription == nil {
+		return nil
+	}
+	return l.subscription.told().refused
+}
+
+// woken receives when the waiter should ask again: it was called, or a message may have been
+// missed. Nil if the store cannot wake waiters.
+func (l *line) woken(waiter string) <-chan struct{} {
+	if s := l.subscription; s != nil && (s.moved() || l.refused() != nil) {
+		s.close()
+		l.subscription = nil
+	}
+	if l.subscription == nil {
+		l.subscription = l.lines.subscribe(l.channel, waiter)
+	}
+	if l.subscription == nil {
+		return nil
+	}
+	return l.subscription.wake
+}
