@@ -184,10 +184,6 @@ type Option func(*options)
 //nolint:revive // options have no With
 func LeaseID(id uuid.UUID) Option { return func(o *options) { o.id, o.shared = id, true } }
 
-// Barge lets [Issuer.TryAcquire] go ahead of waiters. Without it, a free resource with waiters is
-// kept for them. A call that waits refuses it.
-func Barge() Option { return func(o *options) { o.barge = true } }
-
 // NoWait makes [Issuer.Acquire], [Issuer.AcquireAll], [Issuer.Do] and [Issuer.DoAll] try once, as
 // [Issuer.TryAcquire] does: [ErrHeld] at once if another holds the resource, and then nothing was
 // run.
@@ -207,7 +203,6 @@ func WaitAtMost(d time.Duration) Option { return func(o *options) { o.patience =
 type options struct {
 	id       uuid.UUID
 	shared   bool // other acquisitions may have the id too
-	barge    bool
 	noWait   bool
 	patience *time.Duration // of WaitAtMost; nil: as long as the context allows
 	lead     bool           // for [Issuer.Lead]
@@ -221,8 +216,6 @@ func (o *options) check() error {
 		return protocol.Invalid("WaitAtMost(%v) must be positive; NoWait() tries once", *o.patience)
 	case o.patience != nil && o.noWait:
 		return protocol.Invalid("WaitAtMost(%v) is for a call that waits, not for TryAcquire or NoWait()", *o.patience)
-	case o.barge && !o.noWait:
-		return protocol.Invalid("Barge is for TryAcquire or NoWait(); a call that waits has its turn")
 	}
 	return nil
 }

@@ -347,7 +347,7 @@ func TestWaitingForNoTime(t *testing.T) {
 				delay(w, 10*ms)
 				i := w.issuer(t, lease.Config{TTL: time.Minute})
 				for _, opts := range [][]lease.Option{
-					{lease.WaitAtMost(0)}, {lease.WaitAtMost(-1)}, {lease.WaitAtMost(time.Second), lease.NoWait()}, {lease.Barge()},
+					{lease.WaitAtMost(0)}, {lease.WaitAtMost(-1)}, {lease.WaitAtMost(time.Second), lease.NoWait()},
 				} {
 					require.ErrorIs(t, acquire(t.Context(), i, opts...), lease.ErrInvalid)
 				}
@@ -403,6 +403,4 @@ func TestACallThatDoesNotWaitRefusesToWait(t *testing.T) {
 		require.ErrorIs(t, err, lease.ErrInvalid, name)
 		require.ErrorContains(t, err, "WaitAtMost(1s)", name)
 	}
-	require.ErrorContains(t, second(i.Acquire(t.Context(), "a", lease.Barge())), "Barge")
-	require.NoError(t, try(t, i, "a", lease.Barge(), lease.NoWait()).Release(t.Context()))
 }

@@ -380,18 +380,6 @@ func ExampleWaitAtMost() {
 	// Output: held; Retry-After: 10s
 }
 
-// A resource that is free but waited for is held for who waits. An operator who will not wait says
-// so.
-func ExampleBarge() {
-	i, disconnect := issuer()
-	defer disconnect()
-
-	l, err := i.TryAcquire(context.Background(), "table:12", lease.Barge())
-	fmt.Println("err:", err)
-	_ = l.Release(context.Background())
-	// Output: err: <nil>
-}
-
 // A program that keeps the lease id of its work gets its lease back after an answer that was lost,
 // or a restart.
 func ExampleLeaseID() {

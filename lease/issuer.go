@@ -108,9 +108,8 @@ const mostNames = 1000
 //	tag, err := impatient.Exec(ctx, "table:12", `UPDATE ...`)
 //
 // All else is shared with i: its leases, and [Issuer.Close]. [Issuer.Lead] waits as it always does.
-// [LeaseID] is for one call, so make an issuer for that call. What
-// a call refuses, it refuses from here too: with [WaitAtMost] there is no [NoWait], with [Barge]
-// nothing that waits.
+// [LeaseID] is for one call, so make an issuer for that call. What a call refuses, it refuses from
+// here too: with [WaitAtMost] there is no [NoWait].
 func (i *Issuer) With(opts ...Option) *Issuer {
 	if i == nil {
 		return nil // refused by every method

@@ -90,9 +90,6 @@ func TestALateRequestBlocksForOneTTLAtMostAndDeceivesNobody(t *testing.T) {
 		"TryAcquire": {false, func(ctx context.Context, i *lease.Issuer) error { return released(i.TryAcquire(ctx, "a")) }},
 		"Acquire":    {false, func(ctx context.Context, i *lease.Issuer) error { return released(i.Acquire(ctx, "a")) }},
 		"refused":    {true, func(ctx context.Context, i *lease.Issuer) error { return released(i.TryAcquire(ctx, "a")) }},
-		"refused barge": {true, func(ctx context.Context, i *lease.Issuer) error {
-			return released(i.TryAcquire(ctx, "a", lease.Barge()))
-		}},
 		"refused, waits": {true, func(ctx context.Context, i *lease.Issuer) error {
 			return released(i.Acquire(ctx, "a", lease.WaitAtMost(100*ms)))
 		}},

@@ -73,7 +73,7 @@ func TestRights(t *testing.T) {
 			return
 		}
 		theirs := passOn(others, mine)
-		_, err = i.TryAcquire(ctx, "d", lease.Barge())
+		_, err = i.TryAcquire(ctx, "d")
 		if err == nil {
 			t.Error("it is held")
 		}

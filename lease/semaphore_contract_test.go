@@ -24,21 +24,20 @@ type newSemaphore func(t *testing.T, limit int, cfg lease.Config) *lease.Semapho
 
 // contract is what holds on every deployment of Redis.
 var semaphoreContract = map[string]func(*testing.T, newSemaphore){
-	"GivesOutAllPlaces":           givesOutAllPlaces,
-	"KeepsResourcesApart":         keepsPermitsApart,
-	"ReleaseIsIdempotent":         releaseOfAPermitIsIdempotent,
-	"ADeadHoldersPlaceComesFree":  aDeadHoldersPlaceComesFree,
-	"TheWatchdogKeepsAPlace":      theWatchdogKeepsAPlace,
-	"AskingAgainGivesTheSame":     askingAgainGivesTheSame,
-	"WaitersComeInOrder":          waitersComeInOrder,
-	"WaitingIsBoundedByContext":   waitingIsBoundedByContext,
-	"AHundredContenders":          aHundredContenders,
-	"ALowerLimitDrains":           aLowerLimitDrains,
-	"AHigherLimitLetsWaitersIn":   aHigherLimitLetsWaitersIn,
-	"RevokeEndsOneHolder":         revokeEndsOneHolder,
-	"InspectListsHolders":         inspectListsHolders,
-	"SeveralPlacesManyProcesses":  severalPlacesManyProcesses,
-	"BargingGoesPastThoseWhoWait": bargingGoesPastThoseWhoWait,
+	"GivesOutAllPlaces":          givesOutAllPlaces,
+	"KeepsResourcesApart":        keepsPermitsApart,
+	"ReleaseIsIdempotent":        releaseOfAPermitIsIdempotent,
+	"ADeadHoldersPlaceComesFree": aDeadHoldersPlaceComesFree,
+	"TheWatchdogKeepsAPlace":     theWatchdogKeepsAPlace,
+	"AskingAgainGivesTheSame":    askingAgainGivesTheSame,
+	"WaitersComeInOrder":         waitersComeInOrder,
+	"WaitingIsBoundedByContext":  waitingIsBoundedByContext,
+	"AHundredContenders":         aHundredContenders,
+	"ALowerLimitDrains":          aLowerLimitDrains,
+	"AHigherLimitLetsWaitersIn":  aHigherLimitLetsWaitersIn,
+	"RevokeEndsOneHolder":        revokeEndsOneHolder,
+	"InspectListsHolders":        inspectListsHolders,
+	"SeveralPlacesManyProcesses": severalPlacesManyProcesses,
 }
 
 func runSemaphoreContract(t *testing.T, make newSemaphore) {
@@ -292,24 +291,6 @@ func inspectListsHolders(t *testing.T, make newSemaphore) {
 		require.Equal(t, l.Token(), h.Token)
 		require.InDelta(t, time.Minute, h.ExpiresIn, float64(20*time.Second))
 	}
-}
-
-func bargingGoesPastThoseWhoWait(t *testing.T, make newSemaphore) {
-	s := make(t, 2, lease.Config{})
-	tryPermit(t, s, "a")
-	last := tryPermit(t, s, "a")
-	waiter := waitingForPermit(t, make(t, 2, lease.Config{}), "a")
-	awaitWaiters(t, s, "a", 1)
-	_, err := s.TryAcquire(t.Context(), "a", lease.Barge())
-	require.ErrorIs(t, err, lease.ErrHeld, "not past the limit")
-	require.NoError(t, last.Release(t.Context()))
-	barger, err := s.TryAcquire(t.Context(), "a", lease.Barge())
-	if err == nil { // the waiter, which was woken, may have been faster
-		require.NoError(t, barger.Release(t.Context()))
-	}
-	l := <-waiter
-	require.NotNil(t, l)
-	require.NoError(t, l.Release(t.Context()))
 }
 
 func revokeEndsOneHolder(t *testing.T, make newSemaphore) {

@@ -63,7 +63,6 @@ type asked struct {
 	id           uuid.UUID // the lease id that it asks for
 	began, bound time.Duration
 	waits        bool
-	barges       bool
 	done         bool
 	refused      time.Duration // when it returned ErrHeld, 0 if it did not
 }
@@ -401,7 +400,6 @@ func (j *judge) grant(r *resource, x execution, n int, after owner, breaks func(
 	}
 	j.mu.Lock()
 	c := j.calls[idOf(after.id)]
-	barges := c != nil && c.barges
 	// Behind a call, or in 30 ms before it returns, its withdrawal is carried out, at once where
 	// nothing is wrong, and comes later behind a request that is slow.
 	refused := time.Duration(0)
@@ -414,7 +412,7 @@ func (j *judge) grant(r *resource, x execution, n int, after owner, breaks func(
 		breaks("L4", "a request that came late has got a lease for a call that was refused")
 	}
 	// L6: first come, first served.
-	if barges || x.again {
+	if x.again {
 		return
 	}
 	place := j.s.redis.micros

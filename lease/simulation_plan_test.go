@@ -344,10 +344,8 @@ func (w *worker) act() {
 		for more := true; more && !w.p.dead(); more = w.d.is(0.5) {
 			w.again(n)
 		}
-	case x < 80:
-		w.hold(w.try(n, w.newID()))
 	case x < 84:
-		w.hold(w.try(n, w.newID(), lease.Barge()))
+		w.hold(w.try(n, w.newID()))
 	case x < 92:
 		w.both()
 	default:
@@ -376,10 +374,9 @@ func (w *worker) acquire(n int, id uuid.UUID) *lease.Lease {
 }
 
 // try does not wait.
-func (w *worker) try(n int, id uuid.UUID, opts ...lease.Option) *lease.Lease {
+func (w *worker) try(n int, id uuid.UUID) *lease.Lease {
 	c := w.calls("TryAcquire", n, id, w.p.s.ttl)
-	c.barges = len(opts) > 0
-	l, err := w.p.issuer.TryAcquire(w.p.ctx, resourceName(n), append(opts, lease.LeaseID(id))...)
+	l, err := w.p.issuer.TryAcquire(w.p.ctx, resourceName(n), lease.LeaseID(id))
 	w.returns(c, l, err)
 	return l
 }

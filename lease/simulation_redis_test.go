@@ -471,7 +471,7 @@ func TestTheRedisOfTheSimulationAnswersAsRedisDoes(t *testing.T) {
 				id, token = parts[0], parts[1]
 			}
 		}
-		mode, listener := []string{"try", "wait", "wait", "barge"}[d.upTo(4)], []string{"hears", "deaf"}[d.upTo(2)]
+		mode, listener := []string{"try", "wait", "wait", "try"}[d.upTo(4)], []string{"hears", "deaf"}[d.upTo(2)]
 		h := protocol.LeaseHolding
 		test := []struct {
 			script     protocol.Script

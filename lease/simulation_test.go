@@ -246,7 +246,7 @@ var mutants = []struct{ name, script, old, new string }{
 	{"the same id gets another token", "acquire", "token, calls = r.held.token, add", "calls = add"},
 	{"the same id does not renew", "acquire", "calls, 'PX', digits(ttl))", "calls, 'PX', digits(r.held and math.max(r.held.left, 1) or ttl))"},
 	{"a call that asks too is not noted", "acquire", "add_call(r.held.calls, mine)", "r.held.calls"},
-	{"a try goes past the queue", "acquire", "mode ~= 'barge'", "mode == 'wait'"},
+	{"a try goes past the queue", "acquire", "if r.waited and not r.held then", "if r.waited and not r.held and mode == 'wait' then"},
 	{"a release without the token", "release", "held.id == id and held.token == token", "held.id == id"},
 	{"a release without the token, in the common case", "release", "ARGV[1] .. ':' .. ARGV[2] .. ':'", "ARGV[1] .. ':'"},
 	{"a release without the id", "release", "held.id == id and held.token == token", "true"},

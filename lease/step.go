@@ -43,11 +43,7 @@ func (a *acquisition) newStep(n, m int) *step {
 
 // try asks without waiting.
 func (s *step) try(ctx context.Context) (Leases, error) {
-	how := modeTry
-	if s.barge {
-		how = modeBarge
-	}
-	leases, err := s.ask(ctx, how, s.core.cfg.TTL)
+	leases, err := s.ask(ctx, modeTry, s.core.cfg.TTL)
 	switch {
 	case errors.Is(err, ErrHeld) && !s.unsure.Load(): // it left no trace
 	case err != nil: // also if an earlier request may arrive when the holder has gone

@@ -37,9 +37,8 @@ type request struct {
 type mode word
 
 var (
-	modeTry   mode = "try"   // leave no trace
-	modeWait  mode = "wait"  // join the queue
-	modeBarge mode = "barge" // leave no trace, and do not let the queue go first
+	modeTry  mode = "try"  // leave no trace
+	modeWait mode = "wait" // join the queue
 )
 
 // store keeps leases on one Redis deployment: a server, a Sentinel group, or a Cluster. Each call

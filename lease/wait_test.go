@@ -223,7 +223,6 @@ func TestTryAcquireDoesNotJumpTheQueue(t *testing.T) {
 		var held *lease.HeldError
 		require.ErrorAs(t, err, &held)
 		require.Equal(t, 500*ms, held.RetryAfter, "the time the first has to come")
-		require.NoError(t, try(t, i, "a", lease.Barge()).Release(t.Context()))
 	})
 }
 

@@ -5,7 +5,7 @@
 -- ARGV[1] lease id   ARGV[2] call, new for each acquisition
 -- ARGV[3] ttl, milliseconds, > 0
 -- ARGV[4] fence retention, milliseconds, >= ttl
--- ARGV[5] 'try': leave no trace when refused; 'wait': queue for what is not free; 'barge': 'try', past the queue
+-- ARGV[5] 'try': leave no trace when refused; 'wait': queue for what is not free
 -- ARGV[6] PUBLISH or SPUBLISH   ARGV[7] listener, where the waiter hears of its turn
 --
 -- Returns {'granted', token...}   held by this lease id for ttl from now, one token for each resource in order. Asking again
@@ -40,7 +40,7 @@ for n = 1, count do fields(4 * n - 3, 'owner', 'fence', 'queue', 'alive') end
 local id, mine = uuid(ARGV[1], 'lease id'), name_of(ARGV[2], 'call')
 local ttl = whole(ARGV[3], 1, 'ttl')
 local retention = retention_of(ARGV[4], ttl)
-local mode = one_of(ARGV[5], 'mode', 'try', 'wait', 'barge')
+local mode = one_of(ARGV[5], 'mode', 'try', 'wait')
 local listener = name_of(ARGV[7], 'listener')
 local queues = {}
 for n = 1, count do queues[n] = queue_of(KEYS[4 * n - 1], KEYS[4 * n], ARGV[6]) end
@@ -67,7 +67,7 @@ for n, r in ipairs(queues) do
   if r.token > MAX_WHOLE then return {'exhausted'} end
 end
 for n, r in ipairs(queues) do
-  if r.waited and not r.held and mode ~= 'barge' then
+  if r.waited and not r.held then
     local wait, wrong = before(r, mine)
     if wrong then return wrong end
     if wait then return refused(r, n, wait, '') end

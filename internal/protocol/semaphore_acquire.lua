@@ -5,7 +5,7 @@
 -- ARGV[1] lease id   ARGV[2] call, new for each acquisition
 -- ARGV[3] ttl, milliseconds, > 0
 -- ARGV[4] fence retention, milliseconds, >= ttl
--- ARGV[5] 'try': leave no trace when refused; 'wait': queue up; 'barge': 'try', past the queue
+-- ARGV[5] 'try': leave no trace when refused; 'wait': queue up
 -- ARGV[6] PUBLISH or SPUBLISH   ARGV[7] listener, where the waiter hears of its turn
 -- ARGV[8] limit, > 0, unless it was changed
 --
@@ -23,7 +23,7 @@ local owner, fence = KEYS[1], KEYS[2]
 local id, mine = uuid(ARGV[1], 'lease id'), name_of(ARGV[2], 'call')
 local ttl = whole(ARGV[3], 1, 'ttl')
 local retention = retention_of(ARGV[4], ttl)
-local mode = one_of(ARGV[5], 'mode', 'try', 'wait', 'barge')
+local mode = one_of(ARGV[5], 'mode', 'try', 'wait')
 local q = queue_of(KEYS[3], KEYS[4], ARGV[6])
 local listener = name_of(ARGV[7], 'listener')
 local limit = whole(ARGV[8], 1, 'limit')
@@ -60,7 +60,7 @@ local wait, others = nil, ''
 if taken >= limit then
   local next = 2 * (taken - limit) + 1 -- if the limit was lowered, more than one has to leave
   wait, others = math.ceil((tonumber(all[next + 1]) - now) / 1000), string.match(all[next], '[^:]*$')
-elseif waited and mode ~= 'barge' then
+elseif waited then
   wait, wrong = before(q, mine)
   if wrong then return wrong end
 end
