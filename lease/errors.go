@@ -37,8 +37,7 @@ var (
 	ErrRefused = protocol.ErrRefused
 
 	// ErrClosed: [Issuer.Close] has begun. Nothing is held by this call. As the cause of a lease's
-	// end, with
-	// [ErrReleased]: Close has released it.
+	// end, with [ErrReleased]: Close has released it.
 	ErrClosed = errors.New("lease: issuer is closed")
 
 	// ErrUnfit: the server works, but leases would not be safe on it; the message says why. Only

@@ -20,10 +20,8 @@ if done[1] then
   return {'done', done[2], done[3], digits(redis.call('PTTL', record))}
 end
 
-wrong = mistyped(owner, 'string')
+local held
+held, wrong = read_owner_and_left(owner)
 if wrong then return wrong end
-local held = redis.call('GET', owner)
 if not held then return {'absent'} end
-local id, token, calls = string.match(held, '^([%x%-]+):([1-9]%d*):(.*)$')
-if not id then return corrupt(owner, 'does not hold a lease id and a token') end
-return {'running', id, token, digits(math.max(redis.call('PTTL', owner), 0)), calls}
+return {'running', held.id, held.token, digits(held.left), held.calls}

@@ -42,7 +42,7 @@ var (
 	SemaphoreLimit   = semaphore("limit")
 	SemaphoreRevoke  = semaphore("revoke")
 
-	OnceLook   = load("once_look")
+	OnceLook   = lease("once_look") // at the lease on its key
 	OnceRecord = load("once_record")
 	OnceForget = load("once_forget")
 
