@@ -30,40 +30,6 @@ func ExampleSemaphore() {
 	// err: <nil>
 }
 
-func ExampleSemaphore_SetLimit() {
-	client, disconnect := connect()
-	defer disconnect()
-	ctx := context.Background()
-	exports, err := lease.NewSemaphore(client, lease.SemaphoreConfig{Limit: 1, Lease: lease.Config{TTL: 10 * time.Second}})
-	if err != nil {
-		log.Fatal(err)
-	}
-	first, err := exports.TryAcquire(ctx, "tenant:7")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer first.Release(ctx)
-	_, err = exports.TryAcquire(ctx, "tenant:7")
-	fmt.Println("full:", errors.Is(err, lease.ErrHeld))
-
-	if err := exports.SetLimit(ctx, "tenant:7", 2); err != nil {
-		log.Fatal(err)
-	}
-	second, err := exports.TryAcquire(ctx, "tenant:7")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer second.Release(ctx)
-	found, err := exports.Inspect(ctx, "tenant:7")
-	if err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println(len(found.Permits), "of", found.Limit)
-	// Output:
-	// full: true
-	// 2 of 2
-}
-
 // exports lets two hold a resource at once.
 func exports(client *redis.Client) *lease.Semaphore {
 	s, err := lease.NewSemaphore(client, lease.SemaphoreConfig{Limit: 2, Lease: lease.Config{TTL: 10 * time.Second}})
@@ -91,13 +57,13 @@ func ExampleSemaphore_Do() {
 
 	err := s.Do(ctx, "tenant:7", func(ctx context.Context, l *lease.Lease) error {
 		found, err := s.Inspect(ctx, "tenant:7")
-		fmt.Println(len(found.Permits), "of", found.Limit)
+		fmt.Println("held by", len(found.Permits))
 		return err // work under ctx, which ends with the place
 	})
 
 	fmt.Println("err:", err)
 	// Output:
-	// 1 of 2
+	// held by 1
 	// err: <nil>
 }
 
@@ -169,24 +135,6 @@ func ExampleSemaphore_Inspect() {
 		fmt.Println("ours:", h.LeaseID == l.LeaseID(), "for", h.ExpiresIn.Round(time.Second))
 	}
 	// Output: ours: true for 10s
-}
-
-func ExampleSemaphore_ResetLimit() {
-	client, disconnect := connect()
-	defer disconnect()
-	ctx := context.Background()
-	s := exports(client)
-	if err := s.SetLimit(ctx, "tenant:7", 5); err != nil {
-		log.Fatal(err)
-	}
-
-	if err := s.ResetLimit(ctx, "tenant:7"); err != nil {
-		log.Fatal(err)
-	}
-
-	found, err := s.Inspect(ctx, "tenant:7")
-	fmt.Println("limit:", found.Limit, "err:", err)
-	// Output: limit: 2 err: <nil>
 }
 
 // An operator ends one of those that Inspect lists.

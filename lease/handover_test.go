@@ -231,9 +231,6 @@ func TestAProcessThatHearsAndDoesNotComeCostsHalfASecond(t *testing.T) {
 			_, err := s.Revoke(t.Context(), "a", l.LeaseID())
 			require.NoError(t, err)
 		}),
-		"permit, limit": permits(func(t *testing.T, s *lease.Semaphore, _ *lease.Lease) {
-			require.NoError(t, s.SetLimit(t.Context(), "a", 2))
-		}),
 	} {
 		for _, waiters := range []int{1, 20, 200} {
 			t.Run(fmt.Sprintf("%s, %d waiters", name, waiters), func(t *testing.T) {

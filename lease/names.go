@@ -18,7 +18,7 @@ type Key struct {
 	Kind      string // "lease" or "semaphore", as in [TraceStart]; "" is "lease"
 	Namespace string // [Config.Namespace]
 	Resource  string // as it is in Redis: with [Config.HashResources] its digest, "sha256:..."
-	Field     string // "owner", "fence", "queue", "alive", "ended" or "limit"; docs/protocol.md says what each holds
+	Field     string // "owner", "fence", "queue", "alive", or "ended"; docs/protocol.md says what each holds
 }
 
 // String is the name.

@@ -128,19 +128,18 @@ func TestDecodeSemaphoreInspect(t *testing.T) {
 		want  SemaphoreInspection
 		err   error
 	}{
-		{words("inspected", "3", "0"), SemaphoreInspection{Limit: 3}, nil},
-		{words("inspected", "3", "2", a.String()+":41:00000000deadbeef-me", "250", b.String()+":1786000000123456", "1000"),
-			SemaphoreInspection{3, 2, []Permit{{a, 41, 250 * time.Millisecond, "me"}, {b, 1786000000123456, time.Second, ""}}}, nil},
+		{words("inspected", "0"), SemaphoreInspection{}, nil},
+		{words("inspected", "2", a.String()+":41:00000000deadbeef-me", "250", b.String()+":1786000000123456", "1000"),
+			SemaphoreInspection{2, []Permit{{a, 41, 250 * time.Millisecond, "me"}, {b, 1786000000123456, time.Second, ""}}}, nil},
 
-		{words("inspected", "3"), SemaphoreInspection{}, ErrProtocol},
-		{words("inspected", "0", "0"), SemaphoreInspection{}, ErrProtocol},
-		{words("inspected", "3", "-1"), SemaphoreInspection{}, ErrProtocol},
-		{words("inspected", "3", "0", a.String()+":41"), SemaphoreInspection{}, ErrProtocol},
-		{words("inspected", "3", "0", a.String(), "250"), SemaphoreInspection{}, ErrProtocol},
-		{words("inspected", "3", "0", "x:41", "250"), SemaphoreInspection{}, ErrProtocol},
-		{words("inspected", "3", "0", a.String()+":0", "250"), SemaphoreInspection{}, ErrProtocol},
-		{words("inspected", "3", "0", a.String()+":41", "0"), SemaphoreInspection{}, ErrProtocol},
-		{words("listed", "3", "0"), SemaphoreInspection{}, ErrProtocol},
+		{words("inspected"), SemaphoreInspection{}, ErrProtocol},
+		{words("inspected", "-1"), SemaphoreInspection{}, ErrProtocol},
+		{words("inspected", "0", a.String()+":41"), SemaphoreInspection{}, ErrProtocol},
+		{words("inspected", "0", a.String(), "250"), SemaphoreInspection{}, ErrProtocol},
+		{words("inspected", "0", "x:41", "250"), SemaphoreInspection{}, ErrProtocol},
+		{words("inspected", "0", a.String()+":0", "250"), SemaphoreInspection{}, ErrProtocol},
+		{words("inspected", "0", a.String()+":41", "0"), SemaphoreInspection{}, ErrProtocol},
+		{words("listed", "0"), SemaphoreInspection{}, ErrProtocol},
 	} {
 		got, err := decodeSemaphoreInspect(test.reply)
 		require.ErrorIs(t, err, test.err, "%+v", test.reply)

@@ -227,8 +227,6 @@ func TestSemaphoreRights(t *testing.T) {
 		}
 		_, err = s.Inspect(ctx, "a")
 		try(err)
-		try(s.SetLimit(ctx, "a", 1))
-		try(s.ResetLimit(ctx, "a"))
 		_, err = s.Revoke(ctx, "a", uuid.New())
 		try(err)
 		if l, err := others.Acquire(ctx, "a"); try(err) == nil {
@@ -236,11 +234,16 @@ func TestSemaphoreRights(t *testing.T) {
 			try(err)
 		}
 		// A place that its holder has left behind, beside another.
-		try(others.SetLimit(ctx, "b", 2))
+		cfg.Limit = 2
+		two, err := lease.NewSemaphore(client, cfg)
+		if try(err) != nil {
+			return
+		}
+		defer func() { try(two.Close(ctx)) }()
 		_, err = others.Acquire(ctx, "b")
 		try(err)
 		try(admin.ZAdd(ctx, protocol.KeysOf(protocol.SemaphoreKind, namespace, "b", false).Owner.(string), redis.Z{Score: 1, Member: "a place whose end has passed"}).Err())
-		if l, err := s.Acquire(ctx, "b"); try(err) == nil {
+		if l, err := two.Acquire(ctx, "b"); try(err) == nil {
 			try(l.Release(ctx))
 		}
 
@@ -296,10 +299,6 @@ func TestSemaphoreRefusalsHaveOneErrorEach(t *testing.T) {
 		"acquire": {Effect: leasetest.Writes, Prepare: func(t *testing.T, client *redis.Client) func() error {
 			s := places(t, client)
 			return func() error { _, err := s.TryAcquire(t.Context(), "acquire"); return err }
-		}},
-		"set limit": {Effect: leasetest.Writes, Prepare: func(t *testing.T, client *redis.Client) func() error {
-			s := places(t, client)
-			return func() error { return s.SetLimit(t.Context(), "limit", 5) }
 		}},
 		"extend": {Effect: leasetest.Frees, Prepare: func(t *testing.T, client *redis.Client) func() error {
 			l, err := places(t, client).TryAcquire(t.Context(), "extend")

@@ -16,9 +16,9 @@ const MaxLimit = 1000
 
 // SemaphoreConfig is what all resources of a [Semaphore] have in common. [NewSemaphore] checks it.
 type SemaphoreConfig struct {
-	// Limit is how many may hold a resource at once, unless [Semaphore.SetLimit] has changed it.
-	// From 1 to [MaxLimit]. Programs that share resources should agree on it; each program applies
-	// its own. Required.
+	// Limit is how many may hold a resource at once. From 1 to [MaxLimit]. Programs that share
+	// resources should agree on it; each program applies its own: one with a lower limit waits until
+	// fewer hold than that, whoever they are. Required.
 	Limit int
 
 	// Lease is how each permit is held. Its TTL is required.
@@ -57,8 +57,8 @@ type Semaphore struct {
 // talk to Redis. The client stays the caller's: it is not closed here, and its own retries are not
 // used.
 func NewSemaphore(client redis.UniversalClient, cfg SemaphoreConfig) (*Semaphore, error) {
-	if err := checkLimit(cfg.Limit); err != nil {
-		return nil, err
+	if cfg.Limit < 1 || cfg.Limit > MaxLimit {
+		return nil, protocol.Invalid("Limit must be from 1 to %d; it is %d", MaxLimit, cfg.Limit)
 	}
 	cfg.Lease.permits = cfg.Limit
 	issuer, err := New(client, cfg.Lease)
@@ -66,13 +66,6 @@ func NewSemaphore(client redis.UniversalClient, cfg SemaphoreConfig) (*Semaphore
 		return nil, err
 	}
 	return &Semaphore{issuer}, nil
-}
-
-func checkLimit(limit int) error {
-	if limit < 1 || limit > MaxLimit {
-		return protocol.Invalid("Limit must be from 1 to %d; it is %d", MaxLimit, limit)
-	}
-	return nil
 }
 
 // of is the issuer of the permits; one of nil or zero refuses every call.
@@ -108,7 +101,6 @@ func (s *Semaphore) Close(ctx context.Context) error { return s.of().Close(ctx) 
 // SemaphoreInspection is what Redis knows about a resource of a semaphore. It is out of date when
 // it arrives.
 type SemaphoreInspection struct {
-	Limit   int      // in force
 	Waiters int      // in Redis's queue: one for each process that waits
 	Permits []Permit // that are held, by the end of their time, the first to expire in front
 }
@@ -124,34 +116,9 @@ type Permit struct {
 // Inspect tells who holds the resource. It changes nothing.
 func (s *Semaphore) Inspect(ctx context.Context, resource string) (SemaphoreInspection, error) {
 	return about(ctx, s.of(), "inspect semaphore", resource, func(ctx context.Context, k *protocol.Keys) (SemaphoreInspection, error) {
-		call := protocol.SemaphoreInspect.Call(3, k.Owner, k.Alive, k.Limit, s.issuer.cfg.permits)
+		call := protocol.SemaphoreInspect.Call(2, k.Owner, k.Alive)
 		return protocol.Query(ctx, s.issuer.store.redis, call, decodeSemaphoreInspect)
 	})
-}
-
-// SetLimit changes how many may hold the resource at once, for all programs from now on and
-// whatever they are configured with. It lasts until it is changed again. Holders above a lower
-// limit keep their permits until they release them; for a higher limit the first waiter is woken.
-//
-// After [ErrUnreachable] the limit may have been changed or not; setting it again does no harm.
-func (s *Semaphore) SetLimit(ctx context.Context, resource string, limit int) error {
-	if err := checkLimit(limit); err != nil {
-		return err
-	}
-	return s.setLimit(ctx, resource, limit)
-}
-
-// ResetLimit gives the limit back to each program's [SemaphoreConfig].
-func (s *Semaphore) ResetLimit(ctx context.Context, resource string) error {
-	return s.setLimit(ctx, resource, 0)
-}
-
-func (s *Semaphore) setLimit(ctx context.Context, resource string, limit int) error {
-	_, err := about(ctx, s.of(), "limit of semaphore", resource, func(ctx context.Context, k *protocol.Keys) (struct{}, error) {
-		return protocol.Query(ctx, s.issuer.store.redis,
-			protocol.SemaphoreLimit.Call(3, k.Limit, k.Queue, k.Alive, limit, s.issuer.store.publish), protocol.Only("set"))
-	})
-	return err
 }
 
 // Revoke ends the permit with that lease id, one of those that [Semaphore.Inspect] lists. It is
@@ -171,14 +138,14 @@ func (s *Semaphore) Revoke(ctx context.Context, resource string, leaseID uuid.UU
 
 var decodeSemaphoreRevoke = protocol.OneOf(map[string]bool{"revoked": true, "gone": false})
 
-// decodeSemaphoreInspect reads the limit, the number of waiters, and for each permit "<lease
-// id>:<token>:<calls>" and the milliseconds left.
+// decodeSemaphoreInspect reads the number of waiters, and for each permit
+// "<lease id>:<token>:<calls>" and the milliseconds left.
 func decodeSemaphoreInspect(r protocol.Reply) (SemaphoreInspection, error) {
-	if r.Word != "inspected" || len(r.Args) < 2 || len(r.Args)%2 != 0 {
+	if r.Word != "inspected" || len(r.Args)%2 != 1 {
 		return SemaphoreInspection{}, r.Unknown()
 	}
-	found := SemaphoreInspection{Limit: int(r.Number(0, 1)), Waiters: int(r.Number(1, 0))}
-	for i := 2; i < len(r.Args); i += 2 {
+	found := SemaphoreInspection{Waiters: int(r.Number(0, 0))}
+	for i := 1; i < len(r.Args); i += 2 {
 		held := r.Parts(i, 3)
 		found.Permits = append(found.Permits,
 			Permit{held.ID(0), held.Number(1, 1), r.Milliseconds(i+1, 1), protocol.HolderOf(held.Args[2])})

@@ -34,7 +34,6 @@ var semaphoreContract = map[string]func(*testing.T, newSemaphore){
 	"WaitingIsBoundedByContext":  waitingIsBoundedByContext,
 	"AHundredContenders":         aHundredContenders,
 	"ALowerLimitDrains":          aLowerLimitDrains,
-	"AHigherLimitLetsWaitersIn":  aHigherLimitLetsWaitersIn,
 	"RevokeEndsOneHolder":        revokeEndsOneHolder,
 	"InspectListsHolders":        inspectListsHolders,
 	"SeveralPlacesManyProcesses": severalPlacesManyProcesses,
@@ -240,50 +239,26 @@ func severalPlacesManyProcesses(t *testing.T, make newSemaphore) {
 }
 
 func aLowerLimitDrains(t *testing.T, make newSemaphore) {
-	s := make(t, 3, lease.Config{})
+	s, lower := make(t, 3, lease.Config{}), make(t, 1, lease.Config{})
 	holders := []*lease.Lease{tryPermit(t, s, "a"), tryPermit(t, s, "a"), tryPermit(t, s, "a")}
-	require.NoError(t, s.SetLimit(t.Context(), "a", 1))
 	for _, l := range holders {
-		require.NoError(t, l.Extend(t.Context()), "nobody is killed")
-	}
-	for _, l := range holders {
-		requireFull(t, make(t, 3, lease.Config{}), "a")
+		requireFull(t, lower, "a")
 		require.NoError(t, l.Release(t.Context()))
 	}
+	tryPermit(t, lower, "a")
+	requireFull(t, lower, "a")
 	tryPermit(t, s, "a")
-	requireFull(t, s, "a")
-	require.NoError(t, s.ResetLimit(t.Context(), "a"))
-	tryPermit(t, s, "a")
-}
-
-func aHigherLimitLetsWaitersIn(t *testing.T, make newSemaphore) {
-	s := make(t, 1, lease.Config{})
-	tryPermit(t, s, "a")
-	first := waitingForPermit(t, make(t, 1, lease.Config{}), "a")
-	awaitWaiters(t, s, "a", 1)
-	second := waitingForPermit(t, make(t, 1, lease.Config{}), "a")
-	awaitWaiters(t, s, "a", 2)
-	start := time.Now()
-	require.NoError(t, s.SetLimit(t.Context(), "a", 3))
-	for _, l := range []*lease.Lease{<-first, <-second} {
-		require.NotNil(t, l)
-		defer func() { _ = l.Release(context.Background()) }()
-	}
-	require.Less(t, time.Since(start), 4*time.Second, "woken, not by asking again")
-	requireFull(t, s, "a")
 }
 
 func inspectListsHolders(t *testing.T, make newSemaphore) {
 	s := make(t, 2, lease.Config{TTL: time.Minute})
 	found, err := s.Inspect(t.Context(), "a")
 	require.NoError(t, err)
-	require.Equal(t, lease.SemaphoreInspection{Limit: 2}, found)
+	require.Equal(t, lease.SemaphoreInspection{}, found)
 
 	first, second := tryPermit(t, s, "a"), tryPermit(t, s, "a")
-	require.NoError(t, s.SetLimit(t.Context(), "a", 5))
 	found, err = s.Inspect(t.Context(), "a")
 	require.NoError(t, err)
-	require.Equal(t, 5, found.Limit)
 	require.Len(t, found.Permits, 2)
 	for n, l := range []*lease.Lease{first, second} {
 		h := found.Permits[n]

@@ -43,10 +43,6 @@ func TestSemaphoreBadInput(t *testing.T) {
 		require.ErrorIs(t, err, lease.ErrInvalid, name)
 		_, err = s.Inspect(t.Context(), resource)
 		require.ErrorIs(t, err, lease.ErrInvalid, name)
-		require.ErrorIs(t, s.SetLimit(t.Context(), resource, 1), lease.ErrInvalid, name)
-	}
-	for _, limit := range []int{0, -1, lease.MaxLimit + 1} {
-		require.ErrorIs(t, s.SetLimit(t.Context(), "a", limit), lease.ErrInvalid)
 	}
 }
 
@@ -73,7 +69,6 @@ func TestSemaphoreForeignValuesAreRefused(t *testing.T) {
 		"fence": func(ctx context.Context, key string) error { return w.client.Set(ctx, key, "x", 0).Err() },
 		"queue": func(ctx context.Context, key string) error { return w.client.Set(ctx, key, "x", 0).Err() },
 		"alive": func(ctx context.Context, key string) error { return w.client.Set(ctx, key, "x", 0).Err() },
-		"limit": func(ctx context.Context, key string) error { return w.client.RPush(ctx, key, "x").Err() },
 		"ended": func(ctx context.Context, key string) error { return w.client.RPush(ctx, key, "x").Err() },
 	} {
 		l := tryPermit(t, s, name)
@@ -91,10 +86,7 @@ func TestSemaphoreForeignValuesAreRefused(t *testing.T) {
 			_, err = s.Revoke(t.Context(), name, l.LeaseID())
 			require.ErrorIs(t, err, lease.ErrCorrupt, name)
 		}
-		if name == "queue" || name == "alive" || name == "limit" {
-			require.ErrorIs(t, s.SetLimit(t.Context(), name, 2), lease.ErrCorrupt)
-		}
-		if name == "owner" || name == "alive" || name == "limit" {
+		if name == "owner" || name == "alive" {
 			_, err = s.Inspect(t.Context(), name)
 			require.ErrorIs(t, err, lease.ErrCorrupt, name)
 		}
@@ -108,13 +100,6 @@ func TestSemaphoreForeignValuesAreRefused(t *testing.T) {
 			require.NoError(t, l.Release(t.Context()), "%s does not keep a holder from leaving", name)
 		}
 		require.NoError(t, w.client.Del(t.Context(), key).Err())
-	}
-	for _, limit := range []string{"0", "x", "-1", "1.5"} {
-		require.NoError(t, w.client.Set(t.Context(), w.permitKey("a", "limit"), limit, 0).Err())
-		_, err := s.TryAcquire(t.Context(), "a")
-		require.ErrorIs(t, err, lease.ErrCorrupt, limit)
-		_, err = s.Inspect(t.Context(), "a")
-		require.ErrorIs(t, err, lease.ErrCorrupt, limit)
 	}
 	for _, holder := range []string{"x", "x:1:ca11", uuid.NewString() + ":0:ca11", uuid.NewString() + ":12345678901234567:ca11", uuid.NewString() + ":1"} {
 		tomorrow := time.Now().Add(24 * time.Hour).UnixMicro()
@@ -187,9 +172,8 @@ func TestSemaphoreTheTimeToWait(t *testing.T) {
 			time.Sleep(time.Second)
 		}
 		require.Equal(t, time.Second, requireFull(t, s, "a").RetryAfter, "the first leaves")
-		require.NoError(t, s.SetLimit(t.Context(), "a", 2))
-		require.Equal(t, 2*time.Second, requireFull(t, s, "a").RetryAfter, "the second, too")
-		require.NoError(t, s.ResetLimit(t.Context(), "a"))
+		lower := w.semaphore(t, 2, lease.Config{})
+		require.Equal(t, 2*time.Second, requireFull(t, lower, "a").RetryAfter, "the second, too")
 		time.Sleep(time.Second)
 		tryPermit(t, s, "a")
 		requireFull(t, s, "a")
@@ -248,6 +232,26 @@ func TestSemaphoreRightOfWay(t *testing.T) {
 	})
 }
 
+// Where several permits come free at once, a waiter that is served calls the next.
+func TestSemaphoreWhoIsServedCallsTheNext(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		s := w.semaphore(t, 2, lease.Config{TTL: time.Hour})
+		tryPermit(t, s, "a")
+		tryPermit(t, s, "a")
+		first := waitingForPermit(t, w.semaphore(t, 2, lease.Config{}), "a")
+		synctest.Wait()
+		second := waitingForPermit(t, w.semaphore(t, 2, lease.Config{}), "a")
+		synctest.Wait()
+		require.NoError(t, w.client.Del(t.Context(), w.permitKey("a", "owner")).Err()) // free, and nobody is woken
+		start := time.Now()
+		requireFull(t, w.semaphore(t, 2, lease.Config{}), "a") // wakes the first
+		for _, next := range []<-chan *lease.Lease{first, second} {
+			require.NoError(t, (<-next).Release(t.Context()))
+		}
+		require.Less(t, time.Since(start), 100*ms, "woken, not by asking again")
+	})
+}
+
 func TestSemaphoreWhoLeavesWakesTheNext(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		s := w.semaphore(t, 1, lease.Config{})
@@ -288,7 +292,6 @@ func TestSemaphoreWithoutRedis(t *testing.T) {
 		require.ErrorIs(t, err, lease.ErrUnreachable)
 		_, err = s.Inspect(t.Context(), "a")
 		require.ErrorIs(t, err, lease.ErrUnreachable)
-		require.ErrorIs(t, s.SetLimit(t.Context(), "a", 1), lease.ErrUnreachable)
 		w.faults.Always(faulty.None)
 	})
 }
@@ -312,9 +315,6 @@ func TestSemaphoreDeadWaitersStallNobody(t *testing.T) {
 		"revoke": func(t *testing.T, s *lease.Semaphore, l *lease.Lease) error {
 			_, err := s.Revoke(t.Context(), "a", l.LeaseID())
 			return err
-		},
-		"limit": func(t *testing.T, s *lease.Semaphore, _ *lease.Lease) error {
-			return s.SetLimit(t.Context(), "a", 2)
 		},
 	} {
 		for kind, bound := range map[string]time.Duration{"dead": 0, "stopped": 560 * ms} {

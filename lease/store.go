@@ -124,13 +124,10 @@ func (s *store) servers(ctx context.Context) (all []*redis.Client, err error) {
 func (s *store) spans(k []*protocol.Keys) bool { return s.cluster == nil || len(k) == 1 }
 
 func (s *store) acquire(ctx context.Context, a request) (acquired, error) {
-	var room [13]any // for one resource
+	var room [12]any // for one resource
 	words := room[:0]
 	for _, k := range a.keys {
 		words = append(words, k.Owner, k.Fence, k.Queue, k.Alive)
-	}
-	if s.cfg.permits > 0 {
-		words = append(words, a.keys[0].Limit)
 	}
 	keys := len(words)
 	words = append(words, a.id, a.call, s.ttl, s.retention, a.mode, s.publish, s.listener)

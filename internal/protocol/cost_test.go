@@ -38,16 +38,16 @@ var prices = map[string][]priced{
 		{"release " + third, "zrange get del"},
 	},
 	protocol.SemaphoreKind: {
-		{"acquire " + holder + " call-1", "zrangebyscore 2*get zrange time set zremrangebyscore zadd pttl pexpire"},
+		{"acquire " + holder + " call-1", "zrangebyscore get zrange time set zremrangebyscore zadd pttl pexpire"},
 		{"extend " + holder, "zrangebyscore time zadd pttl 2*pexpire"},
 		{"verify " + holder, "zrangebyscore time"},
-		{"acquire " + another + " call-2", "zrangebyscore 2*get zrange time zadd hset 2*pexpire"},
-		{"acquire " + third + " call-3", "zrangebyscore 2*get zrange time zadd hset 2*pexpire"},
-		{"acquire " + fourth + " call-4", "zrangebyscore 2*get zrange time zadd hset 2*pexpire"},
+		{"acquire " + another + " call-2", "zrangebyscore get zrange time zadd hset 2*pexpire"},
+		{"acquire " + third + " call-3", "zrangebyscore get zrange time zadd hset 2*pexpire"},
+		{"acquire " + fourth + " call-4", "zrangebyscore get zrange time zadd hset 2*pexpire"},
 		{"release " + holder, "zrangebyscore time zrem zrange hmget 3*publish hset"},
-		{"acquire " + another + " call-2", "zrangebyscore 2*get zrange time set zremrangebyscore zadd pttl pexpire zrem hdel"},
+		{"acquire " + another + " call-2", "zrangebyscore get zrange time set zremrangebyscore zadd pttl pexpire zrem hdel"},
 		{"release " + another, "zrangebyscore time zrem zrange hmget publish hset"},
-		{"acquire " + third + " call-3", "zrangebyscore 2*get zrange time set zremrangebyscore zadd pttl pexpire zrem hdel"},
+		{"acquire " + third + " call-3", "zrangebyscore get zrange time set zremrangebyscore zadd pttl pexpire zrem hdel"},
 		{"withdraw " + fourth + " call-4", "zrangebyscore time zrem hdel zrange"},
 		{"release " + third, "zrangebyscore time zrem zrange"},
 	},
@@ -94,7 +94,7 @@ func callOf(s priced, kind string, k *protocol.Keys, tokens map[string]any) prot
 	case "acquire":
 		args := []any{id, words[2], 60000, 600000, "wait", "PUBLISH", words[2]}
 		if kind == protocol.SemaphoreKind {
-			return scripts.Acquire.Call(5, append(append([]any{k.Owner, k.Fence, k.Queue, k.Alive, k.Limit}, args...), 1)...)
+			args = append(args, 1)
 		}
 		return scripts.Acquire.Call(4, append([]any{k.Owner, k.Fence, k.Queue, k.Alive}, args...)...)
 	case "extend":

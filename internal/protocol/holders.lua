@@ -20,15 +20,6 @@ local function find(all, name)
   end
 end
 
--- The limit if it was changed, nil if not. The second result is the reply if the key is corrupt.
-local function read_limit(key)
-  local value, wrong = read(key)
-  if not value then return nil, wrong end
-  local limit = string.match(value, '^[1-9]%d*$') and tonumber(value)
-  if not limit or limit > MAX_WHOLE then return nil, corrupt(key, 'does not hold a limit') end
-  return limit
-end
-
 -- Lets the holder hold for ttl milliseconds from now. The key lives as long as the last of its holders.
 local function hold(owner, holder, now, ttl)
   redis.call('ZADD', owner, digits(now + ttl * 1000), holder)

@@ -97,7 +97,6 @@ type Keys struct {
 	Queue   any // sorted set: the calls that wait, by arrival
 	Alive   any // hash: how each call that waits stands (common.lua)
 	Ended   any // "<lease id>:<token>:..." of a lease that was revoked, for its holder to find
-	Limit   any // of a semaphore, if it was changed
 	Channel any // "<channel>:<listener>" is where one process hears of its turn; not a key
 }
 
@@ -108,14 +107,14 @@ const Trial = "fencedb.check:"
 func KeysOf(kind, namespace, resource string, hashed bool) *Keys {
 	head := KeyOf(kind, namespace, resource, hashed).head() + end
 	var all strings.Builder // one piece of memory for all names
-	all.Grow(7 * (len(head) + len("owner")))
+	all.Grow(6 * (len(head) + len("owner")))
 	name := func(field string) any {
 		from := all.Len()
 		all.WriteString(head)
 		all.WriteString(field)
 		return all.String()[from:]
 	}
-	return &Keys{name("owner"), name("fence"), name("queue"), name("alive"), name("ended"), name("limit"), name("wake")}
+	return &Keys{name("owner"), name("fence"), name("queue"), name("alive"), name("ended"), name("wake")}
 }
 
 // Tag is what all names of the resource have in common: names with this tag are in one Cluster

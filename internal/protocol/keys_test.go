@@ -45,7 +45,7 @@ func TestKeysAreDistinctAndTagged(t *testing.T) {
 		ns1, r1, ns2, r2 := name.Draw(t, "ns1"), name.Draw(t, "r1"), name.Draw(t, "ns2"), name.Draw(t, "r2")
 		k1, k2 := leaseKeys(ns1, r1, false), leaseKeys(ns2, r2, false)
 		require.Equal(t, ns1 == ns2 && r1 == r2, k1 == k2)
-		for _, want := range []Key{{LeaseKind, ns1, r1, "owner"}, {SemaphoreKind, ns2, r2, "limit"}} {
+		for _, want := range []Key{{LeaseKind, ns1, r1, "owner"}, {SemaphoreKind, ns2, r2, "alive"}} {
 			got, ok := ParseKey(want.String())
 			require.True(t, ok, "%q", want)
 			require.Equal(t, want, got)

@@ -39,7 +39,6 @@ var (
 
 	SemaphoreHolding = Holding{semaphore("acquire"), semaphore("extend"), semaphore("release"), semaphore("withdraw"), semaphore("verify")}
 	SemaphoreInspect = semaphore("inspect")
-	SemaphoreLimit   = semaphore("limit")
 	SemaphoreRevoke  = semaphore("revoke")
 
 	OnceLook   = lease("once_look") // at the lease on its key

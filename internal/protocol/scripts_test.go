@@ -43,14 +43,13 @@ var samples = []sample{
 	{"inspect", "owner fence queue alive ended", ""},
 	{"eval", "owner fence ended data", "uuid=" + holder + " number=41 one=1 two=2 any=SET any=x"},
 
-	{"semaphore_acquire", "owner fence queue alive limit", "uuid=" + another + " name=ca11 number=1000 retention=1000 mode=wait publish=PUBLISH name=me number=1"},
+	{"semaphore_acquire", "owner fence queue alive", "uuid=" + another + " name=ca11 number=1000 retention=1000 mode=wait publish=PUBLISH name=me number=1"},
 	{"semaphore_extend", "owner fence ended", "uuid=" + holder + " number=41 number=1000 retention=1000"},
 	{"semaphore_release", "owner queue alive ended", "uuid=" + holder + " number=41 " + everywhere},
 	{"semaphore_withdraw", "owner queue alive", "uuid=" + holder + " name=ca11 " + everywhere},
 	{"semaphore_verify", "owner fence", "uuid=" + holder + " number=41"},
 	{"semaphore_revoke", "owner ended queue alive", "uuid=" + holder + " " + everywhere},
-	{"semaphore_limit", "limit queue alive", "from=2 " + everywhere},
-	{"semaphore_inspect", "owner alive limit", "number=1"},
+	{"semaphore_inspect", "owner alive", ""},
 
 	{"once_look", "owner record", ""},
 	{"once_record", "owner record", "uuid=" + holder + " number=41 number=1000 print= any=paid"},
@@ -92,7 +91,7 @@ var sources = func() map[string]protocol.Script {
 		leases.Acquire, leases.Extend, leases.Release, leases.Withdraw, leases.Verify,
 		protocol.Revoke, protocol.Raise, protocol.Inspect, protocol.Eval(protocol.Write),
 		semaphores.Acquire, semaphores.Extend, semaphores.Release, semaphores.Withdraw, semaphores.Verify,
-		protocol.SemaphoreInspect, protocol.SemaphoreLimit, protocol.SemaphoreRevoke,
+		protocol.SemaphoreInspect, protocol.SemaphoreRevoke,
 		protocol.OnceLook, protocol.OnceRecord, protocol.OnceForget, protocol.AdmissionFixed, protocol.AdmissionSliding,
 	} {
 		all[s.Name] = s

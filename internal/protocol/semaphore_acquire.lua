@@ -1,13 +1,12 @@
 -- semaphore_acquire.lua: grants a permit to one more holder, if one is free and it is this call's turn.
 --
 -- KEYS[1] owner   KEYS[2] fence   KEYS[3] queue   KEYS[4] alive
--- KEYS[5] limit, if it was changed: how many may hold at once
 -- ARGV[1] lease id   ARGV[2] call, new for each acquisition
 -- ARGV[3] ttl, milliseconds, > 0
 -- ARGV[4] fence retention, milliseconds, >= ttl
 -- ARGV[5] 'try': leave no trace when refused; 'wait': queue up
 -- ARGV[6] PUBLISH or SPUBLISH   ARGV[7] listener, where the waiter hears of its turn
--- ARGV[8] limit, > 0, unless it was changed
+-- ARGV[8] limit, > 0: how many may hold at once. Programs may have different ones.
 --
 -- Returns {'granted', token}  held by this lease id for ttl from now. Asking again with the same lease id gives the same token
 --                             and a full ttl, so a lost reply costs nothing.
@@ -17,8 +16,8 @@
 --         {'exhausted'}       tokens have reached 2^53; no permit was granted
 --         {'corrupt', key, problem}
 
-expect(5, 8)
-fields(1, 'owner', 'fence', 'queue', 'alive', 'limit')
+expect(4, 8)
+fields(1, 'owner', 'fence', 'queue', 'alive')
 local owner, fence = KEYS[1], KEYS[2]
 local id, mine = uuid(ARGV[1], 'lease id'), name_of(ARGV[2], 'call')
 local ttl = whole(ARGV[3], 1, 'ttl')
@@ -32,14 +31,11 @@ q.now = now
 
 local all, wrong = living(owner, now)
 if wrong then return wrong end
-local last, changed
+local last
 last, wrong = read_fence(fence)
 if wrong then return wrong end
 q.front, wrong = front_of(q.queue)
 if wrong then return wrong end
-changed, wrong = read_limit(KEYS[5])
-if wrong then return wrong end
-limit = changed or limit
 local waited = q.front[1]
 
 local holder, token, calls = find(all, id .. ':')
@@ -58,7 +54,7 @@ if token > MAX_WHOLE then return {'exhausted'} end
 
 local wait, others = nil, ''
 if taken >= limit then
-  local next = 2 * (taken - limit) + 1 -- if the limit was lowered, more than one has to leave
+  local next = 2 * (taken - limit) + 1 -- above a lower limit than that of others more than one has to leave
   wait, others = math.ceil((tonumber(all[next + 1]) - now) / 1000), string.match(all[next], '[^:]*$')
 elseif waited then
   wait, wrong = before(q, mine)
