@@ -137,7 +137,7 @@ func (l *Lease) finish(ctx context.Context) error {
 	case begun && over != nil:
 		r.goOn(nil)
 	case begun:
-		r.first(ctx)
+		r.tryHere(ctx)
 	}
 	switch {
 	case r.lease == l && errors.Is(over, ErrReleased) && !errors.Is(over, ErrClosed): // by fn itself

@@ -30,7 +30,7 @@ func (l *Lease) Release(ctx context.Context) error {
 	called := time.Now()
 	r, begun := l.beginRelease(ctx, ErrReleased)
 	if begun {
-		r.first(ctx)
+		r.tryHere(ctx)
 	}
 	cause := r.wait(ctx, releaseTime-time.Since(called))
 	switch {
@@ -114,10 +114,10 @@ func (l *Lease) endTwins(r *release, why error) {
 	}
 }
 
-// first makes the first attempt. The caller does that itself, because it takes longer to start a
+// tryHere makes the first attempt. The caller does that itself, because it takes longer to start a
 // goroutine and to be woken by it. What is left to do goes on in the background, also when ctx ends
 // meanwhile.
-func (r *release) first(ctx context.Context) {
+func (r *release) tryHere(ctx context.Context) {
 	if ctx.Err() != nil {
 		r.goOn(nil)
 		return
