@@ -1,7 +1,6 @@
 package lease
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -237,18 +236,25 @@ func (i *Issuer) tryOut(ctx context.Context, server *redis.Client) error {
 	}
 	holder, waiter := term{keys: k, id: uuid.NewString()}, term{keys: k, id: uuid.NewString()}
 	call := protocol.NewCall(i.label)
-	ask := func(t *term, call string, how mode) (granted bool, err error) {
+	ask := func(t *term, call string, how mode, free bool) error {
 		answer, err := s.acquire(ctx, request{keys: []*protocol.Keys{k}, id: t.id, call: call, mode: how})
-		if granted = answer.tokens != nil; granted {
+		switch granted := answer.tokens != nil; {
+		case err != nil:
+			return err
+		case granted && !free:
+			return fmt.Errorf("%w: two hold at once", ErrUnfit)
+		case !granted && free:
+			return fmt.Errorf("%w: nobody is granted what is free", ErrUnfit)
+		case granted:
 			t.token = answer.tokens[0]
 		}
-		return granted, err
+		return nil
 	}
-	if _, err := ask(&holder, protocol.NewCall(i.label), modeTry); err != nil {
+	if err := ask(&holder, protocol.NewCall(i.label), modeTry, true); err != nil {
 		return err
 	}
-	if both, err := ask(&waiter, call, modeWait); err != nil || both {
-		return cmp.Or(err, fmt.Errorf("%w: two hold at once", ErrUnfit))
+	if err := ask(&waiter, call, modeWait, false); err != nil {
+		return err
 	}
 	news := s.subscribe(k.Channel.(string), call)
 	if news == nil {
@@ -265,7 +271,7 @@ func (i *Issuer) tryOut(ctx context.Context, server *redis.Client) error {
 	if err := news.await(ctx, server, "a release does not call the waiter", func(n notice) bool { return n.called }); err != nil {
 		return err
 	}
-	if _, err := ask(&waiter, call, modeWait); err != nil {
+	if err := ask(&waiter, call, modeWait, true); err != nil {
 		return err
 	}
 	_, err = s.release(ctx, waiter)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -243,6 +244,55 @@ func TestCheckMeetsWhatLeasesWould(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A server between that answers for Redis, say.
+func TestCheckLooksAtEachAnswer(t *testing.T) {
+	t.Parallel()
+	held := []any{"held", "500", "1", ""}
+	for name, answer := range map[string]struct {
+		to    int // the nth request for the resource
+		reply []any
+	}{
+		"nobody gets it":                   {1, held},
+		"two get it":                       {2, []any{"granted", "1786000000123456"}},
+		"the waiter is called for nothing": {3, held},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			client := testenv.OwnRedis(t).Client()
+			asked := 0
+			client.AddHook(answers(func(cmd redis.Cmder) {
+				if !slices.Contains(cmd.Args(), any("try")) && !slices.Contains(cmd.Args(), any("wait")) {
+					return
+				}
+				if asked++; asked == answer.to {
+					cmd.(interface{ SetVal(any) }).SetVal(answer.reply)
+				}
+			}))
+			_, err := check(t, client)
+			require.ErrorIs(t, err, lease.ErrUnfit)
+		})
+	}
+}
+
+// answers is a hook that changes answers which are no errors.
+type answers func(cmd redis.Cmder)
+
+func (answers) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (change answers) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if err == nil {
+			change(cmd)
+		}
+		return err
+	}
+}
+
+func (answers) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
 }
 
 // However short the time, an error says what it was about, and has the end of the context in its
