@@ -224,7 +224,7 @@ var guards = []struct {
 		{"S6", "a statement that could commit half has a transaction of its own", "\tif !harmless[firstWord(sql, args)] {", "\tif false {", "fencedb.TestAStatementThatEndsTheTransactionIsNoticed"},
 		{"S3", "an option for the transaction is not lost where the batch is the transaction", "mayBeImplicit && e.txOptions == (pgx.TxOptions{})", "mayBeImplicit", "fencedb.TestOptionsOfTheDBHoldForOneShots"},
 		{"S6", "the answer of COMMIT has to say that it has committed", ` && tag.String() == "COMMIT"`, ` && tag.String() != ""`, "fencedb.TestACommitThatRollsBackIsNoCommit"},
-		{"S6", "no answer of COMMIT is no rollback", "\tcase s.answered && !lost", "\tcase !lost", "fencedb.TestACallbackThatReadsOnDoesNotHideThatTheBatchCommitted"},
+		{"S6", "no answer of COMMIT is no rollback", "\tcase s.rolledBack && !lost", "\tcase !lost", "fencedb.TestACallbackThatTakesTheAnswerOfCommitDoesNotHideIt"},
 		{"S8", "a seal is on disk when its holder is told", "\tb.Queue(durably)\n", "", "fencedb.TestACrashForgetsNoSeal"},
 		{"S6", "a batch that was refused leaves no transaction open", "\tcase !lost && e.pg.PgConn().TxStatus() != 'I':", "\tcase false:", "fencedb.TestARefusalLeavesASingleConnectionReadyForMore"},
 		{"S6", "where there is no id, the server is not blamed", "\tcase lost && e.xid == 0:", "\tcase false:", "fencedb.TestASealWhoseAnswerIsLostIsNoReasonForDoubt"},

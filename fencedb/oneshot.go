@@ -120,7 +120,7 @@ func queryTx(ctx context.Context, db DB, grant Grant, sql string, args []any) (p
 // before the answer of COMMIT: what they were given is rolled back if a deferred constraint refuses
 // it, and only what SendBatch returns tells. A connection that is lost once everything has
 // committed, but before every callback has got its result, is ErrCommitted as well, and so is a
-// callback that reads past the last result.
+// callback that reads past the last result, or leaves its own open.
 func SendBatch(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts ...Option) error {
 	if begins(b) {
 		return errors.New("fencedb: SendBatch begins the transaction; set its options with TxOptions")
@@ -218,10 +218,10 @@ type sent struct {
 	implicit bool             // the batch is the transaction
 	results  pgx.BatchResults // nil unless sent; first those behind enter
 
-	err       error // why it was not sent, or results could not be read one by one
-	delivered bool  // the results of the queries have all come, and were given to their callbacks
-	answered  bool  // so has the answer of COMMIT
-	committed bool  // and it has committed, or the end of the batch has
+	err        error // why it was not sent, or results could not be read one by one
+	delivered  bool  // the results of the queries have all come, and were given to their callbacks
+	committed  bool  // so says the answer of COMMIT, or the end of the batch
+	rolledBack bool  // so says the answer of COMMIT; neither, if a callback has taken it for its own
 }
 
 // send checks the grant and sends everything. The caller must end what it returns.
@@ -273,8 +273,8 @@ func send(ctx context.Context, db DB, grant Grant, queries []*pgx.QueuedQuery, o
 func (s *sent) readCommit(results pgx.BatchResults) error {
 	s.delivered = s.delivered || !s.entry.lost() && s.err == nil
 	tag, err := results.Exec()
-	s.answered = err == nil
-	s.committed = s.answered && tag.String() == "COMMIT"
+	s.committed = err == nil && tag.String() == "COMMIT"
+	s.rolledBack = err == nil && tag.String() == "ROLLBACK"
 	return nil
 }
 
@@ -305,7 +305,7 @@ func (s *sent) settle() error {
 			err = noted(errors.New("fencedb: rolled back: a statement failed"), s.results.Close())
 		}
 		return e.explain(s.ctx, e.server, false, err)
-	case s.answered && !lost && err == nil:
+	case s.rolledBack && !lost && err == nil:
 		return errors.New("fencedb: rolled back: the answer of COMMIT says so")
 	case refused(err), e.nothingHappened(err, lost):
 		return e.explain(s.ctx, e.server, lost, err)
@@ -315,7 +315,7 @@ func (s *sent) settle() error {
 	return e.settle(s.ctx, e.server, cmp.Or(err, errReadOn), lost, s.delivered)
 }
 
-var errReadOn = errors.New("fencedb: a callback has read the answer of COMMIT; it may read the result of its own query only")
+var errReadOn = errors.New("fencedb: a callback has read more than the result of its own query, or has left that open")
 
 // close runs the callbacks. One that panics leaves results unread, and so a connection that nobody
 // can use.

@@ -270,26 +270,40 @@ func TestAFailingCallbackDoesNotHideThatTheBatchCommitted(t *testing.T) {
 }
 
 // Behind the results of the queries comes the answer of COMMIT.
-func TestACallbackThatReadsOnDoesNotHideThatTheBatchCommitted(t *testing.T) {
+func TestACallbackThatTakesTheAnswerOfCommitDoesNotHideIt(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := grant("table:12", 41)
-	for i, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeSimpleProtocol} {
-		pool := w.poolIn(mode)
-		b := &pgx.Batch{}
-		b.Queue(insertAnn, 2*i).Fn = func(results pgx.BatchResults) (err error) {
+	n := 0
+	for name, callback := range map[string]func(pgx.BatchResults) error{
+		"reads on": func(results pgx.BatchResults) (err error) {
 			for err == nil { // until there are no more
 				_, err = results.Exec()
 			}
 			return nil
-		}
-		b.Queue(insertAnn, 2*i+1)
+		},
+		"leaves its rows open": func(results pgx.BatchResults) error {
+			rows, err := results.Query()
+			rows.Next()
+			return err
+		},
+	} {
+		for _, mode := range queryModes {
+			pool := w.poolIn(mode)
+			b := &pgx.Batch{}
+			b.Queue(insertAnn+` RETURNING id`, n).Fn = callback
+			n++
 
-		require.ErrorIs(t, fencedb.SendBatch(t.Context(), pool, g, b), fencedb.ErrCommitted, mode)
-		require.Len(t, w.guests(), 2*i+2)
-		err := fencedb.SendBatch(t.Context(), pool, g, b)
-		require.NotErrorIs(t, err, fencedb.ErrCommitted, mode)
-		require.ErrorAs(t, err, new(*pgconn.PgError), "the ids are taken")
+			err := fencedb.SendBatch(t.Context(), pool, g, b)
+
+			require.Len(t, w.guests(), n, "%s, %v", name, mode)
+			if err != nil {
+				require.ErrorIs(t, err, fencedb.ErrCommitted, "%s, %v", name, mode)
+			}
+			err = fencedb.SendBatch(t.Context(), pool, g, b)
+			require.NotErrorIs(t, err, fencedb.ErrCommitted, "%s, %v", name, mode)
+			require.ErrorAs(t, err, new(*pgconn.PgError), "the id is taken")
+		}
 	}
 }
 
