@@ -77,10 +77,6 @@ func (tx *fencedTx) begin(ctx context.Context, behind ...*pgx.QueuedQuery) (resu
 	tx.mayHaveEnded = !allKeepOpen(behind)
 	if results, err = tx.entry.open(ctx, behind, false); results != nil {
 		tx.inner = results.Tx()
-	}
-	// Where pgx could not prepare, it has not sent BEGIN, and what is sent through Conn would be a
-	// transaction of its own.
-	if err == nil || tx.inner != nil && tx.entry.pg.PgConn().TxStatus() != 'I' {
 		tx.conn.Store(tx.entry.pg)
 	}
 	return results, err
@@ -302,15 +298,28 @@ func (tx *fencedTx) LargeObjects() pgx.LargeObjects {
 }
 
 // Conn opens the transaction first, so that what is sent past us is behind the fence too. It is nil
-// where that fails before BEGIN, since no connection came free or the first statement could not be
-// prepared, and after Rollback: what is sent there would be a transaction of its own. So it is
-// while another goroutine opens the transaction.
+// if no connection came free, or while another goroutine opens the transaction.
 func (tx *fencedTx) Conn() *pgx.Conn {
 	if tx.mu.TryLock() {
 		defer tx.mu.Unlock()
-		_ = tx.open(tx.ctx, false) // kept in tx.err; Tx returns it
+		if tx.open(tx.ctx, false) != nil { // kept in tx.err; Tx returns it
+			tx.refuseAll()
+		}
 	}
 	return tx.conn.Load()
+}
+
+// refuseAll begins a transaction in which everything fails, as it does after a refusal of the
+// fence, where the connection is in none: what is sent through Conn would be a transaction of its
+// own. Then pgx could not prepare the first statement, or the transaction is over.
+func (tx *fencedTx) refuseAll() {
+	if tx.inner == nil || tx.inner.Conn().PgConn().TxStatus() != 'I' {
+		return
+	}
+	if inner, err := tx.entry.conn.BeginTx(tx.ctx, pgx.TxOptions{}); err == nil { // or pgx has closed the connection
+		tx.inner = inner
+		_, _ = inner.Exec(tx.ctx, `rollback to savepoint fencedb_0`) // there is none
+	}
 }
 
 // Commit refuses: only the return of the function decides.
@@ -330,7 +339,6 @@ func (tx *fencedTx) Rollback(ctx context.Context) error {
 		return nil
 	}
 	tx.gaveUp = true
-	tx.conn.Store(nil) // in no transaction from here on
 	return tx.inner.Rollback(ctx)
 }
 

@@ -298,7 +298,7 @@ func TestARefusalCannotBeSwallowed(t *testing.T) {
 }
 
 // pgx prepares and encodes before it sends BEGIN.
-func TestAConnectionThatIsInNoTransactionIsNotShown(t *testing.T) {
+func TestNothingIsSentPastATransactionThatCouldNotBegin(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.exec(`CREATE TABLE notes (note text)`) // that nothing protects
@@ -310,14 +310,14 @@ func TestAConnectionThatIsInNoTransactionIsNotShown(t *testing.T) {
 				if _, err := tx.Exec(ctx, sql, arg); err == nil {
 					return errors.New("no error")
 				}
-				if conn := tx.Conn(); conn != nil {
-					_, _ = conn.Exec(ctx, `INSERT INTO notes VALUES ('past the fence')`)
-				}
+				_, err := tx.Conn().Exec(ctx, `INSERT INTO notes VALUES ('past the fence')`)
+				require.Error(t, err, mode)
 				return nil
 			})
 			require.Error(t, err, mode)
 			require.NotErrorIs(t, err, fencedb.ErrTxEnded, mode)
 			require.Empty(t, collect[string](w, `SELECT note FROM notes`), mode)
+			require.NoError(t, fencedb.Seal(ctx, pool, g), "the connection is good for more")
 		}
 	}
 }
@@ -337,7 +337,8 @@ func TestTheFunctionDoesNotCommitOrRollBackByItself(t *testing.T) {
 	err = fencedb.Tx(ctx, w.pool, grant("table:12", 41), func(tx pgx.Tx) error {
 		require.NoError(t, book(ctx, tx, 12, "ann"))
 		require.NoError(t, tx.Rollback(ctx))
-		require.Nil(t, tx.Conn(), "a statement on it would be a transaction of its own")
+		_, err := tx.Conn().Exec(ctx, `SELECT 1`)
+		require.Error(t, err, "it would be a transaction of its own")
 		return nil
 	})
 	require.ErrorIs(t, err, pgx.ErrTxClosed)
