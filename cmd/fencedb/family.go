@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 )
 
@@ -33,9 +34,9 @@ func (w *wrapping) runCommand(ctx context.Context) error {
 	command := &exec.Cmd{Path: w.path, Args: w.command, Env: append(os.Environ(), w.environment()...),
 		Stdin: w.in, Stdout: w.out, Stderr: w.errOut}
 	// A group of its own lets signals reach what the command has started. In a terminal it would be a
-	// group in the background, which may not read; there Ctrl-C reaches all of them anyway.
-	in, isFile := w.in.(*os.File)
-	alone := !isFile || !term.IsTerminal(int(in.Fd()))
+	// group in the background, which is stopped when it reads, also when it asks for a password while
+	// its input is a file; there Ctrl-C reaches all of them anyway.
+	alone := !w.inTerminal()
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: alone}
 	all := newFamily()
 	if err := command.Start(); err != nil {
@@ -47,6 +48,20 @@ func (w *wrapping) runCommand(ctx context.Context) error {
 	w.watchOver(ctx, command, all, signals)
 	w.code = codeOf(command.ProcessState)
 	return nil
+}
+
+// inTerminal reports whether the input is a terminal, or this process in the foreground of one.
+func (w *wrapping) inTerminal() bool {
+	if in, isFile := w.in.(*os.File); isFile && term.IsTerminal(int(in.Fd())) {
+		return true
+	}
+	terminal, err := os.Open("/dev/tty")
+	if err != nil {
+		return false
+	}
+	defer terminal.Close()
+	group, err := unix.IoctlGetInt(int(terminal.Fd()), unix.TIOCGPGRP)
+	return err == nil && group == syscall.Getpgrp()
 }
 
 // watchOver returns when all processes have ended.

@@ -2,13 +2,17 @@ package main
 
 import (
 	"bufio"
+	"fmt"
+	"os"
 	"os/exec"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 // stubborn prints its process id, and ends at SIGKILL only.
@@ -95,4 +99,36 @@ func TestWithEndsNothingThatItHasNotStarted(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, alive(pid))
 	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+}
+
+// psql asks for a password, ssh for a yes, also where their input is a file or a pipe.
+func TestTheCommandMayAskInATerminal(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer master.Close()
+	require.NoError(t, unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0))
+	number, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
+	require.NoError(t, err)
+	terminal, err := os.OpenFile(fmt.Sprint("/dev/pts/", number), os.O_RDWR|syscall.O_NOCTTY, 0)
+	require.NoError(t, err)
+	defer terminal.Close()
+	command, _ := w.process(under([]string{"seat:1"}, "sh", "-c", `read answer </dev/tty; echo "$answer"; exec sleep 1000`)...)
+	command.Stderr = terminal
+	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true, Ctty: 2}
+	out, err := command.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, command.Start())
+	defer time.AfterFunc(time.Minute, func() { _ = command.Process.Kill() }).Stop()
+
+	_, err = master.WriteString("an answer\n")
+	require.NoError(t, err)
+	require.Equal(t, "an answer", linesOf(t, out)())
+
+	_, err = master.WriteString("\x03") // Ctrl-C
+	require.NoError(t, err)
+	_ = command.Wait()
+	require.Equal(t, exitSignaled+int(syscall.SIGINT), command.ProcessState.ExitCode())
+	w.requireFree("seat:1")
 }

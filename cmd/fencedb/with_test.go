@@ -331,6 +331,7 @@ func TestSignalsArePassedOn(t *testing.T) {
 	} {
 		program := fmt.Sprintf(`trap 'echo "got %d"; exit 7' %d; echo ready; while :; do sleep 1; done`, s, s)
 		command, errOut := w.process(under([]string{"seat:1"}, "sh", "-c", program)...)
+		command.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // out of the terminal, if there is one
 		out, err := command.StdoutPipe()
 		require.NoError(t, err)
 		require.NoError(t, command.Start())
