@@ -495,7 +495,7 @@ func TestTheHintOfARefusalLeadsToAWrite(t *testing.T) {
 	w := newWorld(t)
 	require.NoError(t, w.book(w.releasedGrants("seat:1")[0]))
 	dir := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "plain.sql"), []byte(`DELETE FROM seats;`), 0o600))
+	file := filepath.Join(dir, "plain.sql")
 
 	_, err := w.pool.Exec(t.Context(), `DELETE FROM seats`)
 	refused, _ := errors.AsType[*pgconn.PgError](err)
@@ -503,8 +503,14 @@ func TestTheHintOfARefusalLeadsToAWrite(t *testing.T) {
 	require.JSONEq(t, `{"table": "public.seats"}`, refused.Detail)
 	_, line, _ := strings.Cut(refused.Hint, "with psql: ")
 	line, _, _ = strings.Cut(line, "). Nothing was written.")
-	w.shell(dir, strings.Replace(line, "RESOURCE", "seat:1", 1))
+	line = strings.Replace(line, "RESOURCE", "seat:1", 1)
 
+	require.NoError(t, os.WriteFile(file, []byte(`SELECT 1 / 0; DELETE FROM seats;`), 0o600))
+	w.shell(dir, "! { "+line+"; }")
+	require.Equal(t, "1", w.one(`SELECT count(*) FROM seats`))
+
+	require.NoError(t, os.WriteFile(file, []byte(`DELETE FROM seats;`), 0o600))
+	w.shell(dir, line)
 	require.Equal(t, "0", w.one(`SELECT count(*) FROM seats`))
 }
 
