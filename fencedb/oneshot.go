@@ -178,8 +178,8 @@ func Seal(ctx context.Context, db DB, grant Grant) error {
 
 // durably: where synchronous_commit is off, a crash forgets the last commits, and with a write its
 // fence. A seal has no write that would be forgotten with it: its holder has been told, reads, and
-// decides.
-const durably = `SELECT pg_catalog.set_config('synchronous_commit', 'on', true) WHERE pg_catalog.current_setting('synchronous_commit') = 'off'`
+// decides. It waits for this disk alone, since who switched it off does not wait for standbys.
+const durably = `SELECT pg_catalog.set_config('synchronous_commit', 'local', true) WHERE pg_catalog.current_setting('synchronous_commit') = 'off'`
 
 // Sealer returns Seal on db, for lease.Config.Seal: every lease is sealed before its holder gets
 // it.

@@ -338,13 +338,14 @@ func givesAnIDTwice(t *testing.T, write wayToWrite) bool {
 // A write that such a crash forgets takes its fence along. A seal has been told to its holder.
 func TestACrashForgetsNoSeal(t *testing.T) {
 	t.Parallel()
-	server := testenv.OwnPostgres(t, "synchronous_commit=off", "wal_writer_delay=10s")
+	server := testenv.OwnPostgres(t, "synchronous_commit=off", "wal_writer_delay=10s",
+		"synchronous_standby_names=nobody") // for whom it does not wait
 	w := &world{t, server.Pool()}
-	require.NoError(t, fencedb.Seal(t.Context(), w.pool, grant("table:12", 41)))
+	require.NoError(t, fencedb.Seal(t.Context(), w.pool, grantFor("table:12", 41, time.Minute)))
 	w.exec(`SELECT pg_switch_wal()`) // as above
 	w.exec(`CHECKPOINT`)
 
-	require.NoError(t, fencedb.Seal(t.Context(), w.pool, grant("table:12", 42)))
+	require.NoError(t, fencedb.Seal(t.Context(), w.pool, grantFor("table:12", 42, time.Minute)))
 	server.Kill()
 	server.Restart()
 
