@@ -327,6 +327,8 @@ func (e *entry) remaining() (ms driver.Value, err error) {
 // the end an answer is waited for.
 const overdueTime = askTime / 2
 
+var errNotSealed = errors.New("fencedb: the token was not sealed: no connection came free while its lease was valid")
+
 // whileValid calls wait, which is to get a connection, with a context that ends with the lease: a
 // later one is of no use. A lease that is renewed meanwhile goes on, and so does the wait, or a
 // busy pool would be taken for a lease that is lost.
@@ -355,8 +357,7 @@ func (e *entry) whileValid(ctx context.Context, wait func(context.Context) error
 	timer.Stop()
 	cancel()
 	if err != nil && over && e.sealing { // says nothing of other holders, so nobody should wait for them
-		return fmt.Errorf("fencedb: the token was not sealed: no connection came free while its lease was valid: %w (%v)",
-			context.DeadlineExceeded, err)
+		return fmt.Errorf("%w: %w (%v)", errNotSealed, context.DeadlineExceeded, err)
 	}
 	if err != nil && over {
 		return leaseOver(e.grants, fmt.Errorf("no connection came free while it was valid: %w", err))

@@ -128,7 +128,7 @@ func (e *entry) leaseIsOver() bool {
 
 // timeOver says whose time was over: that of the lease, or of the transaction.
 func (e *entry) timeOver(err error) error {
-	said := []error{ErrLeaseOver, ErrTooLong, ErrInvalidGrant} // before, or of a transaction within this one
+	said := []error{ErrLeaseOver, ErrTooLong, ErrInvalidGrant, errNotSealed} // before, or of a transaction within this one
 	switch {
 	case slices.ContainsFunc(said, func(sentinel error) bool { return errors.Is(err, sentinel) }):
 		return err
