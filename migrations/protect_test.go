@@ -211,6 +211,11 @@ func TestAWriteAfterTheLeaseIsOverIsRefused(t *testing.T) {
 			SELECT pg_sleep(1.001); `+write)
 	}
 
+	// The statement begins in time, and its row comes too late.
+	s.refused("FN006", `BEGIN; SELECT fencedb.enter('room:red', 41, '6ba7b810-9dad-11d1-80b4-00c04fd430c8', 1000);
+		SELECT set_config(name, '0', true) FROM pg_settings WHERE name LIKE '%\_timeout' AND category LIKE 'Client%';
+		UPDATE seats SET guest = 'zoe' WHERE room = 'red' AND pg_sleep(1.001) IS NOT NULL`)
+
 	// A partition that came later has no guard of statements, and a session of its own no key yet.
 	s.exec(`CREATE TABLE parts (id int, room text NOT NULL) PARTITION BY LIST (room); SELECT fencedb.protect('parts', 'room:{room}'); CREATE TABLE red PARTITION OF parts FOR VALUES IN ('red')`)
 	s.beside().refused("FN006", `BEGIN; SELECT fencedb.enter('room:red', 41, '6ba7b810-9dad-11d1-80b4-00c04fd430c8', 1000);
