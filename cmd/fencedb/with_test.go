@@ -514,6 +514,25 @@ func TestTheHintOfARefusalLeadsToAWrite(t *testing.T) {
 	require.Equal(t, "0", w.one(`SELECT count(*) FROM seats`))
 }
 
+// A partition that came later refuses rows, and names their resource.
+func TestTheHintOfARefusalQuotesTheResourceForAShell(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`CREATE TABLE parts (room text NOT NULL) PARTITION BY LIST (room); SELECT fencedb.protect('parts', 'room:{room}'); CREATE TABLE rooms PARTITION OF parts DEFAULT`)
+	const write = `INSERT INTO rooms VALUES (E'o''hara \\ $HOME');`
+
+	_, err := w.pool.Exec(t.Context(), write)
+	refused, _ := errors.AsType[*pgconn.PgError](err)
+	require.Equal(t, "FN002", refused.Code)
+	_, line, _ := strings.Cut(refused.Hint, "with psql: ")
+	line, _, _ = strings.Cut(line, "). Nothing was written.")
+
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "plain.sql"), []byte(write), 0o600))
+	w.shell(dir, line)
+	require.Equal(t, "1", w.one(`SELECT count(*) FROM parts`))
+}
+
 // releasedGrants are those of leases that are over, which nobody has overtaken.
 func (w *world) releasedGrants(resources ...string) (all []fencedb.Grant) {
 	w.Helper()

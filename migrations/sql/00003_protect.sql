@@ -82,7 +82,7 @@ BEGIN
             WHEN code = 'FN006' THEN 'Nothing was written. Use a shorter transaction, or enter with more time: under a longer lease, or, if the lease is renewed meanwhile, with what it will be renewed to.'
             WHEN operation = 'TRUNCATE' THEN 'Nothing was written. Use DELETE, which names its rows.'
             WHEN code = 'FN002' THEN format('Call fencedb.enter for %s first in the transaction (in Go: package guard, or fencedb.Tx; with psql: fencedb with %s -- sh -c ''psql "$FENCEDB_POSTGRES_URL" -v ON_ERROR_STOP=1 -1 -c "$FENCEDB_ENTER" -f plain.sql''). Nothing was written.',
-                coalesce(quote_literal(resource), concat('the resource of the row', ', which is ' || array_to_string(templates, ' and ') || ',')), coalesce(quote_literal(resource), 'RESOURCE'))
+                coalesce(quote_literal(resource), concat('the resource of the row', ', which is ' || array_to_string(templates, ' and ') || ',')), coalesce('''' || replace(resource, '''', $q$'\''$q$) || '''', 'RESOURCE'))
             WHEN resource IS NULL THEN format('Nothing was written. Every row needs a resource, by %s: make these columns NOT NULL.', array_to_string(templates, ' and '))
             ELSE 'Enter with the grants of all resources the transaction writes to. Nothing was written.'
         END;
