@@ -260,7 +260,8 @@ func TestSwitchingHistoryOnEndsNobodyInADeadlock(t *testing.T) {
 	t.Parallel()
 	s := newSeats(t)
 	s.exec(`SELECT fencedb.protect('seats', resource => 'room:{room}', history => true); ` + enter(41, "room:red"))
-	s.exec(`BEGIN; SELECT FROM ` + strings.Replace(strings.TrimPrefix(enter(41, "room:red"), "SELECT "), "enter", "reenter", 1) + `; UPDATE seats SET guest = 'eve' WHERE id = 1`)
+	s.begin(reenter(41, "room:red", "60000"))
+	s.exec(`UPDATE seats SET guest = 'eve' WHERE id = 1`)
 	operator, switched := s.beside(), make(chan error, 1)
 	go func() {
 		_, err := operator.conn.Exec(t.Context(), keepHistory)

@@ -65,22 +65,15 @@ func run(ctx context.Context, out io.Writer, args []string) error {
 	if err != nil {
 		return err
 	}
-	err = opened(ctx, shop.New(leases, db, bank{}, keep, turn), db, out, args)
+	s := shop.New(leases, db, bank{}, keep, turn)
+	err = shop.Migrate(ctx, stdlib.OpenDBFromPool(db))
+	for n := 0; err == nil && n < len(goods); n++ {
+		err = s.Stock(ctx, goods[n])
+	}
+	if err == nil {
+		err = command(ctx, s, out, args)
+	}
 	return errors.Join(err, leases.Close(context.WithoutCancel(ctx))) // so that nobody waits for them to expire
-}
-
-// opened brings the database up, puts the goods on sale, and carries out the command.
-func opened(ctx context.Context, s *shop.Shop, db *pgxpool.Pool, out io.Writer, args []string) error {
-	plain := stdlib.OpenDBFromPool(db)
-	if err := errors.Join(shop.Migrate(ctx, plain), plain.Close()); err != nil {
-		return err
-	}
-	for _, level := range goods {
-		if err := s.Stock(ctx, level); err != nil {
-			return err
-		}
-	}
-	return command(ctx, s, out, args)
 }
 
 func command(ctx context.Context, s *shop.Shop, out io.Writer, args []string) error {
@@ -106,14 +99,10 @@ func command(ctx context.Context, s *shop.Shop, out io.Writer, args []string) er
 			fmt.Fprintln(out, c.ID)
 		}
 		return err
-	case args[0] == "pay" && len(args) == 2:
-		id, err := uuid.Parse(args[1])
-		if err != nil {
-			return fmt.Errorf("%q is no cart: %w", args[1], err)
-		}
-		return s.Pay(ctx, id)
+	case args[0] == "pay" && len(args) == 2 && uuid.Validate(args[1]) == nil:
+		return s.Pay(ctx, uuid.MustParse(args[1]))
 	}
-	return errors.New("usage: inventory [stock | reserve BUYER SKU=UNITS... | pay CART]")
+	return errors.New("usage: inventory [stock | reserve BUYER SKU=UNITS... | pay CART], with the cart that reserve has printed")
 }
 
 func sweep(ctx context.Context, s *shop.Shop) {
