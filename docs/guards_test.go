@@ -71,6 +71,7 @@ var guards = []struct {
 		{"S7", "nobody waits without a bound for a fence in the common case", "FOR NO KEY UPDATE SKIP LOCKED) older\n            WHERE", "FOR NO KEY UPDATE) older\n            WHERE", "fencedb.TestANewcomerThatCannotGetTheFenceLearnsWhoHasIt"},
 	}},
 	{"migrations/sql/00002_audit.sql", []guard{
+		{"S8", "a revocation is on disk when its operator is told", "    PERFORM set_config('synchronous_commit', 'local', true) WHERE current_setting('synchronous_commit') = 'off';\n", "", "fencedb.TestACrashForgetsNoSeal"},
 		{"S4", "a record cannot be deleted, except by age", "AND current_user = (SELECT pg_get_userbyid(c.relowner) FROM pg_class c WHERE c.oid = TG_RELID) THEN", "THEN", "migrations.TestWhoWritesAllDataCannotDeleteARecord"},
 		{"S4", "only the function that does a thing records it", "IF event IN ('protect', 'observe',", "IF event IN ('observe',", "migrations.TestAnOperatorCannotRecordWhatTheServerDoes"},
 		{"S4", "a record is not changed", "BEFORE UPDATE OR DELETE OR TRUNCATE ON", "BEFORE DELETE OR TRUNCATE ON", "migrations.TestWhatWasRecordedStays"},

@@ -335,22 +335,38 @@ func givesAnIDTwice(t *testing.T, write wayToWrite) bool {
 	return given == xid
 }
 
-// A write that such a crash forgets takes its fence along. A seal has been told to its holder.
+// A write that such a crash forgets takes its fence along. A seal has been told to its holder, and
+// a revocation to an operator.
 func TestACrashForgetsNoSeal(t *testing.T) {
 	t.Parallel()
-	server := testenv.OwnPostgres(t, "synchronous_commit=off", "wal_writer_delay=10s",
-		"synchronous_standby_names=nobody") // for whom it does not wait
-	w := &world{t, server.Pool()}
-	require.NoError(t, fencedb.Seal(t.Context(), w.pool, grantFor("table:12", 41, time.Minute)))
-	w.exec(`SELECT pg_switch_wal()`) // as above
-	w.exec(`CHECKPOINT`)
+	for name, seal := range map[string]func(ctx context.Context, pool *pgxpool.Pool, g fencedb.Grant) error{
+		"a holder's": func(ctx context.Context, pool *pgxpool.Pool, g fencedb.Grant) error {
+			return fencedb.Seal(ctx, pool, g)
+		},
+		"a revocation's": func(ctx context.Context, pool *pgxpool.Pool, g fencedb.Grant) error {
+			return fencedb.Tx(ctx, pool, g, func(tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, `SELECT fencedb.record('revoke', $1, 'ann@host', 'it hangs')`, g.Resource())
+				return err
+			})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := testenv.OwnPostgres(t, "synchronous_commit=off", "wal_writer_delay=10s",
+				"synchronous_standby_names=nobody") // for whom it does not wait
+			w := &world{t, server.Pool()}
+			require.NoError(t, seal(t.Context(), w.pool, grantFor("table:12", 41, time.Minute)))
+			w.exec(`SELECT pg_switch_wal()`) // as above
+			w.exec(`CHECKPOINT`)
 
-	require.NoError(t, fencedb.Seal(t.Context(), w.pool, grantFor("table:12", 42, time.Minute)))
-	server.Kill()
-	server.Restart()
+			require.NoError(t, seal(t.Context(), w.pool, grantFor("table:12", 42, time.Minute)))
+			server.Kill()
+			server.Restart()
 
-	w.pool = server.Pool()
-	require.EqualValues(t, 42, w.fence("table:12"))
+			w.pool = server.Pool()
+			require.EqualValues(t, 42, w.fence("table:12"))
+		})
+	}
 }
 
 func TestCancellingDuringCommitStillTellsTheTruth(t *testing.T) {

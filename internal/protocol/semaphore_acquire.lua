@@ -54,7 +54,7 @@ if token > MAX_WHOLE then return {'exhausted'} end
 
 local wait, others = nil, ''
 if taken >= limit then
-  local next = 2 * (taken - limit) + 1 -- above a lower limit than that of others more than one has to leave
+  local next = 2 * (taken - limit) + 1 -- where others have a higher limit, more than one has to leave
   wait, others = math.ceil((tonumber(all[next + 1]) - now) / 1000), string.match(all[next], '[^:]*$')
 elseif waited then
   wait, wrong = before(q, mine)
