@@ -49,15 +49,15 @@ inventory: ## Sell a flash sale four ways, side by side, with processes stopped 
 UNRACED = ./integration/matrix/... ./integration/soak ./internal/chaos ./cmd/... ./migrations ./docs/... ./examples ./internal/demo/... ./internal/testenv
 
 # Three packages at once: on two processors, tests that wait leave a third of the time unused otherwise. The longest ones
-# come first, so that none of them runs alone at the end. Four tests of each package at once, and three with the race
-# detector: with more, the short leases of tests would be over too soon. A machine with other load takes longer than the
-# ten minutes of go test. make lint runs go vet.
+# come first, so that none of them runs alone at the end. Without the race detector, four tests of each package at once:
+# with it, the short leases of tests would be over too soon. A machine with other load takes longer than the ten minutes
+# of go test. make lint runs go vet.
 TEST = go test -vet=off -count=1 -timeout 30m -p 3 -coverpkg=./lease,./fencedb
 
 .PHONY: test
 test: ## Run every test on real servers, mostly with the race detector, and check coverage
 	@internal/tools/ensure.sh go compiler programs prometheus
-	CGO_ENABLED=1 $(TEST) -parallel 3 -race -coverprofile=coverage.out ./fencedb ./lease $$(go list ./... | grep -vxF "$$(go list $(UNRACED))")
+	CGO_ENABLED=1 $(TEST) -race -coverprofile=coverage.out ./fencedb ./lease $$(go list ./... | grep -vxF "$$(go list $(UNRACED))")
 	$(TEST) -parallel 4 -coverprofile=unraced.out $(UNRACED)
 	@sed 1d unraced.out >>coverage.out
 	@internal/tools/coverage.sh coverage.out $(COVERAGE_BAR) lease fencedb
