@@ -79,8 +79,10 @@ func Worker(name string) Option { return func(o *options) { o.worker = name } }
 // data. For [New]. Defaults to off.
 func HashResources() Option { return func(o *options) { o.hashed = true } }
 
-// Interrupted has fn called with the error when Redis stops answering, and with nil when it answers
-// again: in between there are no events to see. For [Follow]. Defaults to nothing.
+// Interrupted calls fn with the error when events stop passing, and with nil when they pass again. For
+// [New]: Redis refuses events or does not answer, so they are dropped; a user without the right to
+// XADD looks like this. fn runs on the goroutine that publishes, so it must not wait. For [Follow]:
+// Redis does not answer, so there are no events to see. Defaults to nothing.
 func Interrupted(fn func(error)) Option { return func(o *options) { o.interrupted = fn } }
 
 // Hashed is the type of a resource, as in metrics, and the first 12 hexadecimal digits of the
@@ -128,6 +130,7 @@ type Feed struct {
 	options options
 	done    chan struct{} // closed when the publisher has ended
 	dropped atomic.Int64
+	outage  outage // of the publisher's goroutine only
 
 	mu           sync.Mutex
 	waiting      chan *Event                // sent to and closed under mu
@@ -154,6 +157,7 @@ func New(client redis.UniversalClient, opts ...Option) *Feed {
 
 		acquisitions: make(map[uuid.UUID]*acquisition),
 	}
+	f.outage.interrupted = f.options.interrupted
 	go f.run()
 	return f
 }
@@ -233,6 +237,7 @@ func (f *Feed) send(events []*Event) {
 		})
 	}
 	commands, err := exec(ctx, pipe)
+	f.outage.report(err)
 	if err == nil {
 		return
 	}

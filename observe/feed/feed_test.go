@@ -210,6 +210,25 @@ func TestWhatHappensAfterCloseIsDropped(t *testing.T) {
 	require.Len(t, s.read("0", 1), 1)
 }
 
+// A user without the right to publish is how a recommended set-up once lost every event in silence.
+func TestWhoRunsTheProcessLearnsThatEventsAreDropped(t *testing.T) {
+	t.Parallel()
+	s := newStream(t)
+	reports := make(chan error, 8)
+	f := s.feed(feed.Interrupted(func(err error) { reports <- err }))
+	require.NoError(t, s.client.Set(t.Context(), s.key(), "no stream", 0).Err())
+	commit(f, "table:12")
+	require.ErrorContains(t, <-reports, "WRONGTYPE")
+	commit(f, "table:12") // reported already
+	require.Eventually(t, func() bool { return f.Dropped() == 2 }, time.Minute, time.Millisecond)
+	require.NoError(t, s.client.Del(t.Context(), s.key()).Err())
+	commit(f, "table:13")
+	require.NoError(t, <-reports)
+	require.NoError(t, f.Close(t.Context()))
+	require.Empty(t, reports)
+	require.Len(t, s.read("0", 1), 1)
+}
+
 // The server is at its limit and refuses; the answer is that of each command.
 func TestWhatRedisRefusesIsCounted(t *testing.T) {
 	t.Parallel()

@@ -29,7 +29,7 @@ const (
 func Follow(ctx context.Context, client redis.UniversalClient, from string,
 	fn func(Event) error, opts ...Option) error {
 	o := newOptions(opts)
-	r := &reader{client: client, key: o.key, interrupted: o.interrupted}
+	r := &reader{client: client, key: o.key, outage: outage{interrupted: o.interrupted}}
 	var err error
 	if from == "$" { // once; XREAD with "$" would miss events between two calls
 		r.after, err = persist(ctx, r, r.last)
@@ -49,15 +49,19 @@ type reader struct {
 	client redis.UniversalClient
 	key    string
 	after  place // of the last event that was seen
-
-	interrupted func(error) // may be nil
-	away        bool        // Redis, as interrupted was told last
+	outage outage
 }
 
-func (r *reader) tell(err error) {
-	if away := err != nil; away != r.away && r.interrupted != nil {
-		r.away = away
-		r.interrupted(err)
+// outage reports the beginning and the end of each time without events, once.
+type outage struct {
+	interrupted func(error) // may be nil
+	reported    bool        // the last call of interrupted had an error
+}
+
+func (o *outage) report(err error) {
+	if failed := err != nil; failed != o.reported && o.interrupted != nil {
+		o.reported = failed
+		o.interrupted(err)
 	}
 }
 
@@ -67,12 +71,12 @@ func persist[T any](ctx context.Context, r *reader, attempt func(context.Context
 		value, err = within(ctx, attempt)
 		switch {
 		case err == nil:
-			r.tell(nil)
+			r.outage.report(nil)
 			return value, nil
 		case refused(err):
 			return value, err
 		case ctx.Err() == nil:
-			r.tell(err)
+			r.outage.report(err)
 		}
 		select {
 		case <-ctx.Done():
