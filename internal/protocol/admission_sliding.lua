@@ -23,6 +23,12 @@ local wrong = mistyped(key, 'zset')
 if wrong then return wrong end
 local now = clock()
 
+-- The log goes when its newest entry has left the window, and not sooner: the expiry is reckoned from the time that the
+-- entries have, and not from the one at which Redis began the script, which may be long before on a slow machine.
+local function expire()
+  redis.call('PEXPIREAT', key, digits(math.ceil(now / 1000) + window))
+end
+
 -- Writes only if there is something to remove: the first write of a script decides whether a server without memory allows the
 -- others.
 local past = digits(now - window * 1000)
@@ -34,10 +40,10 @@ end
 local count = redis.call('ZCARD', key)
 if count < limit then
   redis.call('ZADD', key, digits(now), id)
-  redis.call('PEXPIRE', key, digits(window))
+  expire()
   return {'admitted', digits(count + 1), digits(window)}
 end
-if redis.call('PTTL', key) < 0 then redis.call('PEXPIRE', key, digits(window)) end
+if redis.call('PTTL', key) < 0 then expire() end
 
 -- Milliseconds until the entry of that rank leaves the window.
 local function leaves(rank)

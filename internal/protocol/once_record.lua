@@ -5,7 +5,8 @@
 -- ARGV[3] how long to replay the result, milliseconds, > 0
 -- ARGV[4] fingerprint of the request, its SHA-256 in 32 bytes, '' if there is none   ARGV[5] result, any bytes
 --
--- Returns {'recorded'}  the result is this run's; also when this very run had recorded it before, so a lost reply costs nothing
+-- Returns {'recorded'}  the result is this run's, and is replayed for so long from now; also when this very run had recorded it
+--                       before, so a lost reply costs nothing
 --         {'lost'}      this run does not hold the claim; nothing was changed
 --         {'corrupt', key, problem}
 
@@ -18,9 +19,10 @@ if #ARGV[4] ~= 0 and #ARGV[4] ~= 32 then refuse('fingerprint must have 32 bytes,
 local wrong = mistyped(record, 'hash') or mistyped(owner, 'string')
 if wrong then return wrong end
 
-if redis.call('HGET', record, 'by') == me then return {'recorded'} end
-local held = redis.call('GET', owner) or ''
-if string.sub(held, 1, #me + 1) ~= me .. ':' then return {'lost'} end
-redis.call('HSET', record, 'by', me, 'fingerprint', ARGV[4], 'result', ARGV[5]) -- all fields, so nothing of an older result is left
+if redis.call('HGET', record, 'by') ~= me then
+  local held = redis.call('GET', owner) or ''
+  if string.sub(held, 1, #me + 1) ~= me .. ':' then return {'lost'} end
+  redis.call('HSET', record, 'by', me, 'fingerprint', ARGV[4], 'result', ARGV[5]) -- all fields, so nothing of an older result is left
+end
 redis.call('PEXPIRE', record, digits(keep))
 return {'recorded'}

@@ -102,6 +102,33 @@ func TestAnOutageCanUseUpAPeriod(t *testing.T) {
 	})
 }
 
+// The answer to the writing down is lost once, and comes late the next time. The period counts from
+// the run that follows, and not from the attempt whose answer was lost.
+func TestAPeriodCountsFromTheRunWhenAnAnswerWasLost(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		const period = 1500 * time.Millisecond
+		records := 0
+		w.faults.Set(func(cmd redis.Cmder) faulty.Fault {
+			if cmd.Args()[1] != redis.NewScript(protocol.OnceRecord.Source).Hash() {
+				return faulty.None
+			}
+			if records++; records == 1 {
+				return faulty.LoseReply
+			}
+			time.Sleep(time.Second)
+			return faulty.None
+		})
+		one, two := w.once(t, once.Config{}), w.once(t, once.Config{})
+		require.Equal(t, outcome{"first", false, nil}, do(t.Context(), one, "often", answers("first"), once.Every(period)))
+		require.Equal(t, 2, records)
+		w.faults.Always(faulty.None)
+		time.Sleep(period - 2*time.Millisecond)
+		require.Equal(t, outcome{"", true, nil}, do(t.Context(), two, "often", forbidden(t), once.Every(period)))
+		time.Sleep(4 * time.Millisecond)
+		require.Equal(t, outcome{"second", false, nil}, do(t.Context(), two, "often", answers("second"), once.Every(period)))
+	})
+}
+
 // Who asks between the claim of a run and its writing down has seen neither, and stands in line.
 func TestWhoAsksAtTheSameMomentWaitsForTheRun(t *testing.T) {
 	for name, opts := range map[string][]once.Option{"waits": nil, "does not wait": {once.NoWait()}} {
