@@ -412,6 +412,6 @@ var guards = []struct {
 	}},
 	{"cmd/fencedb/prune.go", []guard{
 		{"S5", "a fence of another issuer is not forgotten", "f.reset_from IS NULL AND NOT `+foreign+`", "f.reset_from IS NULL `+``+`", "cmd/fencedb.TestPruneLeavesFencesThatWereSetBackAndThoseOfOtherIssuers"},
-		{"S5", "what Redis knows by other flags is not forgotten", "if p.elsewhere[resource] || p.elsewhere[protocol.Digest(resource)] {", "if false {", "cmd/fencedb.TestPruneWithTheWrongFlagsForgetsNothing"},
+		{"S5", "what Redis knows by other flags is not forgotten", "case known:", "case false:", "cmd/fencedb.TestPruneWithTheWrongFlagsKeepsWhatRedisKnows"},
 	}},
 }

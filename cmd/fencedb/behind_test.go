@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
@@ -76,7 +77,7 @@ func TestSealsThatPostgresHasLostAreNamedAndMadeAnew(t *testing.T) {
 
 			require.Equal(t, []unsealed{{"seat:1", token, 0}, {"seat:2", holds.Token(), 0}}, done.Sealed)
 			require.Empty(t, done.Failed)
-			require.Equal(t, fmt.Sprint(done.AuditID), w.one(`SELECT id FROM fencedb.audit WHERE event = 'revoke' AND details = '{"behind": 2, "sealed": 2}'`))
+			require.Equal(t, fmt.Sprint(done.AuditID), w.one(`SELECT id FROM fencedb.audit WHERE event = 'revoke' AND details = '{"behind": 2, "raised": 0, "sealed": 2}'`))
 			require.ErrorIs(t, w.book(shutOut), fencedb.ErrStale)
 			require.NoError(t, w.book(w.acquire("seat:1")))
 			_, err = fencedb.Exec(t.Context(), w.pool, fencedb.NewGrant("seat:2", past.Token(), past.LeaseID(), fencedb.NoEnd), `INSERT INTO seats VALUES (2)`)
@@ -138,11 +139,11 @@ func TestSealingAllNamesWhatIsInTheWay(t *testing.T) {
 	got := w.run("revoke", "--behind", "--reason", "fail-over", "--yes")
 
 	require.Equal(t, exitFailed, got.code)
-	require.Contains(t, got.out, "seat:1 was not sealed: ")
+	require.Contains(t, got.out, "seat:1 was not changed: ")
 	require.Contains(t, got.out, "idle in transaction")
 	require.Contains(t, got.errOut, "not all were sealed")
 	require.NoError(t, tx.Commit(t.Context()))
-	require.Regexp(t, `SEALED +TOKEN +LEDGER HAD\nseat:1 `, w.ok("revoke", "--behind", "--reason", "fail-over", "--yes"))
+	require.Regexp(t, `RESOURCE +WHAT +TOKEN +HAD\nseat:1 +sealed `, w.ok("revoke", "--behind", "--reason", "fail-over", "--yes"))
 }
 
 // Their names are known from the ledger only.
@@ -188,14 +189,14 @@ func TestHashedResourcesThatTheLedgerHasLostAreCounted(t *testing.T) {
 
 	require.Equal(t, exitFailed, got.code)
 	require.Contains(t, got.errOut, "Redis knows only the hash")
-	require.Contains(t, flowing(got.out), "Nothing to seal that is known by name. Nothing was changed. * Resources of which Redis knows only the hash, and which are not in the ledger: 2.")
+	require.Contains(t, flowing(got.out), `Nothing to seal or to raise in namespace "shop" that is known by name. Nothing was changed. * Resources of which Redis knows only the hash, and which are not in the ledger: 2.`)
 
 	w.exec(`SELECT fencedb.enter('seat:2', 41, gen_random_uuid())`)
 	got = w.run(append([]string{"--json"}, revoke...)...)
 	var done sealing
 	w.decode("behind", &done, got.out)
 	require.Equal(t, exitFailed, got.code)
-	require.Equal(t, sealing{[]unsealed{{"seat:2", kept.Token(), 41}}, []failed{}, 1, done.AuditID}, done)
+	require.Equal(t, sealing{Sealed: []unsealed{{"seat:2", kept.Token(), 41}}, Raised: []raised{}, Failed: []failed{}, Unnamed: 1, AuditID: done.AuditID}, done)
 
 	sealed := newIssuer(t, w.redis, lease.Config{
 		Namespace: w.namespace, HashResources: true, Seal: fencedb.Sealer(w.pool),
@@ -203,7 +204,7 @@ func TestHashedResourcesThatTheLedgerHasLostAreCounted(t *testing.T) {
 	_, err = sealed.TryAcquire(t.Context(), "seat:1")
 	require.NoError(t, err)
 	require.ErrorIs(t, w.book(l), fencedb.ErrStale, "that is what is said")
-	require.Contains(t, w.ok(revoke...), "Nothing to seal: Redis")
+	require.Contains(t, w.ok(revoke...), "Nothing to seal or to raise in any namespace")
 }
 
 // claim runs the key k once.
@@ -225,9 +226,93 @@ func TestClaimsAreSealedOnlyIfTheyHaveEntered(t *testing.T) {
 	w := newWorld(t)
 	claim := w.claim(once.Config{Namespace: w.namespace})
 	revoke := []string{"revoke", "--behind", "--reason", "fail-over", "--yes"}
-	require.Contains(t, w.ok(revoke...), "Nothing to seal: Redis")
+	require.Contains(t, w.ok(revoke...), "Nothing to seal or to raise in any namespace")
 
 	w.publish(fmt.Sprintf(`{"kind":"committed","resource":"once:k","worker":"w","token":%d}`, claim.Token()))
 
-	require.Regexp(t, fmt.Sprintf(`SEALED +TOKEN +LEDGER HAD\nonce:k +%d`, claim.Token()), w.ok(revoke...))
+	require.Regexp(t, fmt.Sprintf(`RESOURCE +WHAT +TOKEN +HAD\nonce:k +sealed +%d`, claim.Token()), w.ok(revoke...))
+}
+
+// Whoever forgets the namespace of the programs after a restore learns that they were not sealed.
+func TestWhatIsBehindInAnotherNamespaceIsNamed(t *testing.T) {
+	t.Parallel()
+	for here, flags := range map[string][]string{
+		"without a namespace": {"--namespace", ""}, `in namespace "x"`: {"--namespace", "x"}, "hashed": {"--namespace", "x", "--hash-resources"},
+	} {
+		t.Run(here, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			l := w.acquire("seat:1")
+			require.NoError(t, w.book(l))
+			require.NoError(t, l.Release(t.Context()))
+			w.exec(`DELETE FROM fencedb.fences`)
+			revoke := append(flags, "revoke", "--behind", "--reason", "restored", "--yes")
+
+			got := w.run(revoke...)
+			require.Equal(t, exitFailed, got.code)
+			require.Contains(t, flowing(got.out), `Redis has tokens above the ledger's in namespace "shop" too, of 1 resources, such as seat:1.`)
+			require.NotContains(t, got.out, "in any namespace")
+			require.Contains(t, got.errOut, "other namespaces have tokens above the ledger's, and were left alone")
+			got = w.run(append([]string{"--json"}, revoke...)...)
+			var done sealing
+			w.decode("behind", &done, got.out)
+			require.Equal(t, []leftAlone{{"shop", 1, "seat:1"}}, done.Elsewhere)
+			require.Zero(t, done.AuditID)
+			require.Equal(t, "0", w.one(`SELECT count(*) FROM fencedb.fences`))
+			w.ok(append(revoke, "--force")...)
+
+			w.ok("revoke", "--behind", "--reason", "restored", "--yes")
+			require.ErrorIs(t, w.book(l), fencedb.ErrStale)
+			require.Contains(t, w.ok(revoke...), "Nothing to seal or to raise in any namespace")
+		})
+	}
+}
+
+// A deployment that hashes names beside one that does not: what either has issued counts.
+func TestSealsAreOfBothFormsOfAName(t *testing.T) {
+	t.Parallel()
+	for _, flags := range [][]string{nil, {"--hash-resources"}} {
+		w := newWorld(t)
+		plain := w.acquire("seat:1")
+		require.NoError(t, w.book(plain))
+		digested, err := newIssuer(t, w.redis, lease.Config{Namespace: w.namespace, HashResources: true}).TryAcquire(t.Context(), "seat:1")
+		require.NoError(t, err)
+
+		var done sealing
+		w.json("behind", &done, append(flags, "revoke", "--behind", "--reason", "restored", "--yes")...)
+
+		require.Equal(t, []unsealed{{"seat:1", digested.Token(), plain.Token()}}, done.Sealed, flags)
+		require.ErrorIs(t, w.book(plain), fencedb.ErrStale)
+		require.NoError(t, w.book(digested), "who holds it goes on")
+	}
+}
+
+// Redis has lost its data, and its clock is behind: new holders would be refused until it has
+// caught up.
+func TestCountersThatAreBehindAreRaisedAtOnce(t *testing.T) {
+	t.Parallel()
+	w := sound(t)
+	ahead := time.Now().Add(time.Hour).UnixMicro()
+	other := newIssuer(t, w.redis, lease.Config{Namespace: "shop-2"})
+	_, err := other.Raise(t.Context(), "seat:3", ahead)
+	require.NoError(t, err)
+	for seat := range 3 {
+		w.exec(fmt.Sprintf(`SELECT fencedb.enter('seat:%d', %d, gen_random_uuid())`, seat+1, ahead))
+	}
+	stale := w.acquire("seat:2")
+	require.ErrorIs(t, w.book(w.acquire("seat:1")), fencedb.ErrStale)
+
+	w.answer = "no\n"
+	require.Equal(t, exitDeclined, w.run("revoke", "--behind", "--reason", "clock").code)
+	require.Less(t, w.redis.Get(t.Context(), "lease:v1:{shop/seat:2}:fence").Val(), fmt.Sprint(ahead))
+	var done sealing
+	w.json("behind", &done, "revoke", "--behind", "--reason", "clock", "--yes")
+
+	require.Equal(t, []string{"seat:1", "seat:2"}, []string{done.Raised[0].Resource, done.Raised[1].Resource}, "seat:3 is of another namespace")
+	require.Equal(t, raised{Resource: "seat:2", Token: ahead, Redis: stale.Token()}, done.Raised[1])
+	require.Equal(t, fmt.Sprint(done.AuditID), w.one(`SELECT id FROM fencedb.audit WHERE details = '{"behind": 0, "sealed": 0, "raised": 2}'`))
+	require.NoError(t, stale.Release(t.Context()))
+	_, err = fencedb.Exec(t.Context(), w.pool, w.acquire("seat:2"), `INSERT INTO seats VALUES (2)`)
+	require.NoError(t, err)
+	require.Contains(t, w.ok("revoke", "--behind", "--reason", "clock", "--yes"), "Nothing to seal or to raise in any namespace")
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/urfave/cli/v3"
 
-	"github.com/fencedb/fencedb/internal/protocol"
 	"github.com/fencedb/fencedb/lease"
 )
 
@@ -127,9 +126,8 @@ func (a *app) remembered(ctx context.Context) (names []string) {
 	if err != nil {
 		return nil
 	}
-	wanted := lease.Key{Namespace: a.names.namespace, Field: "fence"}
-	keys, _ := scanKeys(ctx, s.client, wanted, func(k lease.Key) bool {
-		return k.Kind == protocol.LeaseKind && k.Namespace == a.names.namespace && !strings.HasPrefix(k.Resource, "sha256:") &&
+	keys, _ := s.survey(ctx, func(k lease.Key) bool {
+		return counts(k) && k.Namespace == a.names.namespace && !strings.HasPrefix(k.Resource, "sha256:") &&
 			visible(k.Resource) == k.Resource && !strings.ContainsAny(k.Resource, " '\"\\$`")
 	})
 	for _, k := range keys {

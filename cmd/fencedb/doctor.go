@@ -17,7 +17,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
-	"github.com/redis/go-redis/v9"
 	"github.com/urfave/cli/v3"
 
 	"github.com/fencedb/fencedb/fencedb"
@@ -103,7 +102,8 @@ type examination struct {
 	long     time.Duration
 
 	redis  []lease.ServerHealth // that answered with their clock
-	leases []lease.Key          // held now, in all namespaces, if there is more than that of the flags
+	keys   []lease.Key          // of all namespaces
+	shared []issuing            // what more than one namespace or form has
 	later  later                // of the tokens that are ahead of Redis's clock
 }
 
@@ -238,9 +238,7 @@ func (e *examination) examineRedis(ctx context.Context) {
 		}
 	}
 	if problem == nil {
-		e.examineLeases(ctx)
-		e.examineCounters(ctx)
-		e.examineNamespaces(ctx)
+		e.examineKeys(ctx)
 	}
 }
 
@@ -273,16 +271,30 @@ func (e *examination) hidden(err error) {
 // longHold is long for a lease that is renewed.
 const longHold = day
 
-// examineLeases looks for leases that end late or never, or cannot be read. It gives up after a few
-// seconds: a Redis may hold more than leases.
-func (e *examination) examineLeases(ctx context.Context) {
-	const most, patience = 10, 5 * time.Second
-	ctx, cancel := context.WithTimeout(ctx, patience)
+// examineKeys reads the keys of Redis for all that follows. It gives up after a few seconds: a
+// Redis may hold more than leases.
+func (e *examination) examineKeys(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, searchTime)
 	defer cancel()
-	found, err := e.findLeases(ctx, selection{limit: math.MaxInt})
+	var err error
+	e.keys, err = e.survey(ctx, func(k lease.Key) bool { return counts(k) || k.Field == "owner" || k.Field == "ended" })
+	for _, examine := range []func(context.Context) error{e.examineLeases, e.examineCounters, e.examineNamespaces} {
+		if err == nil {
+			err = examine(ctx)
+		}
+	}
 	if err != nil {
 		e.hidden(err)
-		return
+	}
+}
+
+// examineLeases looks for leases that end late or never, or cannot be read.
+func (e *examination) examineLeases(ctx context.Context) error {
+	const most = 10
+	owners := slices.DeleteFunc(slices.Clone(e.keys), func(k lease.Key) bool { return k.Field != "owner" })
+	found, err := e.listLeases(ctx, selection{limit: math.MaxInt}, owners)
+	if err != nil {
+		return err
 	}
 	for _, problem := range found.Problems[:min(most, len(found.Problems))] {
 		e.add("redis_corrupt", visible(problem))
@@ -292,46 +304,28 @@ func (e *examination) examineLeases(ctx context.Context) {
 		left, who := time.Duration(h.ExpiresInMS)*time.Millisecond, cmp.Or(visible(h.Label), "lease "+h.LeaseID.String()[:8])
 		switch {
 		case len(e.findings) == limit:
-			return
+			return nil
 		case left > protocol.LongTTL:
 			e.add("lease_ttl", visible(h.Resource), who, span(left))
 		case h.IssuedAt != nil && now.Sub(*h.IssuedAt) > longHold:
 			e.add("lease_unbounded", visible(h.Resource), who, span(now.Sub(*h.IssuedAt)))
 		}
 	}
+	return nil
 }
 
 // examineCounters looks for last tokens that are ahead of Redis's clock, also of what nobody holds.
-func (e *examination) examineCounters(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, searchTime)
-	defer cancel()
-	keys, err := scanKeys(ctx, e.client, lease.Key{Namespace: e.names.namespace, Field: "fence"},
-		func(k lease.Key) bool {
-			return k.Namespace == e.names.namespace && !strings.HasPrefix(k.Resource, protocol.Trial)
-		})
-	for batch := range slices.Chunk(keys, batchSize) {
-		if err != nil {
-			break
-		}
-		last := make([]*redis.StringCmd, len(batch))
-		_, err = e.client.Pipelined(ctx, func(pipe redis.Pipeliner) error {
-			for n, k := range batch {
-				last[n] = pipe.Get(ctx, k.String())
-			}
-			return nil
-		})
-		if errors.Is(err, redis.Nil) { // it has gone meanwhile
-			err = nil
-		}
-		for n, k := range batch {
-			if token, _ := last[n].Int64(); token < protocol.MaxNumber {
-				e.later.note(k.Resource, token, e.ahead)
-			}
+func (e *examination) examineCounters(ctx context.Context) error {
+	counters := slices.DeleteFunc(slices.Clone(e.keys), func(k lease.Key) bool {
+		return !counts(k) || k.Namespace != e.names.namespace
+	})
+	last, err := e.lastTokens(ctx, counters)
+	for n, token := range last {
+		if token < protocol.MaxNumber {
+			e.later.note(counters[n].Resource, token, e.ahead)
 		}
 	}
-	if err != nil {
-		e.hidden(err)
-	}
+	return err
 }
 
 // askSeals looks for tokens that have entered, or are of a revocation, and that the ledger lacks.
@@ -341,7 +335,7 @@ func (e *examination) askSeals(ctx context.Context) error {
 	}
 	search, cancel := context.WithTimeout(ctx, searchTime)
 	defer cancel()
-	tokens, err := e.proven(search)
+	tokens, err := e.proven(search, e.names.namespace, e.keys)
 	if err != nil {
 		e.hidden(err)
 	}
@@ -357,74 +351,73 @@ func (e *examination) askSeals(ctx context.Context) error {
 	return err
 }
 
-// examineNamespaces lists the namespaces that have leases, if one has that is not looked at.
-func (e *examination) examineNamespaces(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, searchTime)
-	defer cancel()
-	count := map[string]int{}
-	found, err := scanKeys(ctx, e.client, lease.Key{Field: "owner"}, func(k lease.Key) bool { return k.Kind == protocol.LeaseKind })
-	for _, k := range found {
-		if k.Namespace != e.names.namespace {
-			count[k.Namespace]++
-		}
-	}
-	if err != nil {
-		e.hidden(err)
-	}
-	if len(count) == 0 {
-		return
-	}
-	var all []string
-	for _, namespace := range slices.Sorted(maps.Keys(count)) {
-		all = append(all, fmt.Sprintf("%d %s", count[namespace], inNamespace(namespace)))
-	}
-	e.add("namespaces", inNamespace(e.names.namespace), visible(strings.Join(all, ", ")))
-	e.leases = found
-}
-
-// askNamespaces looks for fences that a holder in one namespace has entered and for which another
-// namespace issues tokens too: their programs write to this database, and do not see each other.
-func (e *examination) askNamespaces(ctx context.Context) error {
-	const most = 1000
-	namespaces := map[string]bool{e.names.namespace: true}
-	var ids, from []string
-	var tokens []int64
-	for _, k := range e.leases[:min(most, len(e.leases))] {
-		p := place{Namespace: k.Namespace} // by the name that Redis has, hashed or not
-		if err := p.look(ctx, e.servers, k.Resource); err != nil {
-			continue // one that cannot be read is a finding of its own
-		}
-		namespaces[k.Namespace] = true
-		if p.Holder != nil {
-			ids, tokens, from = append(ids, p.Holder.LeaseID.String()), append(tokens, p.Holder.Token), append(from, k.Namespace)
-		}
-	}
-	rows, _ := e.pool.Query(ctx, `SELECT f.resource, o.namespace FROM unnest($1::uuid[], $2::bigint[], $3::text[]) AS o(id, token, namespace)
-		JOIN fencedb.fences f ON f.lease_id = o.id AND f.last_fencing_token = o.token ORDER BY f.resource LIMIT 10`, ids, tokens, from)
-	type entered struct{ Resource, Namespace string }
-	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[entered])
-	for _, f := range all {
-		for _, other := range slices.Sorted(maps.Keys(namespaces)) {
-			if other != f.Namespace && e.issuesTokens(ctx, other, f.Resource) {
-				e.add("namespaces_overtake", visible(f.Resource), inNamespace(f.Namespace), inNamespace(other))
+// examineNamespaces lists the namespaces whose tokens Redis knows, if there is one that is not
+// looked at, and keeps the tokens of the last hour of what more than one has, or both forms.
+func (e *examination) examineNamespaces(ctx context.Context) error {
+	count, places := map[string]int{}, map[string][]lease.Key{}
+	for _, k := range e.keys {
+		if counts(k) {
+			places[digest(k)] = append(places[digest(k)], k)
+			if k.Namespace != e.names.namespace {
+				count[k.Namespace]++
 			}
+		}
+	}
+	if len(count) > 0 {
+		var all []string
+		for _, namespace := range slices.Sorted(maps.Keys(count)) {
+			all = append(all, fmt.Sprintf("%d %s", count[namespace], inNamespace(namespace)))
+		}
+		e.add("namespaces", inNamespace(e.names.namespace), visible(strings.Join(all, ", ")))
+	}
+	var shared []lease.Key
+	for _, keys := range places {
+		if len(keys) > 1 {
+			shared = append(shared, keys...)
+		}
+	}
+	tokens, err := e.lastTokens(ctx, shared)
+	for n, token := range tokens {
+		if e.ahead.sinceRedis(time.UnixMicro(token)) < time.Hour {
+			e.shared = append(e.shared, issuing{shared[n], token})
 		}
 	}
 	return err
 }
 
-// issuesTokens tells whether Redis has issued one for the resource there in the last hour.
-func (e *examination) issuesTokens(ctx context.Context, namespace, resource string) bool {
-	for _, hashed := range []bool{false, true} {
-		p := place{Namespace: namespace, Hashed: hashed}
-		if p.look(ctx, e.servers, resource) != nil {
-			continue
-		}
-		if last := value(p.LastToken); last > 0 && e.ahead.sinceRedis(time.UnixMicro(last)) < time.Hour {
-			return true
-		}
+// issuing is a place in Redis, and the last token from there.
+type issuing struct {
+	lease.Key
+	token int64
+}
+
+// askNamespaces looks for fences that tokens of two namespaces, or of both forms of a name, have
+// reached: their programs write to this database, and do not see each other. What another database
+// is written with does not reach the fence, unless it is older.
+func (e *examination) askNamespaces(ctx context.Context) error {
+	if len(e.shared) == 0 {
+		return nil
 	}
-	return false
+	var digests, places []string
+	var tokens []int64
+	for _, k := range e.shared {
+		place := inNamespace(k.Namespace)
+		if hashed(k.Key) {
+			place += ", hashed"
+		}
+		digests, tokens, places = append(digests, digest(k.Key)), append(tokens, k.token), append(places, place)
+	}
+	rows, _ := e.pool.Query(ctx, `SELECT f.resource, string_agg(i.place, '; ' ORDER BY i.place)
+		FROM unnest($1::text[], $2::bigint[], $3::text[]) i(digest, token, place)
+		JOIN (SELECT resource, last_fencing_token, `+ledgerDigest+` AS digest FROM fencedb.fences WHERE last_fencing_token >= $4) f
+		  ON f.digest = i.digest AND f.last_fencing_token >= i.token
+		GROUP BY 1 HAVING count(*) > 1 ORDER BY 1 LIMIT 10`, digests, tokens, places, slices.Min(tokens))
+	var resource, all string
+	_, err := pgx.ForEachRow(rows, []any{&resource, &all}, func() error {
+		e.add("namespaces_overtake", visible(resource), visible(all))
+		return nil
+	})
+	return err
 }
 
 // addProblem finds the server that the error of Check is about, if possible.

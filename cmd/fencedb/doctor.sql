@@ -74,13 +74,13 @@
 -- Why: nothing bounds it: a holder that is stuck keeps it for ever
 -- Do: leave it if it is a role that one process has for as long as it lives; otherwise set lease.Config.MaxHold, and see who it is
 
--- warning namespaces: besides the leases %s, which are looked at, Redis has %s
+-- warning namespaces: besides the resources %s, which are looked at, Redis knows %s
 -- Why: programs that write to the same tables and are not in the same lease.Config.Namespace hold a resource at the same time
 -- Do: leave it if those write to other databases, or hold other resources; otherwise docs/runbook/writes.md, two namespaces overtake each other
 
--- error namespaces_overtake: the fence of %s was entered by a holder %s, and Redis issues tokens for it %s too
+-- error namespaces_overtake: Redis has issued tokens for %s in more than one place within the hour, and its fence has reached all of them: %s
 -- Why: two hold it at once, and each shuts the other out when it enters; what fences protect stays safe
--- Do: stop the programs with the wrong lease.Config.Namespace, and deploy them with the right one: docs/runbook/writes.md, two namespaces overtake each other
+-- Do: stop the programs with the wrong lease.Config.Namespace or HashResources, and deploy them with the right one: docs/runbook/writes.md, two namespaces overtake each other
 
 -- warning clock_difference: the clock of %s is %s %s Postgres's
 -- Why: tokens carry Redis's time; if a clock that is ahead is put right and Redis then forgets a token, the next ones are refused until its clock has caught up
@@ -88,7 +88,7 @@
 
 -- error redis_behind: the ledger has token %s for %s, Redis knows %s, and its clock passes that at %s, in %s
 -- Why: Redis has lost data and its clock is behind, so new holders are refused until then
--- Do: run fencedb revoke for the resource, which takes Redis above the ledger; package guard does it by itself
+-- Do: run fencedb revoke --behind, which raises all counters that are behind the ledger; package guard does it by itself
 
 -- warning tokens_ahead: tokens are ahead of the clock of Redis, that of %s the furthest, until %s, for another %s
 -- Why: its clock was set back, or was ahead once: until then tokens rise by one and tell no time, so leases and inspect do not know how long such leases are held; if Redis forgets them, new holders may be refused

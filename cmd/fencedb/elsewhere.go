@@ -50,9 +50,9 @@ func (s *servers) search(ctx context.Context, resources ...string) (map[string][
 	for _, resource := range resources {
 		named[resource], named[protocol.Digest(resource)] = resource, resource
 	}
-	keys, err := scanKeys(search, s.client, lease.Key{Field: "fence"}, func(k lease.Key) bool {
+	keys, err := s.survey(search, func(k lease.Key) bool {
 		resource, wanted := named[k.Resource]
-		return wanted && k != s.key(resource)
+		return wanted && k.Field == "fence" && k != s.names.key(resource)
 	})
 	found := map[string][]place{}
 	for _, k := range keys {
@@ -63,9 +63,6 @@ func (s *servers) search(ctx context.Context, resources ...string) (map[string][
 		}
 		found[resource] = append(found[resource], p)
 	}
-	if err != nil && search.Err() != nil && ctx.Err() == nil {
-		err = fmt.Errorf("there are too many keys in Redis to read them in %v", searchTime)
-	}
 	for _, places := range found {
 		slices.SortFunc(places, func(a, b place) int {
 			return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.String(), b.String()))
@@ -74,12 +71,11 @@ func (s *servers) search(ctx context.Context, resources ...string) (map[string][
 	return found, err
 }
 
-// key is the name of a resource by the flags of this call.
-func (s *servers) key(resource string) lease.Key {
-	if s.names.hashed {
-		resource = protocol.Digest(resource)
-	}
-	return lease.Key{Kind: protocol.LeaseKind, Namespace: s.names.namespace, Resource: resource, Field: "fence"}
+// key is that of the last token of a resource.
+func (n names) key(resource string) lease.Key {
+	k := lease.Key(protocol.KeyOf(protocol.LeaseKind, n.namespace, resource, n.hashed))
+	k.Field = "fence"
+	return k
 }
 
 func (p *place) look(ctx context.Context, s *servers, resource string) error {

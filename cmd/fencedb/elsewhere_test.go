@@ -42,7 +42,7 @@ func TestTwoNamespacesThatOvertakeEachOtherAreNamed(t *testing.T) {
 		}
 	}
 	require.Equal(t, []string{"error namespaces_overtake", "warning namespaces"}, w.diagnosed(exitFailed))
-	require.Contains(t, flowing(w.run("doctor").out), `entered by a holder in namespace "shop-2", and Redis issues tokens for it in namespace "shop" too`)
+	require.Contains(t, flowing(w.run("doctor").out), `tokens for seat:1 in more than one place within the hour, and its fence has reached all of them: in namespace "shop"; in namespace "shop-2"`)
 
 	for _, args := range [][]string{
 		{"revoke", "seat:1", "--reason", "it hangs", "--yes"}, {"with", "seat:1", "--", "false"},
@@ -88,9 +88,9 @@ func TestDoctorListsNamespacesThatDoNotOvertakeEachOther(t *testing.T) {
 	require.NoError(t, fencedb.Seal(t.Context(), w.pool, w.acquire("seat:2")))
 
 	require.Equal(t, []string{"warning namespaces"}, w.diagnosed(exitDone))
-	require.Contains(t, flowing(w.ok("doctor")), `besides the leases in namespace "shop", which are looked at, Redis has 1 in namespace "shop-2"`)
+	require.Contains(t, flowing(w.ok("doctor")), `besides the resources in namespace "shop", which are looked at, Redis knows 1 in namespace "shop-2"`)
 	require.Equal(t, []string{"warning namespaces"}, w.as("--namespace", "").diagnosed(exitDone), "in a wrong one too")
-	require.Contains(t, flowing(w.ok("doctor")), `Redis has 1 in namespace "shop", 1 in namespace "shop-2"`)
+	require.Contains(t, flowing(w.ok("doctor")), `Redis knows 1 in namespace "shop", 1 in namespace "shop-2"`)
 }
 
 func TestAResourceThatIsRememberedInAnotherNamespaceIsNamedWithIt(t *testing.T) {
@@ -142,7 +142,7 @@ func TestASearchOfTheNamespacesIsGivenUpInTime(t *testing.T) {
 
 	require.NoError(t, err)
 	require.Equal(t, []string{"unknown_to_redis", "not_searched"}, codes(found.Notes))
-	require.ErrorContains(t, found.unsearched, "too many keys in Redis to read them in 5s")
+	require.ErrorContains(t, found.unsearched, "redis: SCAN was not done in 5s: Redis is slow, or has many keys; until then it named ")
 	require.Nil(t, found.Elsewhere)
 }
 
@@ -154,15 +154,36 @@ func TestWhoMayNotLookInOtherNamespacesIsToldSo(t *testing.T) {
 	l := w.acquire("seat:1")
 
 	require.Equal(t, []string{"not_entered", "not_searched"}, codes(w.inspected("seat:1").Notes))
-	require.Contains(t, w.ok("inspect", "seat:2"), "was not found out: NOPERM")
+	require.Contains(t, w.ok("inspect", "seat:2"), "was not found out: redis: scan: NOPERM")
 	got := w.run("revoke", "seat:1", "--reason", "it hangs", "--yes")
 	require.Zero(t, got.code, got.errOut)
-	require.Contains(t, got.errOut, "whether seat:1 is held in another namespace too was not found out: NOPERM")
+	require.Contains(t, got.errOut, "whether seat:1 is held in another namespace too was not found out: redis: scan: NOPERM")
 	require.ErrorIs(t, l.Extend(t.Context()), lease.ErrRevoked)
 	for _, args := range [][]string{{"revoke", "seat:2", "--reason", "it hangs", "--yes"}, {"with", "seat:3", "--", "true"}} {
 		got = w.run(args...)
 		require.NotZero(t, got.code)
 		require.Contains(t, got.errOut, "nothing was changed: Redis does not know "+args[1]+" here, and whether it is in another namespace was not found out")
 		require.Zero(t, w.run(append([]string{args[0], "--force"}, args[1:]...)...).code)
+	}
+}
+
+// Leases of milliseconds: nobody holds when doctor looks, and the last tokens tell.
+func TestNamespacesThatOvertakeEachOtherAreFoundByTheirTokens(t *testing.T) {
+	t.Parallel()
+	for name, cfg := range map[string]lease.Config{`in namespace "shop-2"`: {Namespace: "shop-2"}, `in namespace "shop", hashed`: {Namespace: "shop", HashResources: true}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := sound(t)
+			for _, i := range []*lease.Issuer{w.issuer, newIssuer(t, w.redis, cfg), w.issuer} {
+				l, err := i.TryAcquire(t.Context(), "seat:1")
+				require.NoError(t, err)
+				require.NoError(t, w.book(l))
+				require.NoError(t, l.Release(t.Context()))
+			}
+
+			require.Contains(t, w.diagnosed(exitFailed), "error namespaces_overtake")
+			require.Contains(t, flowing(w.run("doctor").out), `its fence has reached all of them: in namespace "shop"; `+name)
+			require.Contains(t, w.as("--namespace", "x").diagnosed(exitFailed), "error namespaces_overtake", "in a wrong one too")
+		})
 	}
 }

@@ -5,15 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/redis/go-redis/v9"
 	"github.com/urfave/cli/v3"
 	"golang.org/x/sync/errgroup"
 
@@ -171,26 +168,32 @@ type selection struct {
 }
 
 func (s *servers) findLeases(ctx context.Context, wanted selection) (*leaseList, error) {
-	shown := names{namespace: s.names.namespace} // never hashed: SCAN finds the names that Redis has
-	keys, err := scanKeys(ctx, s.client, lease.Key{Namespace: shown.namespace, Resource: wanted.prefix, Field: "owner"},
-		func(k lease.Key) bool { return k.Namespace == shown.namespace }) // a pattern cannot tell them apart
+	keys, err := s.survey(ctx, func(k lease.Key) bool { return k.Field == "owner" && strings.HasPrefix(k.Resource, wanted.prefix) })
 	if err != nil {
-		return nil, fmt.Errorf("redis: scan: %w", err)
+		return nil, err
+	}
+	return s.listLeases(ctx, wanted, keys)
+}
+
+// listLeases lists those of owners, which are keys of all namespaces.
+func (s *servers) listLeases(ctx context.Context, wanted selection, owners []lease.Key) (*leaseList, error) {
+	shown := names{namespace: s.names.namespace} // never hashed: SCAN finds the names that Redis has
+	var keys []lease.Key
+	var others []string
+	for _, k := range owners {
+		if k.Namespace == shown.namespace {
+			keys = append(keys, k)
+		} else {
+			others = append(others, visible(inNamespace(k.Namespace)))
+		}
 	}
 	slices.SortFunc(keys, func(a, b lease.Key) int {
 		return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.Kind, b.Kind))
 	})
 	list := &leaseList{Leases: []held{}, asked: wanted, namespace: shown.namespace}
 	if len(keys) == 0 {
-		others, err := scanKeys(ctx, s.client, lease.Key{Field: "owner"}, func(k lease.Key) bool { return strings.HasPrefix(k.Resource, wanted.prefix) })
-		if err != nil {
-			return nil, fmt.Errorf("redis: scan: %w", err)
-		}
-		for _, k := range others {
-			list.elsewhere = append(list.elsewhere, visible(inNamespace(k.Namespace)))
-		}
-		slices.Sort(list.elsewhere)
-		list.elsewhere = slices.Compact(list.elsewhere)
+		slices.Sort(others)
+		list.elsewhere = slices.Compact(others)
 	}
 	if !wanted.oldest && wanted.olderThan == 0 { // otherwise all have to be looked at
 		list.More = len(keys) > wanted.limit
@@ -254,37 +257,4 @@ func (s *servers) holders(ctx context.Context, key lease.Key, i *lease.Issuer,
 		key.Kind = protocol.OnceKind
 	}
 	return []held{{key.Resource, key.Kind, *s.ahead.holder(known), known.Waiters}}, nil
-}
-
-// scanKeys returns the keys of leases and semaphores that are there and wanted, each once, in no
-// order; with an error those that were found until then.
-func scanKeys(ctx context.Context, client redis.UniversalClient, names lease.Key,
-	wanted func(lease.Key) bool) ([]lease.Key, error) {
-	var mu sync.Mutex
-	found := map[lease.Key]bool{} // SCAN may name a key twice
-	scan := func(ctx context.Context, server redis.Cmdable) error {
-		for _, kind := range []string{protocol.LeaseKind, protocol.SemaphoreKind} {
-			names := names
-			names.Kind = kind
-			keys := server.Scan(ctx, 0, names.Pattern(), 1000).Iterator()
-			for keys.Next(ctx) {
-				if k, ok := lease.ParseKey(keys.Val()); ok && wanted(k) {
-					mu.Lock()
-					found[k] = true
-					mu.Unlock()
-				}
-			}
-			if err := keys.Err(); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	var err error
-	if cluster, ok := client.(*redis.ClusterClient); ok {
-		err = cluster.ForEachMaster(ctx, func(ctx context.Context, master *redis.Client) error { return scan(ctx, master) })
-	} else {
-		err = scan(ctx, client)
-	}
-	return slices.Collect(maps.Keys(found)), err
 }

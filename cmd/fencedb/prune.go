@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -34,8 +33,8 @@ lease is held plus the time that a token is remembered. --older-than must be
 at least the sum of the two, as the programs set them in lease.Config, and
 should be longer than a process can be paused. The fences of resources that
 are held now are kept, those that were set back, and those of other issuers
-(fencedb.foreign_issuers). It reads all keys of Redis, and refuses resources
-that Redis knows only by another --namespace or --hash-resources.
+(fencedb.foreign_issuers), and those of resources that Redis knows by another
+--namespace or --hash-resources: it reads all keys of Redis.
 
 The records in fencedb.audit are kept for ever, unless --audit-older-than
 gives a time of 90 days or more. Who protected a table is kept for as long as
@@ -60,12 +59,15 @@ it is protected.
 
 type pruning struct {
 	OlderThanMS int64 `json:"older_than_ms"`
-	Found       int64 `json:"found"` // removable
-	Held        int64 `json:"held"`  // old enough but held now
+	Found       int64 `json:"found"`     // removable
+	Held        int64 `json:"held"`      // old enough but held now
+	Elsewhere   int64 `json:"elsewhere"` // likewise, but known to Redis in another namespace or form, so kept
 	Forgotten   int64 `json:"forgotten"`
 	Applied     bool  `json:"applied"`
 
 	Audit *auditPruning `json:"audit"` // nil: records are kept
+
+	namespace, example string // of Elsewhere
 }
 
 type auditPruning struct {
@@ -88,6 +90,10 @@ func (r *pruning) print(p page) {
 	default:
 		p.say("%d records are older than %s and may go.", audit.Found, millis(audit.OlderThanMS))
 	}
+	if r.Elsewhere > 0 {
+		p.say("Kept: %d that Redis does not know %s, but %s. See that both flags are those of the programs that write to this database.",
+			r.Elsewhere, inNamespace(r.namespace), r.example)
+	}
 }
 
 // pruner holds the arguments of prune.
@@ -97,7 +103,7 @@ type pruner struct {
 	auditOlder             time.Duration // 0: records are kept
 	apply                  bool
 	*servers
-	elsewhere map[string]bool // the names, or their digests, that Redis knows by other flags
+	elsewhere map[string]lease.Key // what Redis knows by other flags, by digest
 }
 
 func (p *pruner) check(*cli.Command) error {
@@ -116,7 +122,7 @@ func (p *pruner) run(ctx context.Context) (*pruning, error) {
 	if p.replica && p.apply {
 		return nil, errReplica
 	}
-	r := &pruning{OlderThanMS: p.older.Milliseconds(), Applied: p.apply}
+	r := &pruning{OlderThanMS: p.older.Milliseconds(), Applied: p.apply, namespace: p.names.namespace}
 	err := p.sweep(ctx, r, false)
 	question := fmt.Sprintf("%d fences older than %s", r.Found, span(p.older))
 	if err == nil && p.auditOlder > 0 {
@@ -146,6 +152,7 @@ func (p *pruner) run(ctx context.Context) (*pruning, error) {
 // sweep reads the old fences in the order of resources. It counts all, or forgets the free ones.
 func (p *pruner) sweep(ctx context.Context, r *pruning, forget bool) error {
 	defer p.waits("the old fences, to be compared with Redis")()
+	r.Elsewhere, r.Held = 0, 0
 	err := p.findElsewhere(ctx)
 	for after, more := "", true; more && err == nil; {
 		after, more, err = p.next(ctx, after, r, forget)
@@ -167,7 +174,7 @@ func (p *pruner) next(ctx context.Context, after string, r *pruning, forget bool
 	if len(old) == 0 {
 		return "", false, maySee(ctx, p.pool)
 	}
-	free, err := p.free(ctx, old)
+	free, err := p.free(ctx, old, r)
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return "", false, fmt.Errorf("redis: %d resources were not looked up in time (--timeout %v): %w", len(old), p.timeout, ctx.Err())
@@ -177,14 +184,14 @@ func (p *pruner) next(ctx context.Context, after string, r *pruning, forget bool
 	if forget {
 		err = p.forget(ctx, free, r)
 	} else {
-		r.Found, r.Held = r.Found+int64(len(free)), r.Held+int64(len(old)-len(free))
+		r.Found += int64(len(free))
 	}
 	return old[len(old)-1], len(old) == batchSize, err
 }
 
-// free returns those that nobody holds. It refuses one that Redis knows by other flags, as whoever
-// forgot a flag would be told that nobody holds anything.
-func (p *pruner) free(ctx context.Context, resources []string) ([]string, error) {
+// free returns those that nobody holds, and that Redis does not know by other flags: whoever forgot
+// a flag would be told that nobody holds anything. It counts the others.
+func (p *pruner) free(ctx context.Context, resources []string, r *pruning) ([]string, error) {
 	held := make([]bool, len(resources))
 	asking, asked := errgroup.WithContext(ctx)
 	asking.SetLimit(16)
@@ -200,40 +207,32 @@ func (p *pruner) free(ctx context.Context, resources []string) ([]string, error)
 	}
 	var free []string
 	for n, resource := range resources {
-		if held[n] {
-			continue
+		switch k, known := p.elsewhere[protocol.Digest(resource)]; {
+		case held[n]:
+			r.Held++
+		case known:
+			r.Elsewhere++
+			r.example = place{Namespace: k.Namespace, Kind: k.Kind, Hashed: hashed(k)}.String()
+		default:
+			free = append(free, resource)
 		}
-		if p.elsewhere[resource] || p.elsewhere[protocol.Digest(resource)] {
-			places, err := p.search(ctx, resource)
-			if err == nil {
-				err = p.notElsewhere(resource, false, places[resource], nil)
-			}
-			if err != nil {
-				return nil, err
-			}
-		}
-		free = append(free, resource)
 	}
 	return free, nil
 }
 
-// findElsewhere finds what notElsewhere may have to refuse: it would read all keys for each
-// resource.
+// findElsewhere finds what other namespaces have, and the other form of names.
 func (p *pruner) findElsewhere(ctx context.Context) error {
 	ctx, cancel := p.bounded(ctx)
 	defer cancel()
-	keys, err := scanKeys(ctx, p.client, lease.Key{Field: "fence"}, func(k lease.Key) bool {
-		here := k.Kind == protocol.LeaseKind && k.Namespace == p.names.namespace && strings.HasPrefix(k.Resource, "sha256:") == p.names.hashed
-		return !here && (p.names.namespace == "" || p.names.namespace == k.Namespace)
+	keys, err := p.survey(ctx, func(k lease.Key) bool {
+		here := k.Kind == protocol.LeaseKind && k.Namespace == p.names.namespace && hashed(k) == p.names.hashed
+		return k.Field == "fence" && !here
 	})
-	if err != nil {
-		return fmt.Errorf("redis: scan: %w", err)
-	}
-	p.elsewhere = map[string]bool{}
+	p.elsewhere = map[string]lease.Key{}
 	for _, k := range keys {
-		p.elsewhere[k.Resource] = true
+		p.elsewhere[digest(k)] = k
 	}
-	return nil
+	return err
 }
 
 // forget keeps fences that have advanced since they were found. A holder that acquired meanwhile

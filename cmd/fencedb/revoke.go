@@ -39,11 +39,15 @@ Sealing waits for an open transaction of the holder, for as long as
 --timeout. If that is too short, the exit code is 4: the lease has ended, but
 the open transaction can still commit.
 
-With --behind it ends nobody, and seals all resources of the namespace whose
-last token in Redis is above the one in the ledger: after a fail-over that
-lost commits, or when a database was restored, former holders could write
-again until then. With --hash-resources it knows names from the ledger alone:
-those that the ledger has lost are counted, and the exit code is 1. Claims of
+With --behind it ends nobody, and compares all last tokens in Redis with the
+ledger. It seals the resources of the namespace whose token in Redis is above
+the one in the ledger: after a fail-over that lost commits, or when a database
+was restored, former holders could write again until then. It raises the
+counters of those whose fence is above what Redis would issue next, as when
+Redis has lost its data and its clock is behind: new holders are refused until
+then. Hashed names are known from the ledger alone: those that the ledger has
+lost are counted, and so is what other namespaces have above the ledger. Then
+the exit code is 1, for other namespaces unless there is --force. Claims of
 package once are left out that are not known to have entered.
 
 With --seal-only it asks no Redis, for one that is away, full or refuses. It
@@ -57,7 +61,7 @@ A token may be above that if Redis's clock is, or was, ahead of Postgres's.
    fencedb revoke table:12 --reason 'host is gone' --yes --json`,
 		Flags: e.flags(a.yesFlag(), &cli.BoolFlag{Name: "force", Destination: &force, Usage: "revoke also what another namespace has, or no server knows"},
 			&cli.BoolFlag{Name: "seal-only", Destination: &sealOnly, Usage: "shut holders out in Postgres, without Redis"},
-			&cli.BoolFlag{Name: "behind", Destination: &behind, Usage: "seal all for which Redis has a newer token than the ledger"}),
+			&cli.BoolFlag{Name: "behind", Destination: &behind, Usage: "seal or raise all that one server has and the other lacks"}),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			if sealOnly {
 				return a.on(onPostgres|onPrimary, e.ofOne, func(ctx context.Context, s *servers) (report, error) {
@@ -77,7 +81,7 @@ A token may be above that if Redis's clock is, or was, ahead of Postgres's.
 					return nil, fmt.Errorf("%w: %w%s", errUnchanged, err, s.withoutRedis())
 				}
 				if behind {
-					return nil, s.sealBehind(ctx, e)
+					return nil, s.sealBehind(ctx, e, force)
 				}
 				return s.confirmAndRevoke(ctx, e, force)
 			})(ctx, cmd)
