@@ -28,7 +28,7 @@ local count = tonumber(value)
 local left = redis.call('PTTL', key)
 if left < 0 or left > window then
   left = window
-  redis.call('PEXPIRE', key, digits(window))
+  redis.call('SET', key, value, 'PX', digits(window))
 end
 -- Redis removes a key when the millisecond of its expiry is over.
 left = digits(left + 1)
