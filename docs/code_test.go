@@ -141,7 +141,8 @@ func TestATracerOfEachKindAndACacheEntry(t *testing.T) {
 	require.NoError(t, issuer.Do(t.Context(), testenv.Namespace(t)+":1", func(ctx context.Context, l *lease.Lease) error {
 		text := l.Resource()
 		key := lease.Key{Kind: "cache", Resource: l.Resource(), Field: "value"}.String()
-		err := l.Set(ctx, key, text, time.Minute) // or HSet, or Eval with a script
+		_, err := l.Eval(ctx, `return redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])`,
+			[]string{key}, text, time.Minute.Milliseconds())
 		require.NoError(t, err)
 		require.Equal(t, text, client.Get(ctx, key).Val())
 		_, err = fencedb.Exec(ctx, db, l, `SELECT`)

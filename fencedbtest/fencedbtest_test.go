@@ -216,7 +216,7 @@ type withWaiter struct {
 func (i withWaiter) Revoke(ctx context.Context, resource string) (*lease.Revocation, error) {
 	revoked, err := i.Issuer.Revoke(ctx, resource)
 	require.NoError(i.world, err)
-	next, err := i.TryAcquire(ctx, resource)
+	next, err := i.Acquire(ctx, resource, lease.NoWait())
 	require.NoError(i.world, err)
 	require.NoError(i.world, fencedb.Seal(ctx, i.pool, next))
 	return revoked, err
@@ -380,14 +380,14 @@ func TestExpireAndFlush(t *testing.T) {
 		"on a server":    fencedbtest.IssuerOn(t, testenv.Redis(t), lease.Config{}),
 	} {
 		t.Run(name, func(t *testing.T) {
-			believes, err := i.TryAcquire(t.Context(), "table:12")
+			believes, err := i.Acquire(t.Context(), "table:12", lease.NoWait())
 			require.NoError(t, err)
-			_, err = i.TryAcquire(t.Context(), "table:12")
+			_, err = i.Acquire(t.Context(), "table:12", lease.NoWait())
 			require.ErrorIs(t, err, lease.ErrHeld)
 
 			fencedbtest.Expire(t, i, "table:12")
 
-			next, err := i.TryAcquire(t.Context(), "table:12")
+			next, err := i.Acquire(t.Context(), "table:12", lease.NoWait())
 			require.NoError(t, err)
 			require.NoError(t, believes.Err())
 			require.Greater(t, next.Token(), believes.Token())
@@ -417,7 +417,7 @@ func TestExpireAndFlush(t *testing.T) {
 			require.NoError(t, err)
 			require.Zero(t, found.Token)
 			require.Zero(t, found.LastToken)
-			third, err := i.TryAcquire(t.Context(), "table:12")
+			third, err := i.Acquire(t.Context(), "table:12", lease.NoWait())
 			require.NoError(t, err)
 			require.Greater(t, third.Token(), next.Token(), "by Redis's clock")
 		})
@@ -437,7 +437,7 @@ func TestAnIssuerEndsWithItsTest(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			i := issuer(t)
 			var err error
-			left, err = i.TryAcquire(t.Context(), "table:12")
+			left, err = i.Acquire(t.Context(), "table:12", lease.NoWait())
 			require.NoError(t, err)
 			go func() {
 				_, err := i.Acquire(context.Background(), "table:12")

@@ -248,7 +248,7 @@ func TestRowsKeepTheLease(t *testing.T) {
 	} {
 		rows, err := w.desk.Query(t.Context(), "table:12", insertAnn)
 		require.NoError(t, err)
-		_, err = w.issuer.TryAcquire(t.Context(), "table:12")
+		_, err = w.issuer.Acquire(t.Context(), "table:12", lease.NoWait())
 		require.ErrorIs(t, err, lease.ErrHeld, name)
 		end(rows)
 		w.free("table:12")
@@ -515,7 +515,7 @@ func TestAFunctionThatIsNilIsRefusedBeforeAnythingIsAsked(t *testing.T) {
 func TestOptionsOfTheAcquisition(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	held, err := w.issuer.TryAcquire(t.Context(), "table:12")
+	held, err := w.issuer.Acquire(t.Context(), "table:12", lease.NoWait())
 	require.NoError(t, err)
 	nothing := func(context.Context, *guard.Holder) error { return nil }
 	for _, opt := range []lease.Option{lease.NoWait(), lease.WaitAtMost(100 * time.Millisecond)} {

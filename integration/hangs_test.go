@@ -50,7 +50,7 @@ func TestASealThatHangsNamesPostgres(t *testing.T) {
 			require.NoError(t, first(t.Context(), pool, issuer))
 			proxy.Hang(true)
 
-			_, err = issuer.TryAcquire(t.Context(), "table:12")
+			_, err = issuer.Acquire(t.Context(), "table:12", lease.NoWait())
 
 			if name != "on none" {
 				require.ErrorContains(t, err, "the data store has not answered within the TTL of the lease (2s)")

@@ -194,7 +194,7 @@ func TestARedisThatCannotBeTrustedOrDoesNotTrustUs(t *testing.T) {
 			issuer, err := lease.New(client, lease.Config{TTL: time.Minute, Namespace: "tls"})
 			require.NoError(t, err)
 
-			_, err = issuer.TryAcquire(t.Context(), "table:12")
+			_, err = issuer.Acquire(t.Context(), "table:12", lease.NoWait())
 
 			require.ErrorIs(t, err, lease.ErrUnreachable)
 			require.Regexp(t, change.says, err.Error())

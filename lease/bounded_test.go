@@ -65,9 +65,9 @@ type call struct {
 
 // everyCall is all of them. Each hangs Redis when it has come to its request.
 var everyCall = map[string]call{
-	"TryAcquire": {call: func(ctx context.Context, i *lease.Issuer, _ *lease.Lease, hang func()) error {
+	"Acquire NoWait": {call: func(ctx context.Context, i *lease.Issuer, _ *lease.Lease, hang func()) error {
 		hang()
-		_, err := i.TryAcquire(ctx, "free")
+		_, err := i.Acquire(ctx, "free", lease.NoWait())
 		return err
 	}},
 	"Acquire": {call: func(ctx context.Context, i *lease.Issuer, _ *lease.Lease, hang func()) error {
@@ -93,9 +93,9 @@ var everyCall = map[string]call{
 		_, err := i.AcquireAll(ctx, []string{"free", "held"})
 		return err
 	}},
-	"TryAcquireAll": {call: func(ctx context.Context, i *lease.Issuer, _ *lease.Lease, hang func()) error {
+	"AcquireAll NoWait": {call: func(ctx context.Context, i *lease.Issuer, _ *lease.Lease, hang func()) error {
 		hang()
-		_, err := i.TryAcquireAll(ctx, []string{"free", "free too"})
+		_, err := i.AcquireAll(ctx, []string{"free", "free too"}, lease.NoWait())
 		return err
 	}},
 	"Do": {call: func(ctx context.Context, i *lease.Issuer, _ *lease.Lease, hang func()) error {
@@ -105,7 +105,7 @@ var everyCall = map[string]call{
 		return i.DoAll(ctx, many(20), func(context.Context, lease.Leases) error { hang(); return nil })
 	}},
 	"Leases.Release": {call: func(ctx context.Context, i *lease.Issuer, _ *lease.Lease, hang func()) error {
-		ls, err := i.TryAcquireAll(ctx, many(20))
+		ls, err := i.AcquireAll(ctx, many(20), lease.NoWait())
 		if err != nil {
 			return err
 		}
@@ -352,7 +352,7 @@ func TestAnOutageTakesNoLongerThanOneTTL(t *testing.T) {
 						require.LessOrEqual(t, took, ttl+50*ms)
 					}
 					start = time.Now()
-					_, err := i.TryAcquire(t.Context(), "a")
+					_, err := i.Acquire(t.Context(), "a", lease.NoWait())
 					require.ErrorIs(t, err, lease.ErrUnreachable)
 					require.LessOrEqual(t, time.Since(start), ttl+50*ms)
 					w.faults.Always(faulty.None)

@@ -184,14 +184,13 @@ type Option func(*options)
 //nolint:revive // options have no With
 func LeaseID(id uuid.UUID) Option { return func(o *options) { o.id, o.shared = id, true } }
 
-// NoWait makes [Issuer.Acquire], [Issuer.AcquireAll], [Issuer.Do] and [Issuer.DoAll] try once, as
-// [Issuer.TryAcquire] does: [ErrHeld] at once if another holds the resource, and then nothing was
-// run.
+// NoWait makes [Issuer.Acquire], [Issuer.AcquireAll], [Issuer.Do] and [Issuer.DoAll] try once:
+// [ErrHeld] at once if another holds the resource, and then nothing was run.
 func NoWait() Option { return func(o *options) { o.noWait = true } }
 
 // WaitAtMost bounds the waiting of [Issuer.Acquire], and of [Issuer.Do] before the work begins. The
 // error is then [ErrHeld] and [context.DeadlineExceeded]. The time must be positive: [NoWait] is
-// for none. [Issuer.TryAcquire] and [NoWait] refuse it.
+// for none, and the two refuse each other.
 //
 // However short the time is, Redis is asked once, unless other callers of this process stand in
 // line before this call. What it is asked has until a quarter of a second after the call began, or
@@ -215,7 +214,7 @@ func (o *options) check() error {
 	case o.patience != nil && *o.patience <= 0:
 		return protocol.Invalid("WaitAtMost(%v) must be positive; NoWait() tries once", *o.patience)
 	case o.patience != nil && o.noWait:
-		return protocol.Invalid("WaitAtMost(%v) is for a call that waits, not for TryAcquire or NoWait()", *o.patience)
+		return protocol.Invalid("WaitAtMost(%v) is for a call that waits, and NoWait() is for one that does not", *o.patience)
 	}
 	return nil
 }

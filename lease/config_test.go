@@ -104,13 +104,13 @@ func TestAcquireRefusesBadNames(t *testing.T) {
 	require.NoError(t, err)
 	nothing := func(context.Context, *lease.Lease) error { return nil }
 	for _, resource := range []string{"", "a\x00b", "\xff", strings.Repeat("x", 513)} {
-		_, err := i.TryAcquire(t.Context(), resource)
+		_, err := i.Acquire(t.Context(), resource, lease.NoWait())
 		require.ErrorIs(t, err, lease.ErrInvalid, "%q", resource)
 		_, err = i.Acquire(t.Context(), resource)
 		require.ErrorIs(t, err, lease.ErrInvalid, "%q", resource)
 		require.ErrorIs(t, i.Do(t.Context(), resource, nothing), lease.ErrInvalid, "%q", resource)
 	}
-	_, err = i.TryAcquire(t.Context(), "table:12", lease.LeaseID(uuid.Nil))
+	_, err = i.Acquire(t.Context(), "table:12", lease.LeaseID(uuid.Nil), lease.NoWait())
 	require.ErrorIs(t, err, lease.ErrInvalid)
 	require.ErrorIs(t, i.Do(t.Context(), "table:12", nil), lease.ErrInvalid)
 	require.ErrorIs(t, i.DoAll(t.Context(), []string{"table:12"}, nil), lease.ErrInvalid)
@@ -155,21 +155,19 @@ func TestZeroValuesAreRefused(t *testing.T) {
 	for name, i := range map[string]*lease.Issuer{"zero": new(lease.Issuer), "nil": nil} {
 		calls := 0
 		for call, err := range map[string]error{
-			"TryAcquire":    second(i.TryAcquire(ctx, "a")),
-			"Acquire":       second(i.Acquire(ctx, "a")),
-			"TryAcquireAll": second(i.TryAcquireAll(ctx, []string{"a"})),
-			"AcquireAll":    second(i.AcquireAll(ctx, []string{"a"})),
-			"Do":            i.Do(ctx, "a", func(context.Context, *lease.Lease) error { return nil }),
-			"DoAll":         i.DoAll(ctx, []string{"a"}, func(context.Context, lease.Leases) error { return nil }),
-			"Revoke":        second(i.Revoke(ctx, "a")),
-			"TakeOver":      second(i.TakeOver(ctx, "a", 1)),
-			"Raise":         second(i.Raise(ctx, "a", 1)),
-			"Inspect":       second(i.Inspect(ctx, "a")),
-			"Check":         second(i.Check(ctx)),
-			"Lead":          i.Lead(ctx, "a", func(context.Context, *lease.Lease) error { return nil }),
-			"Close":         i.Close(ctx),
-			"With":          second(i.With(lease.NoWait()).Acquire(ctx, "a")),
-			"Sealed":        second(i.Sealed(nil).Acquire(ctx, "a")),
+			"Acquire":    second(i.Acquire(ctx, "a")),
+			"AcquireAll": second(i.AcquireAll(ctx, []string{"a"})),
+			"Do":         i.Do(ctx, "a", func(context.Context, *lease.Lease) error { return nil }),
+			"DoAll":      i.DoAll(ctx, []string{"a"}, func(context.Context, lease.Leases) error { return nil }),
+			"Revoke":     second(i.Revoke(ctx, "a")),
+			"TakeOver":   second(i.TakeOver(ctx, "a", 1)),
+			"Raise":      second(i.Raise(ctx, "a", 1)),
+			"Inspect":    second(i.Inspect(ctx, "a")),
+			"Check":      second(i.Check(ctx)),
+			"Lead":       i.Lead(ctx, "a", func(context.Context, *lease.Lease) error { return nil }),
+			"Close":      i.Close(ctx),
+			"With":       second(i.With(lease.NoWait()).Acquire(ctx, "a")),
+			"Sealed":     second(i.Sealed(nil).Acquire(ctx, "a")),
 		} {
 			require.ErrorIs(t, err, lease.ErrInvalid, "%s %s", name, call)
 			calls++
@@ -186,8 +184,6 @@ func TestZeroValuesAreRefused(t *testing.T) {
 			"Release": l.Release(ctx),
 			"Verify":  second(l.Verify(ctx)),
 			"Eval":    second(l.Eval(ctx, "return 1", nil)),
-			"Set":     l.Set(ctx, "a", "b", 0),
-			"HSet":    l.HSet(ctx, "a", "b", "c"),
 			"Context": context.Cause(l.Context()),
 			"Bind":    context.Cause(work),
 			"Leases":  lease.Leases{l, l}.Release(ctx),

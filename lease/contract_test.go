@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -120,7 +121,7 @@ func runContract(t *testing.T, issuer newIssuer) {
 
 func acquire(t *testing.T, i *lease.Issuer, resource string, opts ...lease.Option) *lease.Lease {
 	t.Helper()
-	l, err := i.TryAcquire(t.Context(), resource, opts...)
+	l, err := i.Acquire(t.Context(), resource, append(slices.Clip(opts), lease.NoWait())...)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = l.Release(context.Background()) })
 	return l
@@ -160,7 +161,7 @@ func grantsWhatIsFree(t *testing.T, issuer newIssuer) {
 func refusesWhatIsHeld(t *testing.T, issuer newIssuer) {
 	i := issuer(t, lease.Config{TTL: ttl})
 	l := acquire(t, i, "table:12")
-	_, err := i.TryAcquire(t.Context(), "table:12")
+	_, err := i.Acquire(t.Context(), "table:12", lease.NoWait())
 	require.ErrorIs(t, err, lease.ErrHeld)
 	var held *lease.HeldError
 	require.ErrorAs(t, err, &held)
@@ -178,7 +179,7 @@ func oneWinner(t *testing.T, issuer newIssuer) {
 	for range 100 {
 		all.Go(func() {
 			for winners.Load() == 0 {
-				_, err := i.TryAcquire(t.Context(), "table:12")
+				_, err := i.Acquire(t.Context(), "table:12", lease.NoWait())
 				if err == nil {
 					winners.Add(1)
 					return
@@ -193,7 +194,7 @@ func oneWinner(t *testing.T, issuer newIssuer) {
 	}
 	all.Wait()
 	require.EqualValues(t, 1, winners.Load())
-	_, err := i.TryAcquire(t.Context(), "table:12")
+	_, err := i.Acquire(t.Context(), "table:12", lease.NoWait())
 	require.ErrorIs(t, err, lease.ErrHeld)
 }
 
@@ -216,7 +217,7 @@ func keepsResourcesApart(t *testing.T, issuer newIssuer) {
 	} {
 		l := acquire(t, i, resource)
 		require.Equal(t, resource, l.Resource())
-		_, err := i.TryAcquire(t.Context(), resource)
+		_, err := i.Acquire(t.Context(), resource, lease.NoWait())
 		require.ErrorIs(t, err, lease.ErrHeld)
 	}
 }
@@ -259,7 +260,7 @@ func expiredLeaseTouchesNobody(t *testing.T, issuer newIssuer) {
 
 func watchdogKeepsTheLease(t *testing.T, issuer newIssuer) {
 	l := acquire(t, issuer(t, lease.Config{TTL: ttlRenewed}), "table:12")
-	_, err := issuer(t, lease.Config{TTL: ttl}).TryAcquire(t.Context(), "table:12")
+	_, err := issuer(t, lease.Config{TTL: ttl}).Acquire(t.Context(), "table:12", lease.NoWait())
 	require.ErrorIs(t, err, lease.ErrHeld)
 	select {
 	case <-l.Context().Done():
@@ -314,7 +315,7 @@ func acquireIsBoundedByContext(t *testing.T, issuer newIssuer) {
 	// The waiter has left, so nobody comes first.
 	require.NoError(t, first.Release(t.Context()))
 	require.Eventually(t, func() bool {
-		l, err := i.TryAcquire(t.Context(), "table:12")
+		l, err := i.Acquire(t.Context(), "table:12", lease.NoWait())
 		return err == nil && l.Release(t.Context()) == nil
 	}, patience, ms, "it leaves behind the call that has returned")
 }
@@ -338,11 +339,11 @@ func severalAreAllOrNone(t *testing.T, issuer newIssuer) {
 	for _, l := range ls {
 		requireVerdict(t, l, lease.Current)
 	}
-	_, err = i.TryAcquireAll(t.Context(), []string{"table:11", "table:13"})
+	_, err = i.AcquireAll(t.Context(), []string{"table:11", "table:13"}, lease.NoWait())
 	require.ErrorIs(t, err, lease.ErrHeld)
 	acquire(t, i, "table:11")
 	require.NoError(t, ls.Release(t.Context()))
-	ls, err = i.TryAcquireAll(t.Context(), []string{"table:12", "table:13"})
+	ls, err = i.AcquireAll(t.Context(), []string{"table:12", "table:13"}, lease.NoWait())
 	require.NoError(t, err)
 	require.NoError(t, ls.Release(t.Context()))
 }

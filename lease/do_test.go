@@ -233,7 +233,7 @@ func TestSeal(t *testing.T) {
 			return nil
 		}})
 		ctx := context.WithValue(t.Context(), key{}, "ada")
-		l, err := i.TryAcquire(ctx, "a")
+		l, err := i.Acquire(ctx, "a", lease.NoWait())
 		require.NoError(t, err)
 		require.Equal(t, []int64{l.Token()}, sealed)
 		require.NoError(t, l.Release(ctx))
@@ -263,7 +263,7 @@ func TestASealThatPanicsGivesTheLeaseBack(t *testing.T) {
 			return &passedError{grants[0].Resource(), 1 << 52}
 		}
 		i = w.issuer(t, lease.Config{TTL: 9 * time.Second, Tracers: []lease.Tracer{told}, Seal: seal})
-		require.PanicsWithValue(t, "on purpose", func() { _, _ = i.TryAcquire(t.Context(), "a") })
+		require.PanicsWithValue(t, "on purpose", func() { _, _ = i.Acquire(t.Context(), "a", lease.NoWait()) })
 		require.NoError(t, i.Close(t.Context()))
 		told.closed(t)
 		require.Equal(t, "done", told.only(t, lease.OpRaise).Outcome())
@@ -275,7 +275,7 @@ func TestSealThatOutlastsTheLease(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.issuer(t, lease.Config{TTL: 9 * time.Second, RenewEvery: lease.Never,
 			Seal: func(context.Context, ...lease.Grant) error { time.Sleep(10 * time.Second); return nil }})
-		_, err := i.TryAcquire(t.Context(), "a")
+		_, err := i.Acquire(t.Context(), "a", lease.NoWait())
 		require.ErrorIs(t, err, lease.ErrExpired)
 	})
 }
@@ -396,9 +396,9 @@ func TestACallThatDoesNotWaitRefusesToWait(t *testing.T) {
 	i := newWorld(t).issuer(t, lease.Config{TTL: time.Minute})
 	waits := lease.WaitAtMost(time.Second)
 	for name, err := range map[string]error{
-		"TryAcquire":    second(i.TryAcquire(t.Context(), "a", waits)),
-		"TryAcquireAll": second(i.TryAcquireAll(t.Context(), []string{"a", "b"}, waits)),
-		"With":          second(i.With(waits).TryAcquire(t.Context(), "a")),
+		"Acquire NoWait":    second(i.Acquire(t.Context(), "a", waits, lease.NoWait())),
+		"AcquireAll NoWait": second(i.AcquireAll(t.Context(), []string{"a", "b"}, waits, lease.NoWait())),
+		"With":              second(i.With(waits).Acquire(t.Context(), "a", lease.NoWait())),
 	} {
 		require.ErrorIs(t, err, lease.ErrInvalid, name)
 		require.ErrorContains(t, err, "WaitAtMost(1s)", name)

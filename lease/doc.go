@@ -130,8 +130,8 @@
 //
 // # Data in the same Redis
 //
-// [Lease.Eval], [Lease.Set] and [Lease.HSet] write to the Redis of the leases if the lease still
-// holds, in one step: a late holder is refused there too. That lasts as long as Redis's memory.
+// [Lease.Eval] runs a script in the Redis of the leases if the lease still holds, in one step: a
+// late holder is refused there too. That lasts as long as Redis's memory.
 //
 // # Where it runs
 //

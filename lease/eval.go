@@ -15,7 +15,7 @@ import (
 //	A resumes and comes with Eval: ErrLost, and B's value stays.
 //
 // That is for data in the Redis of the leases, such as a cache entry or a state; it holds among
-// those who write the data through Eval, [Lease.Set] or [Lease.HSet] under leases on one resource.
+// those who write the data through Eval under leases on one resource.
 // The script finds keys and args in KEYS and ARGV, and its result is returned as go-redis returns
 // it: nil, string, int64, []any. Pass what varies in args: Redis and this process keep each script.
 // On a Cluster the keys must be in the slot of the lease, which [Key] with another Kind sees to;
@@ -72,34 +72,4 @@ func (l *Lease) lose(result outcome) error {
 		l.end(result.loss())
 	}
 	return result.loss()
-}
-
-// Set stores a value under the key, as [Lease.Eval] does. It lasts for ttl, in whole milliseconds,
-// or for ever if that is 0.
-func (l *Lease) Set(ctx context.Context, key string, value any, ttl time.Duration) error {
-	args := []any{"SET", value}
-	switch {
-	case ttl < 0 || ttl > 0 && ttl < time.Millisecond:
-		return protocol.Invalid("ttl (%v) must be at least 1ms, or 0 for a value that stays", ttl)
-	case ttl > 0:
-		args = append(args, "PX", ttl.Milliseconds())
-	}
-	return l.write(ctx, key, args)
-}
-
-// HSet sets fields of the hash at the key, as [Lease.Eval] does. fields are names and values in
-// turn, up to 3000 of each.
-func (l *Lease) HSet(ctx context.Context, key string, fields ...any) error {
-	if n := len(fields); n == 0 || n%2 != 0 || n > 6000 {
-		return protocol.Invalid("%d fields; HSet takes names and values in turn, 1 to 3000 of each", n)
-	}
-	return l.write(ctx, key, append([]any{"HSET"}, fields...))
-}
-
-func (l *Lease) write(ctx context.Context, key string, command []any) error {
-	if key == "" {
-		return protocol.Invalid("key is empty")
-	}
-	_, err := l.Eval(ctx, protocol.Write, []string{key}, command...)
-	return err
 }

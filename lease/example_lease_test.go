@@ -16,14 +16,14 @@ func ExampleLease() {
 	defer disconnect()
 	ctx := context.Background()
 
-	first, err := i.TryAcquire(ctx, "table:12")
+	first, err := i.Acquire(ctx, "table:12", lease.NoWait())
 	if err != nil {
 		log.Fatal(err)
 	}
 	fmt.Println(first.Resource(), "for", time.Until(first.ValidUntil()).Round(5*time.Second))
 	_ = first.Release(ctx)
 
-	second, err := i.TryAcquire(ctx, "table:12")
+	second, err := i.Acquire(ctx, "table:12", lease.NoWait())
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -45,7 +45,7 @@ func ExampleLease_Extend() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	l, err := i.TryAcquire(ctx, "table:12")
+	l, err := i.Acquire(ctx, "table:12", lease.NoWait())
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -67,7 +67,7 @@ func ExampleLease_Err() {
 	i, disconnect := issuer()
 	defer disconnect()
 	ctx := context.Background()
-	l, err := i.TryAcquire(ctx, "table:12")
+	l, err := i.Acquire(ctx, "table:12", lease.NoWait())
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -93,12 +93,12 @@ func ExampleLease_Release() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	l, err := i.TryAcquire(ctx, "table:12")
+	l, err := i.Acquire(ctx, "table:12", lease.NoWait())
 	if err != nil {
 		log.Fatal(err)
 	}
 	client.FlushAll(ctx) // Redis forgets, and another gets the next lease
-	next, err := i.TryAcquire(ctx, "table:12")
+	next, err := i.Acquire(ctx, "table:12", lease.NoWait())
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -117,13 +117,13 @@ func ExampleLeases_Release() {
 	i, disconnect := issuer()
 	defer disconnect()
 	ctx := context.Background()
-	leases, err := i.TryAcquireAll(ctx, []string{"sku:3", "sku:7"})
+	leases, err := i.AcquireAll(ctx, []string{"sku:3", "sku:7"}, lease.NoWait())
 	if err != nil {
 		log.Fatal(err)
 	}
 	fmt.Println("err:", leases.Release(ctx))
 
-	_, err = i.TryAcquireAll(ctx, []string{"sku:3", "sku:7"})
+	_, err = i.AcquireAll(ctx, []string{"sku:3", "sku:7"}, lease.NoWait())
 	fmt.Println("free again:", err == nil)
 	// Output:
 	// err: <nil>
@@ -136,7 +136,7 @@ func ExampleLease_Bind() {
 	i, disconnect := issuer()
 	defer disconnect()
 	request := context.Background()
-	l, err := i.TryAcquire(request, "table:12")
+	l, err := i.Acquire(request, "table:12", lease.NoWait())
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -154,7 +154,7 @@ func ExampleLeases_Bind() {
 	i, disconnect := issuer()
 	defer disconnect()
 	request := context.Background()
-	leases, err := i.TryAcquireAll(request, []string{"sku:3", "sku:7"})
+	leases, err := i.AcquireAll(request, []string{"sku:3", "sku:7"}, lease.NoWait())
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -174,7 +174,7 @@ func ExampleIssuer_TakeOver() {
 	i, disconnect := issuer()
 	defer disconnect()
 	ctx := context.Background()
-	dead, err := i.TryAcquire(ctx, "job:9")
+	dead, err := i.Acquire(ctx, "job:9", lease.NoWait())
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -193,7 +193,7 @@ func ExampleRevocation() {
 	i, disconnect := issuer()
 	defer disconnect()
 	ctx := context.Background()
-	l, err := i.TryAcquire(ctx, "job:9")
+	l, err := i.Acquire(ctx, "job:9", lease.NoWait())
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -224,7 +224,7 @@ func ExampleIssuer_Raise() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	l, err := i.TryAcquire(ctx, "table:12")
+	l, err := i.Acquire(ctx, "table:12", lease.NoWait())
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -240,7 +240,7 @@ func ExampleIssuer_Inspect() {
 	i, disconnect := issuer()
 	defer disconnect()
 	ctx := context.Background()
-	l, err := i.TryAcquire(ctx, "table:12")
+	l, err := i.Acquire(ctx, "table:12", lease.NoWait())
 	if err != nil {
 		log.Fatal(err)
 	}

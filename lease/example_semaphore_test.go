@@ -68,14 +68,14 @@ func ExampleSemaphore_Do() {
 }
 
 // Each place is a lease with a token of its own.
-func ExampleSemaphore_TryAcquire() {
+func ExampleSemaphore_Acquire_noWait() {
 	client, disconnect := connect()
 	defer disconnect()
 	ctx := context.Background()
 	s := exports(client)
 
 	for range 3 {
-		l, err := s.TryAcquire(ctx, "tenant:7")
+		l, err := s.Acquire(ctx, "tenant:7", lease.NoWait())
 		if held := (*lease.HeldError)(nil); errors.As(err, &held) {
 			fmt.Println("full; again in", held.RetryAfter.Round(10*time.Second))
 			continue
@@ -121,7 +121,7 @@ func ExampleSemaphore_Inspect() {
 	defer disconnect()
 	ctx := context.Background()
 	s := exports(client)
-	l, err := s.TryAcquire(ctx, "tenant:7")
+	l, err := s.Acquire(ctx, "tenant:7", lease.NoWait())
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -143,7 +143,7 @@ func ExampleSemaphore_Revoke() {
 	defer disconnect()
 	ctx := context.Background()
 	s := exports(client)
-	l, err := s.TryAcquire(ctx, "tenant:7")
+	l, err := s.Acquire(ctx, "tenant:7", lease.NoWait())
 	if err != nil {
 		log.Fatal(err)
 	}

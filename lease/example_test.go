@@ -48,7 +48,7 @@ func Example() {
 	// err: <nil>
 }
 
-func ExampleIssuer_TryAcquire() {
+func ExampleNoWait_retryAfter() {
 	client, disconnect := connect()
 	defer disconnect()
 	ctx := context.Background()
@@ -57,13 +57,13 @@ func ExampleIssuer_TryAcquire() {
 		log.Fatal(err)
 	}
 
-	first, err := issuer.TryAcquire(ctx, "table:12")
+	first, err := issuer.Acquire(ctx, "table:12", lease.NoWait())
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer first.Release(ctx)
 
-	_, err = issuer.TryAcquire(ctx, "table:12")
+	_, err = issuer.Acquire(ctx, "table:12", lease.NoWait())
 	if held := (*lease.HeldError)(nil); errors.As(err, &held) {
 		fmt.Println(held.Resource, "is taken; try again in", held.RetryAfter.Round(10*time.Second))
 	}
@@ -269,13 +269,13 @@ func ExampleIssuer_Do() {
 	ctx := context.Background()
 
 	err := i.Do(ctx, "table:12", func(ctx context.Context, l *lease.Lease) error {
-		_, err := i.TryAcquire(ctx, "table:12")
+		_, err := i.Acquire(ctx, "table:12", lease.NoWait())
 		fmt.Println("meanwhile held:", errors.Is(err, lease.ErrHeld))
 		return errors.New("the kitchen is closed")
 	})
 	fmt.Println("err:", err)
 
-	l, err := i.TryAcquire(ctx, "table:12")
+	l, err := i.Acquire(ctx, "table:12", lease.NoWait())
 	fmt.Println("free again:", err == nil)
 	_ = l.Release(ctx)
 	// Output:
@@ -300,7 +300,7 @@ func ExampleIssuer_Lead() {
 		stop(night)
 		<-ctx.Done() // the work heeds its context
 		return context.Cause(ctx)
-	}, lease.OnTerm(func(err error) { fmt.Println("term:", err) }), lease.LeadPause(time.Millisecond, time.Second))
+	}, lease.OnTerm(func(err error) { fmt.Println("term:", err) }))
 	fmt.Println("err:", err)
 	// Output:
 	// term: the printer is out of paper
@@ -338,17 +338,17 @@ func ExampleNoWait() {
 }
 
 // All or none: where one is held, none is taken.
-func ExampleIssuer_TryAcquireAll() {
+func ExampleIssuer_AcquireAll_allOrNone() {
 	i, disconnect := issuer()
 	defer disconnect()
 	ctx := context.Background()
-	other, err := i.TryAcquire(ctx, "sku:7")
+	other, err := i.Acquire(ctx, "sku:7", lease.NoWait())
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer other.Release(ctx)
 
-	_, err = i.TryAcquireAll(ctx, []string{"sku:3", "sku:7"})
+	_, err = i.AcquireAll(ctx, []string{"sku:3", "sku:7"}, lease.NoWait())
 	if held := (*lease.HeldError)(nil); errors.As(err, &held) {
 		fmt.Println("held:", held.Resource)
 	}
@@ -367,7 +367,7 @@ func ExampleWaitAtMost() {
 	i, disconnect := issuer()
 	defer disconnect()
 	ctx := context.Background()
-	other, err := i.TryAcquire(ctx, "table:12")
+	other, err := i.Acquire(ctx, "table:12", lease.NoWait())
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -388,11 +388,11 @@ func ExampleLeaseID() {
 	ctx := context.Background()
 	id := uuid.MustParse("3b6deabf-3126-4158-aae4-5a931f582220")
 
-	first, err := i.TryAcquire(ctx, "job:9", lease.LeaseID(id))
+	first, err := i.Acquire(ctx, "job:9", lease.LeaseID(id), lease.NoWait())
 	if err != nil {
 		log.Fatal(err)
 	}
-	again, err := i.TryAcquire(ctx, "job:9", lease.LeaseID(id))
+	again, err := i.Acquire(ctx, "job:9", lease.LeaseID(id), lease.NoWait())
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -39,10 +39,10 @@ func TestRefusalsHaveOneErrorEach(t *testing.T) {
 				l := try(t, i, "a")
 				time.Sleep(time.Second)
 				w.memory.SetError(answer)
-				_, err := i.TryAcquire(t.Context(), "b")
+				_, err := i.Acquire(t.Context(), "b", lease.NoWait())
 				require.ErrorIs(t, err, want)
 				require.NotErrorIs(t, err, lease.ErrUnreachable)
-				_, err = w.issuer(t, lease.Config{TTL: 9 * time.Second, Replicas: 1}).TryAcquire(t.Context(), "b")
+				_, err = w.issuer(t, lease.Config{TTL: 9 * time.Second, Replicas: 1}).Acquire(t.Context(), "b", lease.NoWait())
 				require.ErrorIs(t, err, want, "with replicas that have to confirm")
 				require.ErrorIs(t, l.Extend(t.Context()), want)
 				require.NoError(t, l.Err(), "no news of the lease")
@@ -126,7 +126,7 @@ func TestOutOfMemory(t *testing.T) {
 	i := w.issuer(t, lease.Config{TTL: time.Minute, RenewEvery: lease.Never})
 	l := try(t, i, "a")
 	require.NoError(t, w.client.ConfigSet(t.Context(), "maxmemory", "1").Err())
-	_, err := i.TryAcquire(t.Context(), "b")
+	_, err := i.Acquire(t.Context(), "b", lease.NoWait())
 	require.ErrorIs(t, err, &lease.RefusedError{Code: "OOM"})
 	require.Zero(t, w.client.Exists(t.Context(), w.key("b", "owner"), w.key("b", "fence")).Val())
 	require.NoError(t, l.Extend(t.Context()), "what is held goes on")
@@ -161,7 +161,7 @@ func TestAReplicaGrantsNothing(t *testing.T) {
 	w := worldOn(t, testenv.OwnRedis(t).Client())
 	i := w.issuer(t, lease.Config{TTL: time.Minute})
 	require.NoError(t, w.client.Do(t.Context(), "REPLICAOF", "127.0.0.1", "1").Err())
-	_, err := i.TryAcquire(t.Context(), "a")
+	_, err := i.Acquire(t.Context(), "a", lease.NoWait())
 	require.ErrorIs(t, err, &lease.RefusedError{Code: "READONLY"})
 	grants := make(chan grant)
 	wait(t.Context(), i, 0, grants)
@@ -176,7 +176,7 @@ func TestReplicasHaveToConfirm(t *testing.T) {
 	lonely := worldOn(t, testenv.OwnRedis(t).Client())
 	strict := lonely.issuer(t, lease.Config{TTL: time.Minute, Replicas: 1, ReplicaTimeout: 20 * ms})
 	for _, acquire := range []func() (*lease.Lease, error){
-		func() (*lease.Lease, error) { return strict.TryAcquire(t.Context(), "a") },
+		func() (*lease.Lease, error) { return strict.Acquire(t.Context(), "a", lease.NoWait()) },
 		func() (*lease.Lease, error) { return strict.Acquire(t.Context(), "a") },
 	} {
 		_, err := acquire()
@@ -184,16 +184,16 @@ func TestReplicasHaveToConfirm(t *testing.T) {
 		require.Eventually(t, func() bool { return lonely.snapshot(t, "a").owner == "" }, patience, ms, "undone")
 	}
 	l := try(t, lonely.issuer(t, lease.Config{TTL: time.Minute}), "a")
-	_, err := strict.TryAcquire(t.Context(), "a")
+	_, err := strict.Acquire(t.Context(), "a", lease.NoWait())
 	require.ErrorIs(t, err, lease.ErrHeld, "a refusal needs no witnesses")
 	require.NoError(t, l.Release(t.Context()))
 
 	require.NoError(t, lonely.client.ConfigSet(t.Context(), "min-replicas-to-write", "1").Err())
-	_, err = lonely.issuer(t, lease.Config{TTL: time.Minute}).TryAcquire(t.Context(), "a")
+	_, err = lonely.issuer(t, lease.Config{TTL: time.Minute}).Acquire(t.Context(), "a", lease.NoWait())
 	require.ErrorIs(t, err, &lease.RefusedError{Code: "NOREPLICAS"})
 
 	sharded := &world{client: testenv.Cluster(t).Client(), namespace: "cluster"}
-	_, err = sharded.issuer(t, lease.Config{TTL: time.Minute, Replicas: 1, ReplicaTimeout: 20 * ms}).TryAcquire(t.Context(), "a")
+	_, err = sharded.issuer(t, lease.Config{TTL: time.Minute, Replicas: 1, ReplicaTimeout: 20 * ms}).Acquire(t.Context(), "a", lease.NoWait())
 	require.ErrorIs(t, err, &lease.RefusedError{Code: "NOREPLICAS"})
 }
 
@@ -208,7 +208,7 @@ func TestFailOver(t *testing.T) {
 
 	replicas := sentinel.Replicas()
 	sentinel.CutOff()
-	_, err := strict.TryAcquire(t.Context(), "forgotten")
+	_, err := strict.Acquire(t.Context(), "forgotten", lease.NoWait())
 	require.ErrorIs(t, err, &lease.RefusedError{Code: "NOREPLICAS"})
 	forgotten := try(t, plain, "forgotten")
 

@@ -249,7 +249,7 @@ func TestClose(t *testing.T) {
 
 		ctx := t.Context()
 		w.faults.Set(func(redis.Cmder) faulty.Fault { t.Error("Redis was asked for a lease"); return faulty.None })
-		_, err = i.TryAcquire(ctx, "b")
+		_, err = i.Acquire(ctx, "b", lease.NoWait())
 		require.ErrorIs(t, err, lease.ErrClosed)
 		require.NotErrorIs(t, err, lease.ErrHeld)
 		_, err = i.Acquire(ctx, "b")
@@ -299,7 +299,7 @@ func TestCloseDuringASeal(t *testing.T) {
 		}})
 		acquired := make(chan error, 1)
 		go func() {
-			_, err := i.TryAcquire(context.Background(), "a")
+			_, err := i.Acquire(context.Background(), "a", lease.NoWait())
 			acquired <- err
 		}()
 		<-sealing
@@ -332,7 +332,7 @@ func TestCloseWhileALeaseIsGranted(t *testing.T) {
 		i := w.issuer(t, lease.Config{TTL: 30 * time.Second, Tracers: []lease.Tracer{h}})
 		acquired := make(chan error, 1)
 		go func() {
-			_, err := i.TryAcquire(context.Background(), "a")
+			_, err := i.Acquire(context.Background(), "a", lease.NoWait())
 			acquired <- err
 		}()
 		<-h.granted
@@ -423,10 +423,10 @@ func TestNothingRunsOnAfterClose(t *testing.T) {
 	before := goleak.IgnoreCurrent()
 	i := w.issuer(t, lease.Config{TTL: time.Minute})
 	others := w.issuer(t, lease.Config{TTL: time.Minute})
-	l, err := others.TryAcquire(t.Context(), "held")
+	l, err := others.Acquire(t.Context(), "held", lease.NoWait())
 	require.NoError(t, err)
 	for n := range 20 {
-		_, err := i.TryAcquire(t.Context(), "a"+itoa(int64(n)))
+		_, err := i.Acquire(t.Context(), "a"+itoa(int64(n)), lease.NoWait())
 		require.NoError(t, err)
 	}
 	waiting := make(chan error)
@@ -438,7 +438,7 @@ func TestNothingRunsOnAfterClose(t *testing.T) {
 	server.Pause()
 	ctx, cancel := context.WithTimeout(t.Context(), 100*ms)
 	defer cancel()
-	_, err = i.TryAcquire(ctx, "free")
+	_, err = i.Acquire(ctx, "free", lease.NoWait())
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	time.AfterFunc(200*ms, server.Resume)
 	require.NoError(t, i.Close(t.Context()))
@@ -497,7 +497,7 @@ func TestWhatWasNotAnsweredIsWithdrawnAgain(t *testing.T) {
 		w.client.AddHook(hook)
 		i := w.issuer(t, lease.Config{TTL: time.Minute})
 		w.faults.Next(3, faulty.LoseReply)
-		_, err := i.TryAcquireAll(t.Context(), []string{"a", "b"})
+		_, err := i.AcquireAll(t.Context(), []string{"a", "b"}, lease.NoWait())
 		require.ErrorIs(t, err, lease.ErrUnreachable)
 		time.Sleep(time.Second)
 		require.True(t, hook.given.Load())

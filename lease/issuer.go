@@ -129,18 +129,6 @@ func (i *Issuer) Sealed(seal func(ctx context.Context, grants ...Grant) error) *
 	return &Issuer{&sealing, i.opts}
 }
 
-// TryAcquire is [Issuer.Acquire] with [NoWait]. It asks once and does not wait: [ErrHeld] with the
-// time after which to ask again, if another holds the resource.
-//
-// A request that goes unanswered is sent again, twice at most and within one TTL, with the same
-// lease id; so a lost answer does no harm. Cancelling ctx ends the attempt at once; what it may
-// have been granted is released in the background until the TTL is over, and [Issuer.Close] waits
-// for it. After the return, ctx has no influence on the lease. Every error means that this call
-// holds nothing. After [ErrUnreachable] the resource may stay blocked for up to one TTL.
-func (i *Issuer) TryAcquire(ctx context.Context, resource string, opts ...Option) (*Lease, error) {
-	return i.Acquire(ctx, resource, append(slices.Clip(opts), NoWait())...)
-}
-
 // Acquire waits for its turn: first come, first served. Waiters of one process stand in one line
 // there, and the front of each line stands in Redis's queue. A release calls the first waiter in
 // the queue that listens, and that asks. A lost message costs at most five seconds; a process that
@@ -148,28 +136,30 @@ func (i *Issuer) TryAcquire(ctx context.Context, resource string, opts ...Option
 //
 // The context bounds the waiting, and so does [WaitAtMost]. When it ends and another holds the
 // resource, as far as is known, the error is [ErrHeld] and also the reason why the context ended;
-// the waiter leaves the queue in the background. Acquire waits through an outage of Redis, such as
-// a fail-over or a server that hangs, for one TTL from the first request without an answer.
-// Otherwise it is like [Issuer.TryAcquire].
+// the waiter leaves the queue in the background. With [NoWait], Acquire asks once: [ErrHeld] with
+// the time after which to ask again. Acquire waits through an outage of Redis, such as a fail-over
+// or a server that hangs, for one TTL from the first request without an answer.
+//
+// A request that goes unanswered is sent again with the same lease id; so a lost answer does no
+// harm. With [NoWait] it is sent three times at most, within one TTL. Cancelling ctx ends the
+// attempt at once; what it may have been granted is released in the background until the TTL is
+// over, and [Issuer.Close] waits for it. After the return, ctx has no influence on the lease. Every
+// error means that this call holds nothing. After [ErrUnreachable] the resource may stay blocked
+// for up to one TTL.
 func (i *Issuer) Acquire(ctx context.Context, resource string, opts ...Option) (*Lease, error) {
 	leases, err := i.acquire(ctx, []string{resource}, opts)
 	return leases.first(), err
 }
 
-// TryAcquireAll is [Issuer.AcquireAll] with [NoWait]. It acquires all resources, or none, and does
-// not wait: [ErrHeld] names the first that is not free. Up to 1000 resources; one that is named
-// twice counts once.
+// AcquireAll acquires all resources, or none. Up to 1000 resources; one that is named twice counts
+// once. It waits for those that are not free; ctx and [WaitAtMost] bound the whole. While it waits
+// for one, it holds those before it in byte order. Every acquisition keeps that order, so two of
+// them cannot wait for each other. With [NoWait] it does not wait: [ErrHeld] names the first that
+// is not free.
 //
-// On one Redis this is one request. On a Cluster, where resources live on different shards, they
-// are acquired one after the other, always in the same order, and released if one is refused.
-func (i *Issuer) TryAcquireAll(ctx context.Context, resources []string, opts ...Option) (Leases, error) {
-	return i.AcquireAll(ctx, resources, append(slices.Clip(opts), NoWait())...)
-}
-
-// AcquireAll acquires all resources, or none. It waits for those that are not free; ctx and
-// [WaitAtMost] bound the whole. While it waits for one, it holds those before it in byte order.
-// Every acquisition keeps that order, so two of them cannot wait for each other. Otherwise it is
-// like [Issuer.TryAcquireAll].
+// All that are free are acquired in one request. On a Cluster, where resources live on different
+// shards, they are acquired one after the other, always in the same order, and released if one is
+// refused.
 func (i *Issuer) AcquireAll(ctx context.Context, resources []string, opts ...Option) (Leases, error) {
 	resources = slices.Compact(slices.Sorted(slices.Values(resources)))
 	switch {

@@ -35,7 +35,7 @@ func TestTheHolderIsNamed(t *testing.T) {
 			return ada
 		},
 		"with others": func(resource string) string {
-			_, err := a.TryAcquireAll(t.Context(), []string{resource, resource + "2"})
+			_, err := a.AcquireAll(t.Context(), []string{resource, resource + "2"}, lease.NoWait())
 			require.NoError(t, err)
 			return ada
 		},
@@ -53,9 +53,9 @@ func TestTheHolderIsNamed(t *testing.T) {
 		},
 		"asked for twice": func(resource string) string { // the latest counts
 			id := lease.LeaseID(uuid.New())
-			_, err := a.TryAcquire(t.Context(), resource, id)
+			_, err := a.Acquire(t.Context(), resource, id, lease.NoWait())
 			require.NoError(t, err)
-			_, err = b.TryAcquire(t.Context(), resource, id)
+			_, err = b.Acquire(t.Context(), resource, id, lease.NoWait())
 			require.NoError(t, err)
 			return bob
 		},
@@ -70,14 +70,14 @@ func TestTheHolderIsNamed(t *testing.T) {
 			resource := strings.ReplaceAll(name, " ", "-")
 			want := hold(resource)
 
-			_, err := a.TryAcquire(t.Context(), resource)
+			_, err := a.Acquire(t.Context(), resource, lease.NoWait())
 			require.Equal(t, want, heldBy(t, err))
 			if want != "" {
 				require.Contains(t, err.Error(), fmt.Sprintf("%q", want))
 			}
 			_, err = b.Acquire(t.Context(), resource, lease.WaitAtMost(time.Second))
 			require.Equal(t, want, heldBy(t, err))
-			_, err = a.TryAcquireAll(t.Context(), []string{resource, "free-" + resource})
+			_, err = a.AcquireAll(t.Context(), []string{resource, "free-" + resource}, lease.NoWait())
 			require.Equal(t, want, heldBy(t, err))
 			found, err := a.Inspect(t.Context(), resource)
 			require.NoError(t, err)
@@ -96,10 +96,10 @@ func TestTheHoldersOfASemaphoreAreNamed(t *testing.T) {
 		return s
 	}
 	for _, holder := range []string{"ada@7:1", "bob@7:2"} {
-		_, err := semaphore(holder).TryAcquire(t.Context(), "tenant:7")
+		_, err := semaphore(holder).Acquire(t.Context(), "tenant:7", lease.NoWait())
 		require.NoError(t, err)
 	}
-	_, err := semaphore("cy").TryAcquire(t.Context(), "tenant:7")
+	_, err := semaphore("cy").Acquire(t.Context(), "tenant:7", lease.NoWait())
 	require.Equal(t, "ada@7:1", heldBy(t, err), "whose time ends first")
 	found, err := semaphore("cy").Inspect(t.Context(), "tenant:7")
 	require.NoError(t, err)
@@ -110,7 +110,7 @@ func TestALabelThatWasNotGivenNamesTheProcess(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.issuer(t, lease.Config{TTL: time.Minute})
 		try(t, i, "a")
-		_, err := i.TryAcquire(context.Background(), "a")
+		_, err := i.Acquire(context.Background(), "a", lease.NoWait())
 		require.Regexp(t, fmt.Sprintf(`^lease.*@.*:%d$`, os.Getpid()), heldBy(t, err))
 	})
 }
@@ -129,7 +129,7 @@ func TestACallWithinDoForItsResourceIsToldThatThisProcessHolds(t *testing.T) {
 		}
 		named := w.issuer(t, lease.Config{TTL: time.Minute, Holder: "ada"})
 		try(t, named, "b")
-		_, err := named.TryAcquire(t.Context(), "b")
+		_, err := named.Acquire(t.Context(), "b", lease.NoWait())
 		require.NotContains(t, err.Error(), "this process", "others may have that label")
 	})
 }

@@ -23,15 +23,6 @@ func OnFollow(told func(leader string)) LeadOption { return func(c *campaign) { 
 // of Lead: fn may not have finished. It is called on the goroutine of Lead.
 func OnTerm(told func(err error)) LeadOption { return func(c *campaign) { c.ended = told } }
 
-// LeadPause bounds the pause between a term, or a campaign that failed, and the next campaign:
-// least at first, then twice as long each time, up to most, each less up to a fifth. A term that
-// has lasted for most or longer begins again with least. So a leader that fails at once leads again
-// no more than about once in most, and others get their turn meanwhile. Defaults to a tenth of the
-// TTL and three TTLs.
-func LeadPause(least, most time.Duration) LeadOption {
-	return func(c *campaign) { c.least, c.most = least, most }
-}
-
 // Lead is for a role that one process at a time has, such as a scheduler, for as long as it lives:
 // it campaigns for the lease on role, runs fn while it leads, releases the lease when fn returns,
 // and campaigns again, until ctx ends.
@@ -50,8 +41,11 @@ func LeadPause(least, most time.Duration) LeadOption {
 // It returns [context.Cause] of ctx when that has ended and fn has returned, joined with the error
 // of the last campaign if that failed; [ErrClosed] after [Issuer.Close]; and [ErrInvalid] if the
 // role or an option was refused. Everything else, also a Redis that does not answer, is told to
-// [OnTerm] and tried again after a pause ([LeadPause]). Who leads is known to [OnFollow], and to
-// [Issuer.Inspect] anywhere. If fn panics, the lease is released and the panic goes on.
+// [OnTerm] and tried again after a pause: a tenth of the TTL at first, then twice as long each
+// time, up to three TTLs, each less up to a fifth. After a term that has lasted for three TTLs the
+// pause is a tenth again. So a leader that fails at once leads again about once in three TTLs, and
+// others get their turn meanwhile. Who leads is known to [OnFollow], and to [Issuer.Inspect]
+// anywhere. If fn panics, the lease is released and the panic goes on.
 func (i *Issuer) Lead(ctx context.Context, role string,
 	fn func(ctx context.Context, l *Lease) error, opts ...LeadOption) error {
 	if err := i.ready(); err != nil {
@@ -63,11 +57,8 @@ func (i *Issuer) Lead(ctx context.Context, role string,
 	for _, opt := range opts {
 		opt(c)
 	}
-	switch {
-	case fn == nil || c.follows == nil || c.ended == nil:
+	if fn == nil || c.follows == nil || c.ended == nil {
 		return protocol.Invalid("a function is nil")
-	case c.least <= 0 || c.most < c.least:
-		return protocol.Invalid("LeadPause(%v, %v) must be positive, and the first not above the second", c.least, c.most)
 	}
 	return c.run(ctx)
 }
@@ -135,7 +126,7 @@ func (c *campaign) rest(ctx context.Context, pause time.Duration) {
 // win waits until this process leads. It asks anew after one TTL, to learn who leads now.
 func (c *campaign) win(ctx context.Context) (*Lease, error) {
 	leads := func(o *options) { o.lead = true }
-	l, err := c.TryAcquire(ctx, c.role, leads)
+	l, err := c.Acquire(ctx, c.role, NoWait(), leads)
 	for {
 		held, refused := errors.AsType[*HeldError](err)
 		if !refused || ctx.Err() != nil {

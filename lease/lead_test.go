@@ -191,7 +191,7 @@ func TestALongTermEndsThePunishment(t *testing.T) {
 		c := campaign(t, w, leading, func(context.Context, *lease.Lease) error {
 			time.Sleep(time.Duration(lasts.Load()))
 			return nil
-		}, lease.LeadPause(time.Second, time.Minute))
+		})
 		time.Sleep(10 * time.Minute)
 		lasts.Store(int64(time.Minute))
 		for range len(c.term) + 1 { // the one that lasts
@@ -265,13 +265,13 @@ func TestTracersKnowThoseWhoWouldLead(t *testing.T) {
 		b := campaign(t, w, cfg, nil)
 		<-b.follows
 		time.Sleep(3 * leading.TTL)
-		_, err := b.issuer.TryAcquire(t.Context(), role)
+		_, err := b.issuer.Acquire(t.Context(), role, lease.NoWait())
 		require.ErrorIs(t, err, lease.ErrHeld)
 
 		refused := j.of(lease.OpAcquire)
 		require.Greater(t, len(refused), 2)
 		own := slices.DeleteFunc(refused, func(e lease.TraceEnd) bool { return e.Lead })
-		require.Len(t, own, 1, "the call of TryAcquire; a try of the campaign may be due at the same moment")
+		require.Len(t, own, 1, "the call that does not wait; a try of the campaign may be due at the same moment")
 		b.resign(nil)
 		<-b.over
 	})
@@ -309,7 +309,7 @@ func TestTheEndOfLeading(t *testing.T) {
 		require.ErrorIs(t, <-leader.ended, lease.ErrReleased)
 
 		fails := func(context.Context, *lease.Lease) error { return errWork }
-		resting := campaign(t, w, leading, fails, lease.LeadPause(time.Hour, time.Hour))
+		resting := campaign(t, w, lease.Config{TTL: 10 * time.Hour, MaxHold: lease.Unlimited}, fails)
 		require.ErrorIs(t, <-resting.ended, errWork)
 		began := time.Now()
 		require.NoError(t, resting.issuer.Close(t.Context()))
@@ -332,8 +332,6 @@ func TestTheEndOfLeading(t *testing.T) {
 			"no role":       i.Lead(t.Context(), "", nothing),
 			"no function":   i.Lead(t.Context(), role, nil),
 			"no hook":       i.Lead(t.Context(), role, nothing, lease.OnTerm(nil)),
-			"no pause":      i.Lead(t.Context(), role, nothing, lease.LeadPause(0, time.Second)),
-			"upside down":   i.Lead(t.Context(), role, nothing, lease.LeadPause(time.Minute, time.Second)),
 			"not an issuer": new(lease.Issuer).Lead(t.Context(), role, nothing),
 		} {
 			require.ErrorIs(t, err, lease.ErrInvalid, name)

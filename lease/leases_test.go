@@ -46,11 +46,11 @@ func TestAcquireAll(t *testing.T) {
 	})
 }
 
-func TestTryAcquireAllIsAllOrNone(t *testing.T) {
+func TestAcquireAllIsAllOrNone(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
 		holder := try(t, i, "b")
-		_, err := i.TryAcquireAll(t.Context(), []string{"a", "b", "c"})
+		_, err := i.AcquireAll(t.Context(), []string{"a", "b", "c"}, lease.NoWait())
 		var held *lease.HeldError
 		require.ErrorAs(t, err, &held)
 		require.Equal(t, "b", held.Resource)
@@ -58,7 +58,7 @@ func TestTryAcquireAllIsAllOrNone(t *testing.T) {
 		require.NoError(t, holder.Release(t.Context()))
 
 		require.NoError(t, w.client.Set(t.Context(), w.key("c", "owner"), "x", 0).Err())
-		_, err = i.TryAcquireAll(t.Context(), []string{"a", "b", "c"})
+		_, err = i.AcquireAll(t.Context(), []string{"a", "b", "c"}, lease.NoWait())
 		require.ErrorIs(t, err, lease.ErrCorrupt)
 		require.Zero(t, w.client.Exists(t.Context(), w.key("a", "owner"), w.key("a", "fence")).Val())
 	})
@@ -77,7 +77,7 @@ func TestAcquireAllWaits(t *testing.T) {
 			got <- ls
 		}()
 		time.Sleep(20 * time.Second)
-		_, err := i.TryAcquire(t.Context(), "a")
+		_, err := i.Acquire(t.Context(), "a", lease.NoWait())
 		require.ErrorIs(t, err, lease.ErrHeld, "it holds what comes before")
 		require.NoError(t, b.Release(t.Context()))
 		require.NoError(t, (<-got).Release(t.Context()))
@@ -171,7 +171,7 @@ func TestAcquireAllRefuses(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
 		for _, resources := range [][]string{nil, {}, {"a", ""}, {"a", "\x00"}, many(1001)} {
-			_, err := i.TryAcquireAll(t.Context(), resources)
+			_, err := i.AcquireAll(t.Context(), resources, lease.NoWait())
 			require.ErrorIs(t, err, lease.ErrInvalid)
 			_, err = i.AcquireAll(t.Context(), resources)
 			require.ErrorIs(t, err, lease.ErrInvalid)
@@ -201,10 +201,10 @@ func TestAThousandAtOnce(t *testing.T) {
 	ls, err := i.AcquireAll(t.Context(), many(1000))
 	require.NoError(t, err)
 	require.Len(t, ls, 1000)
-	_, err = i.TryAcquireAll(t.Context(), []string{"r999", "another"})
+	_, err = i.AcquireAll(t.Context(), []string{"r999", "another"}, lease.NoWait())
 	require.ErrorIs(t, err, lease.ErrHeld)
 	require.NoError(t, ls.Release(t.Context()))
-	ls, err = i.TryAcquireAll(t.Context(), many(1000))
+	ls, err = i.AcquireAll(t.Context(), many(1000), lease.NoWait())
 	require.NoError(t, err)
 	require.NoError(t, ls.Release(t.Context()))
 }
@@ -222,7 +222,7 @@ func TestAcquireAllOnACluster(t *testing.T) {
 	i := w.issuer(t, lease.Config{TTL: time.Minute})
 	ls, err := i.AcquireAll(t.Context(), many(20))
 	require.NoError(t, err)
-	_, err = i.TryAcquireAll(t.Context(), []string{"another", "r7"})
+	_, err = i.AcquireAll(t.Context(), []string{"another", "r7"}, lease.NoWait())
 	require.ErrorIs(t, err, lease.ErrHeld)
 	require.Eventually(t, func() bool { return w.snapshot(t, "another").owner == "" }, patience, ms, "undone")
 	require.NoError(t, ls.Release(t.Context()))

@@ -167,7 +167,7 @@ func TestATickThatComesTooEarlyWarnsNobody(t *testing.T) {
 	defer client.Close()
 	i, err := New(client, Config{TTL: time.Minute})
 	require.NoError(t, err)
-	l, err := i.TryAcquire(t.Context(), "a")
+	l, err := i.Acquire(t.Context(), "a", NoWait())
 	require.NoError(t, err)
 	l.tick()
 	require.Empty(t, l.expiring)

@@ -134,7 +134,7 @@ func (b *buffered) Close() error {
 // the test.
 func try(t *testing.T, i *lease.Issuer, resource string, opts ...lease.Option) *lease.Lease {
 	t.Helper()
-	l, err := i.TryAcquire(t.Context(), resource, opts...)
+	l, err := i.Acquire(t.Context(), resource, append(slices.Clip(opts), lease.NoWait())...)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = l.Release(context.Background()) })
 	return l

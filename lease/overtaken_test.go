@@ -87,9 +87,9 @@ func TestALateRequestBlocksForOneTTLAtMostAndDeceivesNobody(t *testing.T) {
 		held bool // by another, until the call has returned
 		call func(ctx context.Context, i *lease.Issuer) error
 	}{
-		"TryAcquire": {false, func(ctx context.Context, i *lease.Issuer) error { return released(i.TryAcquire(ctx, "a")) }},
-		"Acquire":    {false, func(ctx context.Context, i *lease.Issuer) error { return released(i.Acquire(ctx, "a")) }},
-		"refused":    {true, func(ctx context.Context, i *lease.Issuer) error { return released(i.TryAcquire(ctx, "a")) }},
+		"Acquire NoWait": {false, func(ctx context.Context, i *lease.Issuer) error { return released(i.Acquire(ctx, "a", lease.NoWait())) }},
+		"Acquire":        {false, func(ctx context.Context, i *lease.Issuer) error { return released(i.Acquire(ctx, "a")) }},
+		"refused":        {true, func(ctx context.Context, i *lease.Issuer) error { return released(i.Acquire(ctx, "a", lease.NoWait())) }},
 		"refused, waits": {true, func(ctx context.Context, i *lease.Issuer) error {
 			return released(i.Acquire(ctx, "a", lease.WaitAtMost(100*ms)))
 		}},
@@ -98,7 +98,7 @@ func TestALateRequestBlocksForOneTTLAtMostAndDeceivesNobody(t *testing.T) {
 			return err
 		}},
 		"own id": {false, func(ctx context.Context, i *lease.Issuer) error {
-			return released(i.TryAcquire(ctx, "a", lease.LeaseID(uuid.New())))
+			return released(i.Acquire(ctx, "a", lease.LeaseID(uuid.New()), lease.NoWait()))
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -146,7 +146,7 @@ func TestCallsOfTheSameIDThatGiveUpSpareTheHolder(t *testing.T) {
 		var all sync.WaitGroup
 		for range 8 {
 			all.Go(func() {
-				_, err := w.issuer(t, lease.Config{TTL: time.Minute}).TryAcquire(t.Context(), "a", lease.LeaseID(id))
+				_, err := w.issuer(t, lease.Config{TTL: time.Minute}).Acquire(t.Context(), "a", lease.LeaseID(id), lease.NoWait())
 				assert.ErrorIs(t, err, lease.ErrUnreachable)
 			})
 		}
@@ -194,8 +194,8 @@ func TestAReleaseDoesNotWaitForARenewal(t *testing.T) {
 func TestAThousandSlowCancelsLeaveNobody(t *testing.T) {
 	type acquire = func(context.Context, string, ...lease.Option) (*lease.Lease, error)
 	for name, of := range map[string]func(t *testing.T, w *world) (acquire, func() string){
-		"TryAcquire": func(t *testing.T, w *world) (acquire, func() string) {
-			return w.issuer(t, lease.Config{TTL: time.Hour}).TryAcquire, func() string { return w.key("a", "owner") }
+		"Acquire NoWait": func(t *testing.T, w *world) (acquire, func() string) {
+			return w.issuer(t, lease.Config{TTL: time.Hour}).With(lease.NoWait()).Acquire, func() string { return w.key("a", "owner") }
 		},
 		"Acquire": func(t *testing.T, w *world) (acquire, func() string) {
 			return w.issuer(t, lease.Config{TTL: time.Hour}).Acquire, func() string { return w.key("a", "owner") }
@@ -258,13 +258,13 @@ func TestARequestThatIsOvertakenByItsWithdrawalLeavesNothingBehind(t *testing.T)
 		require.Zero(t, w.snapshot(t, "a").waiters, "it came to the queue when it had left it")
 		require.NoError(t, l.Release(t.Context()))
 
-		giveUp(hasty.TryAcquire)
+		giveUp(hasty.With(lease.NoWait()).Acquire)
 		time.Sleep(2 * time.Second)
 		require.Zero(t, w.client.Exists(t.Context(), w.key("a", "owner")).Val(), "it was granted when it was over")
 
 		// Who has chosen the id may ask again with it, and then that is theirs.
 		id := uuid.New()
-		giveUp(hasty.TryAcquire, lease.LeaseID(id))
+		giveUp(hasty.With(lease.NoWait()).Acquire, lease.LeaseID(id))
 		again := try(t, hasty, "a", lease.LeaseID(id))
 		time.Sleep(2 * time.Second)
 		synctest.Wait()

@@ -50,7 +50,7 @@ func holdLease(ctx context.Context, self *workers.Self) error {
 	if err != nil {
 		return err
 	}
-	l, err := i.TryAcquire(ctx, "a")
+	l, err := i.Acquire(ctx, "a", lease.NoWait())
 	if err != nil {
 		return err
 	}
@@ -88,7 +88,7 @@ func TestNothingIsLeftAfterTheRetention(t *testing.T) {
 	const ttl, retention = time.Minute, time.Hour
 	i := w.issuer(t, lease.Config{TTL: ttl, RenewEvery: lease.Never, FenceRetention: retention})
 	for n := range 2 {
-		ls, err := i.TryAcquireAll(t.Context(), prefixed(fmt.Sprint(n, "-"), many(500)))
+		ls, err := i.AcquireAll(t.Context(), prefixed(fmt.Sprint(n, "-"), many(500)), lease.NoWait())
 		require.NoError(t, err)
 		if n == 0 {
 			require.NoError(t, ls.Release(t.Context()))
@@ -127,7 +127,7 @@ func BenchmarkTenThousandLeasesHeld(b *testing.B) {
 	require.NoError(b, err)
 	var all lease.Leases
 	for n := range 10 {
-		ls, err := i.TryAcquireAll(b.Context(), prefixed(fmt.Sprint(n, "-"), many(1000)))
+		ls, err := i.AcquireAll(b.Context(), prefixed(fmt.Sprint(n, "-"), many(1000)), lease.NoWait())
 		require.NoError(b, err)
 		all = append(all, ls...)
 	}
@@ -157,7 +157,7 @@ func BenchmarkAcquireRelease(b *testing.B) {
 	require.NoError(b, err)
 	b.ReportAllocs()
 	for b.Loop() {
-		l, err := i.TryAcquire(b.Context(), "a")
+		l, err := i.Acquire(b.Context(), "a", lease.NoWait())
 		require.NoError(b, err)
 		require.NoError(b, l.Release(b.Context()))
 	}

@@ -29,7 +29,7 @@ func TestTokensRiseOverTenThousandAcquisitionsAndALoss(t *testing.T) {
 		if n == 5_000 {
 			require.NoError(t, w.client.FlushAll(t.Context()).Err())
 		}
-		l, err := i.TryAcquire(t.Context(), "table:12")
+		l, err := i.Acquire(t.Context(), "table:12", lease.NoWait())
 		require.NoError(t, err)
 		require.Greater(t, l.Token(), last)
 		last = l.Token()
@@ -88,7 +88,7 @@ func TestAFailedAcquireChangesNothing(t *testing.T) {
 	l := try(t, i, "a")
 	before := w.snapshot(t, "a")
 	for range 10 {
-		_, err := i.TryAcquire(t.Context(), "a")
+		_, err := i.Acquire(t.Context(), "a", lease.NoWait())
 		require.ErrorIs(t, err, lease.ErrHeld)
 	}
 	require.Equal(t, before, w.snapshot(t, "a"))
@@ -181,7 +181,7 @@ func TestCorruptKeysAreRefusedAndLeftAlone(t *testing.T) {
 		require.NoError(t, test.value(key))
 		before := w.dump(t, resource)
 
-		_, err := i.TryAcquire(ctx, resource)
+		_, err := i.Acquire(ctx, resource, lease.NoWait())
 		require.ErrorIs(t, err, lease.ErrCorrupt, "%v: %s", n, test.key)
 		require.ErrorContains(t, err, strconv.Quote(key))
 		require.Equal(t, before, w.dump(t, resource), "%v: %s", n, test.key)
@@ -255,7 +255,7 @@ func TestTokensEndBeforeLuaMiscounts(t *testing.T) {
 	require.NoError(t, l.Release(t.Context()))
 
 	before := w.dump(t, "a")
-	_, err = i.TryAcquire(t.Context(), "a")
+	_, err = i.Acquire(t.Context(), "a", lease.NoWait())
 	require.ErrorIs(t, err, lease.ErrExhausted)
 	require.Equal(t, before, w.dump(t, "a"))
 }

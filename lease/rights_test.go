@@ -34,8 +34,7 @@ func TestRights(t *testing.T) {
 			_, err = l.Verify(ctx)
 			try(err)
 			data := lease.Key{Namespace: namespace, Resource: "a", Field: "data"}.String() // where leases may write anyway
-			try(l.Set(ctx, data, "x", time.Minute))
-			try(l.HSet(ctx, data+"s", "a", 1))
+			try(set(ctx, l, data, "x"))
 			try(l.Release(ctx))
 		}
 		_, err = i.Raise(ctx, "a", 1)
@@ -73,7 +72,7 @@ func TestRights(t *testing.T) {
 			return
 		}
 		theirs := passOn(others, mine)
-		_, err = i.TryAcquire(ctx, "d")
+		_, err = i.Acquire(ctx, "d", lease.NoWait())
 		if err == nil {
 			t.Error("it is held")
 		}
@@ -298,21 +297,21 @@ func TestSemaphoreRefusalsHaveOneErrorEach(t *testing.T) {
 	leasetest.Refusals(t, map[string]leasetest.Request{
 		"acquire": {Effect: leasetest.Writes, Prepare: func(t *testing.T, client *redis.Client) func() error {
 			s := places(t, client)
-			return func() error { _, err := s.TryAcquire(t.Context(), "acquire"); return err }
+			return func() error { _, err := s.Acquire(t.Context(), "acquire", lease.NoWait()); return err }
 		}},
 		"extend": {Effect: leasetest.Frees, Prepare: func(t *testing.T, client *redis.Client) func() error {
-			l, err := places(t, client).TryAcquire(t.Context(), "extend")
+			l, err := places(t, client).Acquire(t.Context(), "extend", lease.NoWait())
 			require.NoError(t, err)
 			return func() error { return l.Extend(t.Context()) }
 		}},
 		"release": {Effect: leasetest.Frees, Prepare: func(t *testing.T, client *redis.Client) func() error {
-			l, err := places(t, client).TryAcquire(t.Context(), "release")
+			l, err := places(t, client).Acquire(t.Context(), "release", lease.NoWait())
 			require.NoError(t, err)
 			return func() error { return l.Release(t.Context()) }
 		}},
 		"revoke": {Effect: leasetest.Frees, Prepare: func(t *testing.T, client *redis.Client) func() error {
 			s := places(t, client)
-			l, err := s.TryAcquire(t.Context(), "revoke")
+			l, err := s.Acquire(t.Context(), "revoke", lease.NoWait())
 			require.NoError(t, err)
 			return func() error { _, err := s.Revoke(t.Context(), "revoke", l.LeaseID()); return err }
 		}},

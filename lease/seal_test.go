@@ -44,8 +44,8 @@ func (f fences) seal(_ context.Context, grants ...lease.Grant) error {
 // and learns nothing of it.
 func TestAnAcquisitionHealsWhenItsTokenIsBehindTheFence(t *testing.T) {
 	for name, acquire := range map[string]func(context.Context, *lease.Issuer) error{
-		"TryAcquire": func(ctx context.Context, i *lease.Issuer) error {
-			l, err := i.TryAcquire(ctx, "a")
+		"Acquire NoWait": func(ctx context.Context, i *lease.Issuer) error {
+			l, err := i.Acquire(ctx, "a", lease.NoWait())
 			return release(ctx, l, err)
 		},
 		"Acquire": func(ctx context.Context, i *lease.Issuer) error {
@@ -153,7 +153,7 @@ func TestAHealingWithoutAnAnswer(t *testing.T) {
 			w.faults.Always(faulty.LoseRequest)
 			return f.seal(ctx, grants...)
 		}})
-		_, err := i.TryAcquire(t.Context(), "a")
+		_, err := i.Acquire(t.Context(), "a", lease.NoWait())
 		require.ErrorIs(t, err, lease.ErrUnreachable)
 		require.ErrorContains(t, err, "a has seen")
 		w.faults.Always(faulty.None)
@@ -241,7 +241,7 @@ func TestAnAcquisitionWhoseSealIsBlockedQueuesAgain(t *testing.T) {
 		require.GreaterOrEqual(t, time.Since(began), 7*time.Second)
 		require.LessOrEqual(t, time.Since(began), 9*time.Second)
 
-		_, err = i.TryAcquire(t.Context(), "a")
+		_, err = i.Acquire(t.Context(), "a", lease.NoWait())
 		require.ErrorIs(t, err, blocked)
 		time.AfterFunc(5*time.Second, func() { free.Store(true) })
 		l, err := i.Acquire(t.Context(), "a")

@@ -28,7 +28,7 @@ func ExampleIssuer_Sealed() {
 
 	l, err := sealed.Acquire(context.Background(), "table:12")
 	fmt.Println(err)
-	_, err = issuer.TryAcquire(context.Background(), "table:12")
+	_, err = issuer.Acquire(context.Background(), "table:12", lease.NoWait())
 	fmt.Println(errors.Is(err, lease.ErrHeld))
 	fmt.Println(l.Release(context.Background()))
 	// Output:

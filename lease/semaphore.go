@@ -76,14 +76,9 @@ func (s *Semaphore) of() *Issuer {
 	return s.issuer
 }
 
-// TryAcquire asks once and does not wait: [ErrHeld] with the time after which to retry, if all
-// permits are taken or others wait for one. Otherwise it is like [Issuer.TryAcquire].
-func (s *Semaphore) TryAcquire(ctx context.Context, resource string, opts ...Option) (*Lease, error) {
-	return s.of().TryAcquire(ctx, resource, opts...)
-}
-
-// Acquire waits for a permit: first come, first served, bounded by ctx and [WaitAtMost]. Otherwise
-// it is like [Issuer.Acquire].
+// Acquire waits for a permit: first come, first served, bounded by ctx and [WaitAtMost]. With
+// [NoWait] it asks once: [ErrHeld] with the time after which to retry, if all permits are taken or
+// others wait for one. Otherwise it is like [Issuer.Acquire].
 func (s *Semaphore) Acquire(ctx context.Context, resource string, opts ...Option) (*Lease, error) {
 	return s.of().Acquire(ctx, resource, opts...)
 }

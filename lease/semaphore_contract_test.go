@@ -2,6 +2,7 @@ package lease_test
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -199,7 +200,7 @@ func aHundredContenders(t *testing.T, make newSemaphore) {
 	var all sync.WaitGroup
 	for range 100 {
 		all.Go(func() {
-			switch _, err := s.TryAcquire(t.Context(), "a"); {
+			switch _, err := s.Acquire(t.Context(), "a", lease.NoWait()); {
 			case err == nil:
 				got.Add(1)
 			default:
@@ -329,7 +330,7 @@ func (w *world) permitKey(resource, name string) string {
 // test.
 func tryPermit(t *testing.T, s *lease.Semaphore, resource string, opts ...lease.Option) *lease.Lease {
 	t.Helper()
-	l, err := s.TryAcquire(t.Context(), resource, opts...)
+	l, err := s.Acquire(t.Context(), resource, append(slices.Clip(opts), lease.NoWait())...)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = l.Release(context.Background()) })
 	return l
@@ -337,7 +338,7 @@ func tryPermit(t *testing.T, s *lease.Semaphore, resource string, opts ...lease.
 
 func requireFull(t *testing.T, s *lease.Semaphore, resource string) *lease.HeldError {
 	t.Helper()
-	_, err := s.TryAcquire(t.Context(), resource)
+	_, err := s.Acquire(t.Context(), resource, lease.NoWait())
 	require.ErrorIs(t, err, lease.ErrHeld)
 	var held *lease.HeldError
 	require.ErrorAs(t, err, &held)

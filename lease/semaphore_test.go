@@ -39,7 +39,7 @@ func TestSemaphoreBadInput(t *testing.T) {
 	for name, resource := range map[string]string{
 		"empty": "", "too long": strings.Repeat("x", 513), "no text": "\xff", "NUL": "a\x00b",
 	} {
-		_, err := s.TryAcquire(t.Context(), resource)
+		_, err := s.Acquire(t.Context(), resource, lease.NoWait())
 		require.ErrorIs(t, err, lease.ErrInvalid, name)
 		_, err = s.Inspect(t.Context(), resource)
 		require.ErrorIs(t, err, lease.ErrInvalid, name)
@@ -51,10 +51,10 @@ func TestARefusalOfASemaphoreDoesNotReadLikeThatOfALease(t *testing.T) {
 	w := newWorld(t)
 	s := w.semaphore(t, 2, lease.Config{Holder: "ann"})
 	for range 2 {
-		_, err := s.TryAcquire(t.Context(), "a")
+		_, err := s.Acquire(t.Context(), "a", lease.NoWait())
 		require.NoError(t, err)
 	}
-	_, err := s.TryAcquire(t.Context(), "a")
+	_, err := s.Acquire(t.Context(), "a", lease.NoWait())
 	require.ErrorContains(t, err, `lease: "a" is held by as many as its semaphore allows, "ann" among them, retry after`)
 	_, err = s.Acquire(t.Context(), "a", lease.WaitAtMost(time.Second))
 	require.ErrorContains(t, err, `still held by as many as its semaphore allows, "ann" among them: `)
@@ -75,7 +75,7 @@ func TestSemaphoreForeignValuesAreRefused(t *testing.T) {
 		key := w.permitKey(name, name)
 		require.NoError(t, w.client.Del(t.Context(), key).Err())
 		require.NoError(t, value(t.Context(), key))
-		_, err := s.TryAcquire(t.Context(), name)
+		_, err := s.Acquire(t.Context(), name, lease.NoWait())
 		switch name {
 		case "ended", "alive": // not looked at: the holder was not revoked, and nobody waits
 			require.ErrorIs(t, err, lease.ErrHeld, name)
@@ -114,7 +114,7 @@ func TestSemaphoreTokensThatAreUsedUp(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	require.NoError(t, w.client.Set(t.Context(), w.permitKey("a", "fence"), int64(1<<53-1), 0).Err())
-	_, err := w.semaphore(t, 1, lease.Config{}).TryAcquire(t.Context(), "a")
+	_, err := w.semaphore(t, 1, lease.Config{}).Acquire(t.Context(), "a", lease.NoWait())
 	require.ErrorIs(t, err, lease.ErrExhausted)
 	require.Zero(t, w.client.Exists(t.Context(), w.permitKey("a", "owner")).Val())
 }
@@ -288,7 +288,7 @@ func TestSemaphoreWithoutRedis(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		s := w.semaphore(t, 1, lease.Config{})
 		w.faults.Always(faulty.LoseRequest)
-		_, err := s.TryAcquire(t.Context(), "a")
+		_, err := s.Acquire(t.Context(), "a", lease.NoWait())
 		require.ErrorIs(t, err, lease.ErrUnreachable)
 		_, err = s.Inspect(t.Context(), "a")
 		require.ErrorIs(t, err, lease.ErrUnreachable)
@@ -301,7 +301,7 @@ func TestSemaphoreAnAcquireThatIsNeverAnswered(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		s := w.semaphore(t, 1, lease.Config{})
 		w.faults.Next(3, faulty.LoseReply)
-		_, err := s.TryAcquire(t.Context(), "a")
+		_, err := s.Acquire(t.Context(), "a", lease.NoWait())
 		require.ErrorIs(t, err, lease.ErrUnreachable)
 		tryPermit(t, s, "a")
 	})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -17,8 +18,8 @@ import (
 // told, however it was acquired and released, and whoever was first.
 func TestALeaseThatAnotherAcquisitionReleasesIsOver(t *testing.T) {
 	acquire := map[string]func(ctx context.Context, i *lease.Issuer, opt lease.Option) (*lease.Lease, error){
-		"TryAcquire": func(ctx context.Context, i *lease.Issuer, opt lease.Option) (*lease.Lease, error) {
-			return i.TryAcquire(ctx, "a", opt)
+		"Acquire NoWait": func(ctx context.Context, i *lease.Issuer, opt lease.Option) (*lease.Lease, error) {
+			return i.Acquire(ctx, "a", opt, lease.NoWait())
 		},
 		"Acquire": func(ctx context.Context, i *lease.Issuer, opt lease.Option) (*lease.Lease, error) {
 			return i.Acquire(ctx, "a", opt)
@@ -75,7 +76,7 @@ func TestWhoeverReleasesEndsWhatHasTheSameIDAndNothingElse(t *testing.T) {
 		"permits": func(t *testing.T, w *world) func(opts ...lease.Option) *lease.Lease {
 			s := w.semaphore(t, 2, lease.Config{TTL: time.Minute, RenewEvery: lease.Never})
 			return func(opts ...lease.Option) *lease.Lease {
-				p, err := s.TryAcquire(t.Context(), "a", opts...)
+				p, err := s.Acquire(t.Context(), "a", append(slices.Clip(opts), lease.NoWait())...)
 				require.NoError(t, err)
 				return p
 			}

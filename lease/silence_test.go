@@ -117,11 +117,11 @@ func TestAnErrorWithoutAnAnswerNamesWhoDidNotAnswer(t *testing.T) {
 				var client *redis.Client
 				var i *lease.Issuer
 				for call, ask := range map[string]func(context.Context) error{
-					"TryAcquire":   func(ctx context.Context) error { _, err := i.TryAcquire(ctx, "a"); return err },
-					"Acquire":      func(ctx context.Context) error { _, err := i.Acquire(ctx, "a"); return err },
-					"AcquireAll":   func(ctx context.Context) error { _, err := i.AcquireAll(ctx, []string{"a", "b"}); return err },
-					"Check":        func(ctx context.Context) error { _, err := i.Check(ctx); return err },
-					"with replica": func(ctx context.Context) error { return acquireReplicated(ctx, client, ttl) },
+					"Acquire NoWait": func(ctx context.Context) error { _, err := i.Acquire(ctx, "a", lease.NoWait()); return err },
+					"Acquire":        func(ctx context.Context) error { _, err := i.Acquire(ctx, "a"); return err },
+					"AcquireAll":     func(ctx context.Context) error { _, err := i.AcquireAll(ctx, []string{"a", "b"}); return err },
+					"Check":          func(ctx context.Context) error { _, err := i.Check(ctx); return err },
+					"with replica":   func(ctx context.Context) error { return acquireReplicated(ctx, client, ttl) },
 				} {
 					if name == "the pool" && call == "with replica" {
 						continue // which has a pool of its own, in the client library
@@ -196,7 +196,7 @@ func acquireReplicated(ctx context.Context, client *redis.Client, ttl time.Durat
 	if err != nil {
 		return err
 	}
-	_, err = i.TryAcquire(ctx, "a")
+	_, err = i.Acquire(ctx, "a", lease.NoWait())
 	return err
 }
 
@@ -208,7 +208,7 @@ func TestAnErrorNamesTheMasterThatDidNotAnswer(t *testing.T) {
 	namespace := testenv.Namespace(t)
 	i, err := lease.New(w, lease.Config{TTL: time.Minute, Namespace: namespace})
 	require.NoError(t, err)
-	l, err := i.TryAcquire(t.Context(), "a") // the client knows the masters
+	l, err := i.Acquire(t.Context(), "a", lease.NoWait()) // the client knows the masters
 	require.NoError(t, err)
 	require.NoError(t, l.Release(t.Context()))
 	key := lease.Key{Namespace: namespace, Resource: "a", Field: "owner"}.String()
@@ -217,7 +217,7 @@ func TestAnErrorNamesTheMasterThatDidNotAnswer(t *testing.T) {
 	defer owner.Resume()
 	ctx, cancel := context.WithTimeout(t.Context(), 500*ms)
 	defer cancel()
-	_, err = i.TryAcquire(ctx, "a")
+	_, err = i.Acquire(ctx, "a", lease.NoWait())
 	require.ErrorIs(t, err, lease.ErrUnreachable)
 	require.Regexp(t, "no answer from "+regexp.QuoteMeta(owner.Addr())+" within ", err.Error())
 }

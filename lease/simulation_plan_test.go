@@ -375,8 +375,8 @@ func (w *worker) acquire(n int, id uuid.UUID) *lease.Lease {
 
 // try does not wait.
 func (w *worker) try(n int, id uuid.UUID) *lease.Lease {
-	c := w.calls("TryAcquire", n, id, w.p.s.ttl)
-	l, err := w.p.issuer.TryAcquire(w.p.ctx, resourceName(n), lease.LeaseID(id))
+	c := w.calls("Acquire NoWait", n, id, w.p.s.ttl)
+	l, err := w.p.issuer.Acquire(w.p.ctx, resourceName(n), lease.LeaseID(id), lease.NoWait())
 	w.returns(c, l, err)
 	return l
 }

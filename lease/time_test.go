@@ -95,7 +95,7 @@ func TestAnAnswerThatComesTooLateIsNone(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
 				delay(w, c.takes)
 				i := w.issuer(t, lease.Config{TTL: time.Second, Margin: c.margin, RenewEvery: lease.Never})
-				_, err := i.TryAcquire(t.Context(), "a")
+				_, err := i.Acquire(t.Context(), "a", lease.NoWait())
 				require.ErrorIs(t, err, lease.ErrUnreachable)
 				time.Sleep(time.Second) // the last answer is on its way
 				require.Empty(t, w.client.Get(t.Context(), w.key("a", "owner")).Val(), "given back")
@@ -147,8 +147,8 @@ func TestSilenceTellsWhatWentWrongBefore(t *testing.T) {
 			_, err := i.AcquireAll(ctx, []string{"b", "c"})
 			return err
 		},
-		"TryAcquire": func(ctx context.Context, i *lease.Issuer, _ *lease.Lease) error {
-			_, err := i.TryAcquire(ctx, "b")
+		"Acquire NoWait": func(ctx context.Context, i *lease.Issuer, _ *lease.Lease) error {
+			_, err := i.Acquire(ctx, "b", lease.NoWait())
 			return err
 		},
 		"Release": func(ctx context.Context, _ *lease.Issuer, l *lease.Lease) error { return l.Release(ctx) },
@@ -316,7 +316,7 @@ func TestReleaseOutlivesItsCaller(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
 		ctx, cancel := context.WithCancel(t.Context())
-		l, err := i.TryAcquire(ctx, "a")
+		l, err := i.Acquire(ctx, "a", lease.NoWait())
 		require.NoError(t, err)
 		cancel()
 		require.NoError(t, l.Err(), "the lease does not depend on the context it was acquired with")
@@ -392,7 +392,7 @@ func TestAcquireThatIsNeverAnswered(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
 		w.faults.Next(3, faulty.LoseReply)
-		_, err := i.TryAcquire(t.Context(), "a")
+		_, err := i.Acquire(t.Context(), "a", lease.NoWait())
 		require.ErrorIs(t, err, lease.ErrUnreachable)
 		require.ErrorIs(t, err, faulty.ErrBroken)
 		require.Empty(t, w.client.Get(t.Context(), w.key("a", "owner")).Val(), "the unknown grant was given back")
@@ -416,7 +416,7 @@ func TestAcquireWithADeadContextAsksNobody(t *testing.T) {
 		w.faults.Set(func(redis.Cmder) faulty.Fault { asked.Add(1); return faulty.None })
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		_, err := i.TryAcquire(ctx, "a")
+		_, err := i.Acquire(ctx, "a", lease.NoWait())
 		require.ErrorIs(t, err, context.Canceled)
 		require.NotErrorIs(t, err, lease.ErrUnreachable)
 		_, err = i.Acquire(ctx, "a")

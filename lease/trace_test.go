@@ -94,7 +94,7 @@ func TestTracersAreToldALifeInPairs(t *testing.T) {
 	w, j := newWorld(t), newJournal()
 	issuer := w.issuer(t, lease.Config{TTL: time.Minute, Tracers: []lease.Tracer{j}})
 
-	l, err := issuer.TryAcquire(t.Context(), "table:12")
+	l, err := issuer.Acquire(t.Context(), "table:12", lease.NoWait())
 	require.NoError(t, err)
 	held := l.Context().Value(inPair(lease.OpHold))
 	require.Equal(t, lease.TraceStart{Op: lease.OpHold, Kind: "lease", Namespace: w.namespace, Resource: "table:12", Resources: 1,
@@ -123,10 +123,10 @@ func TestTracersAreToldOfWaiting(t *testing.T) {
 	holder, err := issuer.Acquire(t.Context(), "table:12")
 	require.NoError(t, err)
 
-	_, err = issuer.TryAcquire(t.Context(), "table:12")
+	_, err = issuer.Acquire(t.Context(), "table:12", lease.NoWait())
 	require.ErrorIs(t, err, lease.ErrHeld)
 	require.ErrorIs(t, j.of(lease.OpAcquire)[1].Err, lease.ErrHeld)
-	require.Empty(t, j.of(lease.OpWait), "TryAcquire does not wait")
+	require.Empty(t, j.of(lease.OpWait), "it does not wait")
 
 	granted := make(chan *lease.Lease, 2)
 	for range 2 { // the second waits for the first in this process's line
@@ -155,7 +155,7 @@ func TestTracersAreToldOfLossRevocationAndHealing(t *testing.T) {
 	w, j := newWorld(t), newJournal()
 	issuer := w.issuer(t, lease.Config{TTL: time.Minute, Tracers: []lease.Tracer{j}})
 
-	l, err := issuer.TryAcquire(t.Context(), "table:12")
+	l, err := issuer.Acquire(t.Context(), "table:12", lease.NoWait())
 	require.NoError(t, err)
 	revoked, err := issuer.Revoke(t.Context(), "table:12")
 	require.NoError(t, err)
@@ -165,7 +165,7 @@ func TestTracersAreToldOfLossRevocationAndHealing(t *testing.T) {
 	require.ErrorIs(t, j.only(t, lease.OpHold).Err, lease.ErrRevoked)
 
 	require.ErrorIs(t, l.Extend(t.Context()), lease.ErrRevoked, "again, when its end is known")
-	l, err = issuer.TryAcquire(t.Context(), "table:14")
+	l, err = issuer.Acquire(t.Context(), "table:14", lease.NoWait())
 	require.NoError(t, err)
 	require.NoError(t, l.Release(t.Context()))
 	require.ErrorIs(t, l.Extend(t.Context()), lease.ErrReleased)
@@ -175,7 +175,7 @@ func TestTracersAreToldOfLossRevocationAndHealing(t *testing.T) {
 	}
 	require.Equal(t, []string{"revoked", "over", "over"}, outcomes)
 
-	l, err = issuer.TryAcquire(t.Context(), "table:13")
+	l, err = issuer.Acquire(t.Context(), "table:13", lease.NoWait())
 	require.NoError(t, err)
 	_, err = issuer.Raise(t.Context(), "table:13", l.Token()+7)
 	require.NoError(t, err)
@@ -191,14 +191,14 @@ func TestTracersAreToldOfFailure(t *testing.T) {
 	defer client.Close()
 	dead, err := lease.New(client, lease.Config{TTL: time.Second, Tracers: []lease.Tracer{j}})
 	require.NoError(t, err)
-	_, err = dead.TryAcquire(t.Context(), "table:12")
+	_, err = dead.Acquire(t.Context(), "table:12", lease.NoWait())
 	require.ErrorIs(t, j.only(t, lease.OpAcquire).Err, lease.ErrUnreachable)
 	require.ErrorIs(t, err, lease.ErrUnreachable)
 
 	sealing := errors.New("the database is away")
 	failing := newWorld(t).issuer(t, lease.Config{TTL: time.Minute, Tracers: []lease.Tracer{j},
 		Seal: func(context.Context, ...lease.Grant) error { return sealing }})
-	_, err = failing.TryAcquire(t.Context(), "table:12")
+	_, err = failing.Acquire(t.Context(), "table:12", lease.NoWait())
 	require.ErrorIs(t, err, sealing)
 	require.ErrorIs(t, j.of(lease.OpAcquire)[1].Err, sealing)
 	require.ErrorIs(t, j.only(t, lease.OpHold).Err, lease.ErrReleased, "it was granted, and given back")
@@ -216,7 +216,7 @@ func TestTracersAreToldWhoHasCancelled(t *testing.T) {
 			w.faults.Next(1, faulty.Hang)
 			ctx, cancel := context.WithCancelCause(t.Context())
 			time.AfterFunc(after, func() { cancel(errWork) })
-			_, err := i.TryAcquire(ctx, "a")
+			_, err := i.Acquire(ctx, "a", lease.NoWait())
 			require.ErrorIs(t, err, errWork)
 			require.Equal(t, outcome, j.of(lease.OpAcquire)[1].Outcome())
 			time.Sleep(ms) // it is withdrawn behind the call
@@ -239,10 +239,10 @@ func TestTracersAreToldThatRedisWasNotAsked(t *testing.T) {
 	ctx, cancel := context.WithDeadlineCause(t.Context(), time.Now(), errWork)
 	defer cancel()
 	for name, call := range map[string]func() error{
-		"TryAcquire":    func() error { _, err := i.TryAcquire(ctx, "a"); return err },
-		"Acquire":       func() error { _, err := i.Acquire(ctx, "a"); return err },
-		"TryAcquireAll": func() error { _, err := i.TryAcquireAll(ctx, []string{"a", "c"}); return err },
-		"AcquireAll":    func() error { _, err := i.AcquireAll(ctx, []string{"a", "c"}); return err },
+		"Acquire NoWait":    func() error { _, err := i.Acquire(ctx, "a", lease.NoWait()); return err },
+		"Acquire":           func() error { _, err := i.Acquire(ctx, "a"); return err },
+		"AcquireAll NoWait": func() error { _, err := i.AcquireAll(ctx, []string{"a", "c"}, lease.NoWait()); return err },
+		"AcquireAll":        func() error { _, err := i.AcquireAll(ctx, []string{"a", "c"}); return err },
 	} {
 		err := call()
 		require.ErrorIs(t, err, errWork, name)
@@ -277,7 +277,7 @@ func TestTracersAreToldThatALeaseWasNotSealed(t *testing.T) {
 		j := newJournal()
 		seal := func(context.Context, ...lease.Grant) error { return refused }
 		i := w.issuer(t, lease.Config{TTL: time.Minute, Tracers: []lease.Tracer{j}, Seal: seal})
-		_, err := i.TryAcquire(t.Context(), "table:12")
+		_, err := i.Acquire(t.Context(), "table:12", lease.NoWait())
 		require.ErrorIs(t, err, refused)
 		require.Equal(t, "not_sealed", j.only(t, lease.OpAcquire).Outcome())
 	}

@@ -126,7 +126,7 @@ func TestAWaiterIsNotPassedOverInTheMillisecondOfItsRequest(t *testing.T) {
 		require.NoError(t, w.client.HSet(t.Context(), w.key("a", "alive"), deaf,
 			fmt.Sprintf("%d:%d:0:0@%s", now.Add(5*time.Second).UnixMilli(), now.Add(ms).UnixMilli(), deaf)).Err())
 		require.NoError(t, holder.Release(t.Context()))
-		_, err := w.issuer(t, cfg).TryAcquire(t.Context(), "a")
+		_, err := w.issuer(t, cfg).Acquire(t.Context(), "a", lease.NoWait())
 		require.ErrorIs(t, err, lease.ErrHeld, "it has right of way")
 	})
 }
@@ -207,10 +207,10 @@ func TestANewcomerDoesNotPassWhoWaitsBehindTheDead(t *testing.T) {
 		try func(t *testing.T, w *world) (*lease.Lease, error)
 	}{
 		"lease": {(*world).key, func(t *testing.T, w *world) (*lease.Lease, error) {
-			return w.issuer(t, lease.Config{TTL: time.Minute}).TryAcquire(t.Context(), "a")
+			return w.issuer(t, lease.Config{TTL: time.Minute}).Acquire(t.Context(), "a", lease.NoWait())
 		}},
 		"permit": {(*world).permitKey, func(t *testing.T, w *world) (*lease.Lease, error) {
-			return w.semaphore(t, 1, lease.Config{TTL: time.Minute}).TryAcquire(t.Context(), "a")
+			return w.semaphore(t, 1, lease.Config{TTL: time.Minute}).Acquire(t.Context(), "a", lease.NoWait())
 		}},
 	} {
 		for _, dead := range []int{499, 500, 1000} {

@@ -214,12 +214,12 @@ func TestWhoHasStoodInLineHearsThatItIsHeld(t *testing.T) {
 	})
 }
 
-func TestTryAcquireDoesNotJumpTheQueue(t *testing.T) {
+func TestACallThatDoesNotWaitDoesNotJumpTheQueue(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
 		w.listen(t, "a", "first")
 		w.enqueue(t, "a", "first", time.Now(), 5*time.Second)
-		_, err := i.TryAcquire(t.Context(), "a")
+		_, err := i.Acquire(t.Context(), "a", lease.NoWait())
 		var held *lease.HeldError
 		require.ErrorAs(t, err, &held)
 		require.Equal(t, 500*ms, held.RetryAfter, "the time the first has to come")

@@ -152,11 +152,11 @@ func TestSealsOfHashedResources(t *testing.T) {
 	w := newWorld(t)
 	w.flags = append(w.flags, "--hash-resources")
 	i := newIssuer(t, w.redis, lease.Config{Namespace: w.namespace, HashResources: true})
-	l, err := i.TryAcquire(t.Context(), "seat:1")
+	l, err := i.Acquire(t.Context(), "seat:1", lease.NoWait())
 	require.NoError(t, err)
 	require.NoError(t, w.book(l))
 	require.NoError(t, l.Release(t.Context()))
-	_, err = i.TryAcquire(t.Context(), "seat:1")
+	_, err = i.Acquire(t.Context(), "seat:1", lease.NoWait())
 	require.NoError(t, err)
 
 	var done sealing
@@ -173,11 +173,11 @@ func TestHashedResourcesThatTheLedgerHasLostAreCounted(t *testing.T) {
 	w := newWorld(t)
 	w.flags = append(w.flags, "--hash-resources")
 	i := newIssuer(t, w.redis, lease.Config{Namespace: w.namespace, HashResources: true})
-	l, err := i.TryAcquire(t.Context(), "seat:1")
+	l, err := i.Acquire(t.Context(), "seat:1", lease.NoWait())
 	require.NoError(t, err)
 	require.NoError(t, w.book(l))
 	require.NoError(t, l.Release(t.Context()))
-	kept, err := i.TryAcquire(t.Context(), "seat:2")
+	kept, err := i.Acquire(t.Context(), "seat:2", lease.NoWait())
 	require.NoError(t, err)
 	w.claim(once.Config{Namespace: w.namespace, HashKeys: true})
 	_, err = i.Check(t.Context())
@@ -201,7 +201,7 @@ func TestHashedResourcesThatTheLedgerHasLostAreCounted(t *testing.T) {
 	sealed := newIssuer(t, w.redis, lease.Config{
 		Namespace: w.namespace, HashResources: true, Seal: fencedb.Sealer(w.pool),
 	})
-	_, err = sealed.TryAcquire(t.Context(), "seat:1")
+	_, err = sealed.Acquire(t.Context(), "seat:1", lease.NoWait())
 	require.NoError(t, err)
 	require.ErrorIs(t, w.book(l), fencedb.ErrStale, "that is what is said")
 	require.Contains(t, w.ok(revoke...), "Nothing to seal or to raise in any namespace")
@@ -275,7 +275,7 @@ func TestSealsAreOfBothFormsOfAName(t *testing.T) {
 		w := newWorld(t)
 		plain := w.acquire("seat:1")
 		require.NoError(t, w.book(plain))
-		digested, err := newIssuer(t, w.redis, lease.Config{Namespace: w.namespace, HashResources: true}).TryAcquire(t.Context(), "seat:1")
+		digested, err := newIssuer(t, w.redis, lease.Config{Namespace: w.namespace, HashResources: true}).Acquire(t.Context(), "seat:1", lease.NoWait())
 		require.NoError(t, err)
 
 		var done sealing

@@ -605,7 +605,7 @@ func TestDoctorNamesLeasesWithoutAnEnd(t *testing.T) {
 			TTL: ttl, RenewEvery: lease.Never, Namespace: w.namespace, Holder: label,
 		})
 		require.NoError(t, err)
-		_, err = i.TryAcquire(t.Context(), resource)
+		_, err = i.Acquire(t.Context(), resource, lease.NoWait())
 		require.NoError(t, err)
 	}
 	require.Equal(t, []string{"warning lease_ttl"}, w.diagnosed(exitDone))

@@ -20,7 +20,7 @@ func TestTwoNamespacesThatOvertakeEachOtherAreNamed(t *testing.T) {
 	w := sound(t)
 	other := newIssuer(t, w.redis, lease.Config{Namespace: "shop-2", Holder: "worker-9@host-9:1"})
 	here := w.acquire("seat:1")
-	there, err := other.TryAcquire(t.Context(), "seat:1")
+	there, err := other.Acquire(t.Context(), "seat:1", lease.NoWait())
 	require.NoError(t, err)
 	for _, enters := range []*lease.Lease{here, there} {
 		require.NoError(t, w.book(enters))
@@ -61,7 +61,7 @@ func TestTwoNamespacesThatOvertakeEachOtherAreNamed(t *testing.T) {
 	require.ErrorIs(t, w.book(there), fencedb.ErrStale)
 	require.NoError(t, there.Extend(t.Context()), "it still holds")
 	require.NoError(t, there.Release(t.Context()))
-	next, err := other.TryAcquire(t.Context(), "seat:1")
+	next, err := other.Acquire(t.Context(), "seat:1", lease.NoWait())
 	require.NoError(t, err)
 	require.NoError(t, w.book(next), "the next one from there is not refused")
 	require.Zero(t, w.run("with", "--force", "seat:1", "--", "true").code)
@@ -83,7 +83,7 @@ func contains(notes []note, text string) bool {
 func TestDoctorListsNamespacesThatDoNotOvertakeEachOther(t *testing.T) {
 	t.Parallel()
 	w := sound(t)
-	_, err := newIssuer(t, w.redis, lease.Config{Namespace: "shop-2"}).TryAcquire(t.Context(), "seat:1")
+	_, err := newIssuer(t, w.redis, lease.Config{Namespace: "shop-2"}).Acquire(t.Context(), "seat:1", lease.NoWait())
 	require.NoError(t, err)
 	require.NoError(t, fencedb.Seal(t.Context(), w.pool, w.acquire("seat:2")))
 
@@ -175,7 +175,7 @@ func TestNamespacesThatOvertakeEachOtherAreFoundByTheirTokens(t *testing.T) {
 			t.Parallel()
 			w := sound(t)
 			for _, i := range []*lease.Issuer{w.issuer, newIssuer(t, w.redis, cfg), w.issuer} {
-				l, err := i.TryAcquire(t.Context(), "seat:1")
+				l, err := i.Acquire(t.Context(), "seat:1", lease.NoWait())
 				require.NoError(t, err)
 				require.NoError(t, w.book(l))
 				require.NoError(t, l.Release(t.Context()))

@@ -71,14 +71,14 @@ func TestHistoryTellsTheWholeStory(t *testing.T) {
 	w := newWorld(t)
 	w.exec(noteSeats)
 	issuer, write, flush := w.publishing()
-	first, err := issuer.TryAcquire(t.Context(), "seat:1")
+	first, err := issuer.Acquire(t.Context(), "seat:1", lease.NoWait())
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { // an event is of the time when it is published
 		return w.redis.XLen(t.Context(), "fencedb:v1:shop:events").Val() > 0
 	}, time.Minute, time.Millisecond)
 	require.NoError(t, write(first))
 	require.NoError(t, w.redis.Del(t.Context(), "lease:v1:{shop/seat:1}:owner").Err())
-	second, err := issuer.TryAcquire(t.Context(), "seat:1")
+	second, err := issuer.Acquire(t.Context(), "seat:1", lease.NoWait())
 	require.NoError(t, err)
 	require.NoError(t, write(second))
 	require.ErrorIs(t, write(first), fencedb.ErrStale)
@@ -171,7 +171,7 @@ func TestHistoryTellsOfARevokedLeaseThatItHadEndedBefore(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	issuer, _, flush := w.publishing()
-	l, err := issuer.TryAcquire(t.Context(), "seat:1")
+	l, err := issuer.Acquire(t.Context(), "seat:1", lease.NoWait())
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { // an event is of the time when it is published
 		return w.redis.XLen(t.Context(), "fencedb:v1:shop:events").Val() == 1
@@ -290,7 +290,7 @@ func TestHistorySaysWhatIsNotKnown(t *testing.T) {
 	w.exec(noteSeats)
 	require.Equal(t, []string{"history_since", "writes_since", "feed_none"}, codes(w.told("seat:1").Notes))
 	other := newIssuer(t, w.redis, lease.Config{Namespace: "shop-2"})
-	_, err := other.TryAcquire(t.Context(), "seat:1")
+	_, err := other.Acquire(t.Context(), "seat:1", lease.NoWait())
 	require.NoError(t, err)
 	r = w.told("seat:1")
 	require.Contains(t, codes(r.Notes), "known_elsewhere")

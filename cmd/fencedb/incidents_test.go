@@ -39,15 +39,15 @@ var incidents = map[string]incident{
 	"a holder hangs": {
 		alerts: []string{"LeaseHolderStuck", "LeaseQueueNotMoving"}, section: "a-holder-is-stuck",
 		stage: func(n *night) {
-			_, err := n.issuer.TryAcquire(n.Context(), "table:12") // and it never ends
+			_, err := n.issuer.Acquire(n.Context(), "table:12", lease.NoWait()) // and it never ends
 			require.NoError(n, err)
 			n.fail = func() {
-				_, err := n.issuer.TryAcquire(n.Context(), "table:12")
+				_, err := n.issuer.Acquire(n.Context(), "table:12", lease.NoWait())
 				require.ErrorIs(n, err, lease.ErrHeld)
 			}
 			n.miss = func() { // all want it, and each gets it
 				l := n.acquire("seat:1")
-				_, err := n.issuer.TryAcquire(n.Context(), "seat:1")
+				_, err := n.issuer.Acquire(n.Context(), "seat:1", lease.NoWait())
 				require.ErrorIs(n, err, lease.ErrHeld)
 				require.NoError(n, l.Release(n.Context()))
 			}
@@ -127,7 +127,7 @@ var incidents = map[string]incident{
 			held := n.acquire("table:11")
 			n.own.Client().ConfigSet(n.Context(), "min-replicas-to-write", "1")
 			n.fail = func() {
-				_, err := n.issuer.TryAcquire(n.Context(), "table:12")
+				_, err := n.issuer.Acquire(n.Context(), "table:12", lease.NoWait())
 				require.ErrorIs(n, err, &lease.RefusedError{Code: "NOREPLICAS"})
 				require.Error(n, held.Extend(n.Context()))
 			}
@@ -155,7 +155,7 @@ var incidents = map[string]incident{
 			n.fail = func() {
 				ctx, cancel := context.WithTimeout(n.Context(), 50*time.Millisecond)
 				defer cancel()
-				_, err := n.issuer.TryAcquire(ctx, "table:12")
+				_, err := n.issuer.Acquire(ctx, "table:12", lease.NoWait())
 				require.Error(n, err)
 			}
 			n.miss = func() { // of another Redis, which hangs now and then
@@ -169,7 +169,7 @@ var incidents = map[string]incident{
 		repair: func(n *night) string {
 			n.own.Restart()
 			require.Eventually(n, func() bool {
-				l, err := n.issuer.TryAcquire(n.Context(), "table:12")
+				l, err := n.issuer.Acquire(n.Context(), "table:12", lease.NoWait())
 				return err == nil && l.Release(n.Context()) == nil
 			}, 30*time.Second, 20*time.Millisecond)
 			return "start"
@@ -430,7 +430,7 @@ var incidents = map[string]incident{
 		stage: func(n *night) {
 			n.own.Client().ConfigSet(n.Context(), "maxmemory", "1")
 			n.fail = func() {
-				_, err := n.issuer.TryAcquire(n.Context(), "table:12")
+				_, err := n.issuer.Acquire(n.Context(), "table:12", lease.NoWait())
 				require.ErrorIs(n, err, &lease.RefusedError{Code: "OOM"})
 			}
 			n.miss = func() {
@@ -461,16 +461,16 @@ var incidents = map[string]incident{
 			n.exec(`ALTER DATABASE ` + database + ` SET default_transaction_read_only = on`)
 			n.pool.Reset()
 			n.fail = func() {
-				_, err := sealing.TryAcquire(n.Context(), "table:12")
+				_, err := sealing.Acquire(n.Context(), "table:12", lease.NoWait())
 				require.ErrorContains(n, err, "read-only transaction")
 			}
 			n.miss = func() {
-				_, err := sealing.TryAcquire(n.Context(), "seat:1")
+				_, err := sealing.Acquire(n.Context(), "seat:1", lease.NoWait())
 				require.ErrorIs(n, err, fencedb.ErrBusy)
 				n.told("seat:1", lease.OpAcquire, nil)
 			}
 			n.well = func() {
-				l, err := sealing.TryAcquire(n.Context(), "table:12")
+				l, err := sealing.Acquire(n.Context(), "table:12", lease.NoWait())
 				require.NoError(n, err)
 				require.NoError(n, l.Release(n.Context()))
 			}
@@ -496,7 +496,7 @@ var incidents = map[string]incident{
 				ours := n.acquire(resource)
 				for n.redis.Time(n.Context()).Val().UnixMicro() < ours.Token()+2000 { // it works for a moment
 				}
-				theirs, err := wrong.TryAcquire(n.Context(), resource)
+				theirs, err := wrong.Acquire(n.Context(), resource, lease.NoWait())
 				require.NoError(n, err, "it is another resource to Redis")
 				enter(theirs)
 				n.refused(n.write(ours), fencedb.ErrStale)
@@ -510,7 +510,7 @@ var incidents = map[string]incident{
 				}
 			}
 			n.ends = func() {
-				theirs, err := wrong.TryAcquire(n.Context(), "table:12")
+				theirs, err := wrong.Acquire(n.Context(), "table:12", lease.NoWait())
 				require.NoError(n, err)
 				enter(theirs)
 				n.well = func() {
@@ -532,7 +532,7 @@ var incidents = map[string]incident{
 			require.NoError(n, n.acquire("table:12").Release(n.Context()))
 			require.NoError(n, n.redis.Set(n.Context(), "lease:v1:{shop/table:12}:owner", "by hand", 0).Err())
 			n.fail = func() {
-				_, err := n.issuer.TryAcquire(n.Context(), "table:12")
+				_, err := n.issuer.Acquire(n.Context(), "table:12", lease.NoWait())
 				require.ErrorIs(n, err, lease.ErrCorrupt)
 			}
 			n.miss = func() {
@@ -554,19 +554,19 @@ var incidents = map[string]incident{
 				newIssuer(n.T, n.redis, lease.Config{Namespace: n.namespace, Holder: "till@host-2:7"}),
 			}
 			take := func() *lease.Lease {
-				l, err := others[n.minute%len(others)].TryAcquire(n.Context(), "table:12")
+				l, err := others[n.minute%len(others)].Acquire(n.Context(), "table:12", lease.NoWait())
 				require.NoError(n, err)
 				return l
 			}
 			n.fail = func() {
 				l := take()
-				_, err := n.issuer.TryAcquire(n.Context(), "table:12")
+				_, err := n.issuer.Acquire(n.Context(), "table:12", lease.NoWait())
 				require.ErrorIs(n, err, lease.ErrHeld)
 				require.NoError(n, l.Release(n.Context()))
 			}
 			n.miss = func() {
 				l := n.acquire("seat:1")
-				_, err := n.issuer.TryAcquire(n.Context(), "seat:1")
+				_, err := n.issuer.Acquire(n.Context(), "seat:1", lease.NoWait())
 				require.ErrorIs(n, err, lease.ErrHeld)
 				require.NoError(n, l.Release(n.Context()))
 			}

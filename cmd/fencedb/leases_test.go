@@ -35,7 +35,7 @@ func TestLeasesListsWhatIsHeldAndNothingElse(t *testing.T) {
 	}
 	l := w.acquire("table:12")
 	require.NoError(t, w.acquire("table:13").Release(t.Context()))
-	_, err := newIssuer(t, w.redis, lease.Config{Namespace: w.namespace + "/x"}).TryAcquire(t.Context(), "table:14")
+	_, err := newIssuer(t, w.redis, lease.Config{Namespace: w.namespace + "/x"}).Acquire(t.Context(), "table:14", lease.NoWait())
 	require.NoError(t, err)
 
 	names, list := w.listed()
@@ -108,9 +108,9 @@ func TestLeasesOfHashedResourcesAndWithoutNamespace(t *testing.T) {
 	t.Parallel()
 	server := testenv.OwnRedis(t)
 	hashed := newIssuer(t, server.Client(), lease.Config{HashResources: true})
-	l, err := hashed.TryAcquire(t.Context(), "guest:ann@example.org")
+	l, err := hashed.Acquire(t.Context(), "guest:ann@example.org", lease.NoWait())
 	require.NoError(t, err)
-	_, err = newIssuer(t, server.Client(), lease.Config{Namespace: "other"}).TryAcquire(t.Context(), "table:12")
+	_, err = newIssuer(t, server.Client(), lease.Config{Namespace: "other"}).Acquire(t.Context(), "table:12", lease.NoWait())
 	require.NoError(t, err)
 	w := &world{console: newConsole(t, "--redis", "redis://"+server.Addr(), "--hash-resources")}
 
@@ -128,7 +128,7 @@ func TestLeasesOfACluster(t *testing.T) {
 	i := newIssuer(t, cluster.Client(), lease.Config{})
 	want := []string{"a:1", "a:2", "a:3", "a:4", "a:5", "a:6"}
 	for _, resource := range want {
-		_, err := i.TryAcquire(t.Context(), resource)
+		_, err := i.Acquire(t.Context(), resource, lease.NoWait())
 		require.NoError(t, err)
 	}
 	w := &world{console: newConsole(t, "--redis", "redis-cluster://"+cluster.Nodes()[0].Addr()+"?addr="+cluster.Nodes()[1].Addr())}
@@ -187,9 +187,9 @@ func TestLeasesKnowsSemaphoresAndClaims(t *testing.T) {
 	w := newWorld(t)
 	w.acquire("tenant:7")
 	s := w.semaphore(3)
-	first, err := s.TryAcquire(t.Context(), "tenant:7")
+	first, err := s.Acquire(t.Context(), "tenant:7", lease.NoWait())
 	require.NoError(t, err)
-	second, err := s.TryAcquire(t.Context(), "tenant:7")
+	second, err := s.Acquire(t.Context(), "tenant:7", lease.NoWait())
 	require.NoError(t, err)
 	keys, err := once.New(w.redis, once.Config{Namespace: w.namespace})
 	require.NoError(t, err)
@@ -211,7 +211,7 @@ func TestLeasesKnowsSemaphoresAndClaims(t *testing.T) {
 func TestOldPlacesOfASemaphoreAreListedWithoutTheNewOnes(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	fresh, err := w.semaphore(3).TryAcquire(t.Context(), "tenant:7")
+	fresh, err := w.semaphore(3).Acquire(t.Context(), "tenant:7", lease.NoWait())
 	require.NoError(t, err)
 	old := redis.Z{Score: float64(time.Now().Add(time.Minute).UnixMicro()), Member: fmt.Sprintf("%s:%d:ca11", uuid.New(), time.Now().Add(-time.Hour).UnixMicro())}
 	require.NoError(t, w.redis.ZAdd(t.Context(), "semaphore:v1:{"+w.namespace+"/tenant:7}:owner", old).Err())

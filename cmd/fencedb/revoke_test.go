@@ -95,7 +95,7 @@ func TestARevocationByTheCommandIsCounted(t *testing.T) {
 	w := newWorld(t)
 	metrics, registry := prom.New(prom.Config{}), registries.NewRegistry()
 	registry.MustRegister(metrics)
-	l, err := newIssuer(t, w.redis, lease.Config{Namespace: w.namespace, Tracers: []lease.Tracer{metrics}}).TryAcquire(t.Context(), "seat:1")
+	l, err := newIssuer(t, w.redis, lease.Config{Namespace: w.namespace, Tracers: []lease.Tracer{metrics}}).Acquire(t.Context(), "seat:1", lease.NoWait())
 	require.NoError(t, err)
 	w.revoked("seat:1")
 	require.ErrorIs(t, l.Extend(t.Context()), lease.ErrRevoked)
@@ -327,7 +327,7 @@ func TestARevocationUnderTheOtherFormOfTheNameIsRefused(t *testing.T) {
 	for name, hashed := range map[string]bool{"hashed": true, "as it is": false} {
 		w := newWorld(t)
 		i := newIssuer(t, w.redis, lease.Config{Namespace: w.namespace, HashResources: hashed})
-		l, err := i.TryAcquire(t.Context(), "seat:1")
+		l, err := i.Acquire(t.Context(), "seat:1", lease.NoWait())
 		require.NoError(t, err)
 		flag := fmt.Sprintf("--hash-resources=%v", !hashed)
 
@@ -348,7 +348,7 @@ func TestARevocationUnderTheOtherFormOfTheNameIsRefused(t *testing.T) {
 func TestASemaphoreIsNeitherRevokedNorInspected(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	_, err := w.semaphore(1).TryAcquire(t.Context(), "seat:1")
+	_, err := w.semaphore(1).Acquire(t.Context(), "seat:1", lease.NoWait())
 	require.NoError(t, err)
 
 	got := w.run("revoke", "seat:1", "--reason", "it hangs", "--yes")

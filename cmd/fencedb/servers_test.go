@@ -136,7 +136,7 @@ func TestAConnectionThatHangsDoesNotKeepTheCommand(t *testing.T) {
 func TestLeasesThroughSentinels(t *testing.T) {
 	t.Parallel()
 	sentinel := testenv.Sentinel(t)
-	_, err := newIssuer(t, sentinel.Client(), lease.Config{}).TryAcquire(t.Context(), "table:12")
+	_, err := newIssuer(t, sentinel.Client(), lease.Config{}).Acquire(t.Context(), "table:12", lease.NoWait())
 	require.NoError(t, err)
 	options := sentinel.Options()
 	address := "redis-sentinel://" + options.SentinelAddrs[0] + "?addr=" + options.SentinelAddrs[1] + "&master_name=" + options.MasterName

@@ -76,7 +76,7 @@ func TestLeasesOfAClusterAndOfSentinelsOverTLS(t *testing.T) {
 		"rediss-cluster://" + cluster.Nodes()[0].Addr() + "?":                                cluster.Client(),
 		"rediss-sentinel://" + sentinel.Options().SentinelAddrs[0] + "?master_name=fencedb&": sentinel.Client(),
 	} {
-		_, err := newIssuer(t, client, lease.Config{}).TryAcquire(t.Context(), "table:12")
+		_, err := newIssuer(t, client, lease.Config{}).Acquire(t.Context(), "table:12", lease.NoWait())
 		require.NoError(t, err)
 		w := &world{console: newConsole(t, "--redis", address+certs.Query().Encode())}
 

@@ -85,7 +85,7 @@ func (w *world) login(name, grants string) string {
 
 func (w *world) acquire(resource string) *lease.Lease {
 	w.Helper()
-	l, err := w.issuer.TryAcquire(w.Context(), resource)
+	l, err := w.issuer.Acquire(w.Context(), resource, lease.NoWait())
 	require.NoError(w, err)
 	return l
 }
@@ -140,7 +140,7 @@ func hold() {
 	must(err)
 	i, err := lease.New(redis.NewClient(options), lease.Config{TTL: time.Minute, Namespace: os.Getenv(holderVar)})
 	must(err)
-	l, err := i.TryAcquire(ctx, "seat:1")
+	l, err := i.Acquire(ctx, "seat:1", lease.NoWait())
 	must(err)
 	fmt.Println("held")
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {

@@ -79,7 +79,9 @@ func (c *Cache[T]) fill(ctx context.Context, name string) (value T, err error) {
 			if err != nil {
 				return err
 			}
-			return l.Set(ctx, c.key(name), text, c.lasts)
+			_, err = l.Eval(ctx, `return redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])`,
+				[]string{c.key(name)}, text, c.lasts.Milliseconds())
+			return err
 		})
 		switch {
 		case errors.Is(err, lease.ErrWorkDone): // it is kept; only the lease ended early

@@ -42,7 +42,7 @@ func newWorld(t *testing.T, n int) *world {
 
 func (w *world) scheduler(name string) *scheduler {
 	w.Helper()
-	leases, err := lease.New(testenv.Redis(w), lease.Config{TTL: time.Minute, Namespace: w.namespace, Holder: name})
+	leases, err := lease.New(testenv.Redis(w), lease.Config{TTL: 10 * time.Second, Namespace: w.namespace, Holder: name})
 	require.NoError(w, err)
 	return &scheduler{Name: name, Desk: guard.New(leases, w.db), Every: 10 * time.Millisecond, Deliver: toOutbox}
 }
@@ -54,8 +54,7 @@ func (w *world) run(s *scheduler) (follows <-chan string, terms <-chan error, st
 	go func() {
 		over <- s.Run(ctx,
 			lease.OnFollow(func(leader string) { leaders <- leader }),
-			lease.OnTerm(func(err error) { ended <- err }),
-			lease.LeadPause(10*time.Millisecond, time.Second))
+			lease.OnTerm(func(err error) { ended <- err }))
 	}()
 	stop = sync.OnceFunc(func() {
 		cancel()

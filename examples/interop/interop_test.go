@@ -262,7 +262,7 @@ func TestTheOrderOfArrivalHoldsAcrossLanguages(t *testing.T) {
 	w := newWorld(t, 10*time.Second, 2)
 	var came []string
 	for _, line := range [][]int{{0, 1, 2, 3, 4, 5}, {5, 1, 0, 4, 2, 3}, {2, 5, 1, 3, 4, 0}} {
-		l, err := w.issuer.TryAcquire(t.Context(), resource)
+		l, err := w.issuer.Acquire(t.Context(), resource, lease.NoWait())
 		require.NoError(t, err)
 		for n, place := range line {
 			m := w.members[place]

@@ -103,7 +103,7 @@ class Vectors {
 
   async call(step, where) {
     let source = fencedb.load(env.SCRIPTS, step.script, this.helpers[step.script]);
-    if (step.script === 'eval') source = `local function script(KEYS, ARGV)\n${fencedb.load(env.SCRIPTS, 'write', [])}\nend\n${source}`;
+    if (step.script === 'eval') source = `local function script(KEYS, ARGV)\nreturn redis.call(ARGV[1], KEYS[1], unpack(ARGV, 2))\nend\n${source}`;
     const call = this.redis.eval(source, step.keys.length, ...step.keys, ...step.args.map((arg) => this.fill(arg)));
     const [reply, error] = await call.then((got) => [got], (problem) => [undefined, problem]);
     if (error) assert(step.error && error.message.includes(step.error), `${where}: ${error}`);

@@ -95,7 +95,7 @@ class Vectors:
     def call(self, step):
         source = fencedb.load(os.environ["SCRIPTS"], step["script"], self.helpers[step["script"]])
         if step["script"] == "eval":
-            source = f"local function script(KEYS, ARGV)\n{fencedb.load(os.environ['SCRIPTS'], 'write', ())}\nend\n{source}"
+            source = f"local function script(KEYS, ARGV)\nreturn redis.call(ARGV[1], KEYS[1], unpack(ARGV, 2))\nend\n{source}"
         try:
             reply = self.redis.eval(source, len(step["keys"]), *step["keys"], *map(self.fill, step["args"]))
         except redis.ResponseError as error:

@@ -90,7 +90,7 @@ func leaseEachOnce(
 	all.SetLimit(leasers)
 	for n := range resources {
 		all.Go(func() error {
-			l, err := issuer.TryAcquire(ctx, lease.Resource("order", n))
+			l, err := issuer.Acquire(ctx, lease.Resource("order", n), lease.NoWait())
 			if err != nil {
 				return err
 			}

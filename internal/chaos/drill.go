@@ -247,7 +247,7 @@ func (d *drill) compete(ctx context.Context) (string, error) {
 	const count = `SELECT coalesce(max(value), 0) FROM entries WHERE resource = $1`
 	var inside, contended, together, last atomic.Int64
 	lap := func(i *lease.Issuer) error {
-		l, err := i.TryAcquire(ctx, resource)
+		l, err := i.Acquire(ctx, resource, lease.NoWait())
 		if errors.Is(err, lease.ErrHeld) {
 			contended.Add(1)
 			l, err = i.Acquire(ctx, resource)

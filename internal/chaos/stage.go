@@ -166,7 +166,7 @@ func (s *stage) look(ctx context.Context) error {
 		return err
 	}
 	defer i.Close(ctx)
-	if _, err = i.TryAcquire(ctx, s.resources()[0]); err == nil { // and wait for it, which takes more rights
+	if _, err = i.Acquire(ctx, s.resources()[0], lease.NoWait()); err == nil { // and wait for it, which takes more rights
 		_, err = i.Acquire(ctx, s.resources()[0], lease.WaitAtMost(time.Second/2))
 	}
 	if !errors.Is(err, lease.ErrHeld) {

@@ -62,9 +62,6 @@ func Eval(script string) Script {
 
 var evals sync.Map // of Script, by the text of the inner one
 
-// Write is the text of the script of one command on one key, for [Eval].
-var Write = text("write")
-
 func lease(name string) Script     { return load(name, "holder") }
 func semaphore(name string) Script { return load("semaphore_"+name, "holders") }
 

@@ -89,7 +89,7 @@ var sources = func() map[string]protocol.Script {
 	leases, semaphores := protocol.LeaseHolding, protocol.SemaphoreHolding
 	for _, s := range []protocol.Script{
 		leases.Acquire, leases.Extend, leases.Release, leases.Withdraw, leases.Verify,
-		protocol.Revoke, protocol.Raise, protocol.Inspect, protocol.Eval(protocol.Write),
+		protocol.Revoke, protocol.Raise, protocol.Inspect, protocol.Eval("return redis.call(ARGV[1], KEYS[1], unpack(ARGV, 2))"),
 		semaphores.Acquire, semaphores.Extend, semaphores.Release, semaphores.Withdraw, semaphores.Verify,
 		protocol.SemaphoreInspect, protocol.SemaphoreRevoke,
 		protocol.OnceLook, protocol.OnceRecord, protocol.OnceForget, protocol.AdmissionFixed, protocol.AdmissionSliding,
@@ -362,7 +362,7 @@ func TestScriptsCheckTypes(t *testing.T) {
 func TestEveryScriptIsSampled(t *testing.T) {
 	files, err := filepath.Glob("*.lua")
 	require.NoError(t, err)
-	require.Len(t, files, len(samples)+4, "and common.lua, holder.lua, holders.lua, write.lua")
+	require.Len(t, files, len(samples)+3, "and common.lua, holder.lua, holders.lua")
 	require.Len(t, sources, len(samples))
 	for _, s := range samples {
 		require.Contains(t, sources, s.name)

@@ -155,11 +155,11 @@ func (c *call) replay(seen State) ([]byte, bool, error) {
 }
 
 func (c *call) claim(ctx context.Context) (*lease.Lease, error) {
-	acquire := c.once.claims.Acquire
+	var opts []lease.Option
 	if c.noWait {
-		acquire = c.once.claims.TryAcquire
+		opts = append(opts, lease.NoWait())
 	}
-	claim, err := acquire(ctx, resource(c.key))
+	claim, err := c.once.claims.Acquire(ctx, resource(c.key), opts...)
 	if held, refused := errors.AsType[*lease.HeldError](err); refused { // claimed since the look
 		busy := &InFlightError{Key: c.key, Holder: held.Holder, Cause: held.Cause}
 		if held.Cause == nil { // it has not waited

@@ -125,7 +125,7 @@ func TestTheWorkerIsNamedAsTheHolderIs(t *testing.T) {
 	commit(f, "table:12")
 	issuer, err := lease.New(s.client, lease.Config{TTL: time.Minute, RenewEvery: lease.Never, Namespace: s.namespace})
 	require.NoError(t, err)
-	_, err = issuer.TryAcquire(t.Context(), "table:12")
+	_, err = issuer.Acquire(t.Context(), "table:12", lease.NoWait())
 	require.NoError(t, err)
 	held, err := issuer.Inspect(t.Context(), "table:12")
 	require.NoError(t, err)

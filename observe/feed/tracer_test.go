@@ -120,7 +120,7 @@ func TestAnIssuerAsTheFeedSeesIt(t *testing.T) {
 	require.NoError(t, err)
 	leases, err := issuer.AcquireAll(t.Context(), []string{"sku:1", "sku:2"})
 	require.NoError(t, err)
-	_, err = issuer.TryAcquire(t.Context(), "sku:2")
+	_, err = issuer.Acquire(t.Context(), "sku:2", lease.NoWait())
 	require.ErrorIs(t, err, lease.ErrHeld)
 	require.NoError(t, leases[0].Extend(t.Context()))
 	require.NoError(t, leases.Release(t.Context()))
@@ -261,10 +261,10 @@ func TestAZombieAsTheFeedSeesIt(t *testing.T) {
 	db := fencedb.With(testenv.Postgres(t), fencedb.Trace(f))
 	nothing := func(pgx.Tx) error { return nil }
 
-	zombie, err := issuer.TryAcquire(t.Context(), "table:12")
+	zombie, err := issuer.Acquire(t.Context(), "table:12", lease.NoWait())
 	require.NoError(t, err)
 	require.NoError(t, s.client.Del(t.Context(), "lease:v1:{"+s.namespace+"/table:12}:owner").Err()) // as if it had run out
-	holder, err := issuer.TryAcquire(t.Context(), "table:12")
+	holder, err := issuer.Acquire(t.Context(), "table:12", lease.NoWait())
 	require.NoError(t, err)
 	require.NoError(t, fencedb.Tx(t.Context(), db, holder, nothing))
 	require.ErrorIs(t, fencedb.Tx(t.Context(), db, zombie, nothing), fencedb.ErrStale)

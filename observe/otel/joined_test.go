@@ -96,7 +96,7 @@ func TestCommandsOfRedisAreWithinTheirAcquisition(t *testing.T) {
 	require.NoError(t, err)
 	ctx, request := r.provider.Tracer("test").Start(t.Context(), "request")
 
-	holder, err := issuer.TryAcquire(ctx, "table:12")
+	holder, err := issuer.Acquire(ctx, "table:12", lease.NoWait())
 	require.NoError(t, err)
 	acquire := r.span(t, "lease acquire")
 	require.NotEmpty(t, r.within(acquire))

@@ -306,7 +306,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	l, err := issuer.TryAcquire(ctx, "table:12")
+	l, err := issuer.Acquire(ctx, "table:12", lease.NoWait())
 	if err != nil {
 		log.Fatal(err)
 	}

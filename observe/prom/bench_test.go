@@ -30,7 +30,7 @@ func BenchmarkOverheadOfAcquiring(b *testing.B) {
 		issuer, err := lease.New(client, lease.Config{TTL: time.Minute, Namespace: namespace, Tracers: tracers})
 		require.NoError(b, err)
 		return func() {
-			l, err := issuer.TryAcquire(b.Context(), "table:12")
+			l, err := issuer.Acquire(b.Context(), "table:12", lease.NoWait())
 			require.NoError(b, err)
 			require.NoError(b, l.Release(b.Context()))
 		}

@@ -329,12 +329,12 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	first, err := issuer.TryAcquire(ctx, "table:12")
+	first, err := issuer.Acquire(ctx, "table:12", lease.NoWait())
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer first.Release(ctx)
-	_, _ = issuer.TryAcquire(ctx, "table:12")
+	_, _ = issuer.Acquire(ctx, "table:12", lease.NoWait())
 
 	page := httptest.NewRecorder()
 	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(page, httptest.NewRequest("GET", "/metrics", nil))

@@ -51,15 +51,15 @@ const (
 )
 
 var leaseCalls = []leaseCall{
-	{name: "TryAcquire free", scripts: []string{"acquire"}, ttls: 1, prepare: unprepared, run: tryAcquire},
-	{name: "TryAcquire held", scripts: []string{"acquire"}, ttls: 1, base: lease.ErrHeld, prepare: rivalHolds, run: tryAcquire},
-	{name: "TryAcquire again", scripts: []string{"acquire"}, ttls: 1, prepare: unprepared, run: tryAcquireAgain},
+	{name: "Acquire NoWait free", scripts: []string{"acquire"}, ttls: 1, prepare: unprepared, run: tryAcquire},
+	{name: "Acquire NoWait held", scripts: []string{"acquire"}, ttls: 1, base: lease.ErrHeld, prepare: rivalHolds, run: tryAcquire},
+	{name: "Acquire NoWait again", scripts: []string{"acquire"}, ttls: 1, prepare: unprepared, run: tryAcquireAgain},
 	{name: "Acquire free", scripts: []string{"acquire"}, ttls: 1, prepare: unprepared, run: acquire},
 	{name: "Acquire held", scripts: []string{"acquire", "withdraw"}, ttls: 1, waits: true, impatient: true, base: lease.ErrHeld,
 		prepare: rivalHolds, run: waitInVain},
 	{name: "Acquire called", scripts: []string{"acquire", "withdraw"}, ttls: 1, waits: true,
 		prepare: rivalLeaves, run: acquire},
-	{name: "TryAcquireAll", scripts: []string{"acquire"}, resources: 3, ttls: 1, prepare: unprepared, run: tryAcquireAll},
+	{name: "AcquireAll NoWait", scripts: []string{"acquire"}, resources: 3, ttls: 1, prepare: unprepared, run: tryAcquireAll},
 	{name: "AcquireAll free", scripts: []string{"acquire"}, resources: 3, ttls: 1, prepare: unprepared, run: acquireAll},
 	{name: "AcquireAll called", scripts: []string{"acquire", "withdraw", "release"}, resources: 3, ttls: 2, waits: true,
 		prepare: rivalLeaves, run: acquireAll},
@@ -76,7 +76,7 @@ var leaseCalls = []leaseCall{
 	{name: "Revoke", scripts: []string{"revoke"}, more: ask, prepare: rivalHolds, run: revoke},
 	{name: "TakeOver", scripts: []string{"revoke"}, more: ask, prepare: rivalHolds, run: takeOver},
 	{name: "Raise", scripts: []string{"raise"}, more: ask, prepare: unprepared, run: raise},
-	{name: "semaphore TryAcquire", scripts: []string{"acquire"}, ttls: 1,
+	{name: "semaphore Acquire NoWait", scripts: []string{"acquire"}, ttls: 1,
 		prepare: places(unprepared), run: tryPlace},
 	{name: "semaphore Acquire called", scripts: []string{"acquire", "withdraw"}, ttls: 1, waits: true,
 		prepare: places(rivalPlaceLeaves), run: place},
@@ -102,7 +102,7 @@ func database(c *leaseCell) { c.db() }
 
 // rivalHolds lets a rival hold the last of the resources.
 func rivalHolds(c *leaseCell) {
-	l, err := c.rival.TryAcquire(c.Context(), c.resources[len(c.resources)-1])
+	l, err := c.rival.Acquire(c.Context(), c.resources[len(c.resources)-1], lease.NoWait())
 	require.NoError(c, err)
 	c.theirs = append(c.theirs, l)
 }
@@ -130,7 +130,7 @@ func (c *leaseCell) leaves(l *lease.Lease) {
 }
 
 func holds(c *leaseCell) {
-	l, err := c.own.TryAcquire(c.Context(), c.resources[0])
+	l, err := c.own.Acquire(c.Context(), c.resources[0], lease.NoWait())
 	require.NoError(c, err)
 	c.mine = append(c.mine, l)
 }
@@ -151,17 +151,17 @@ func (c *leaseCell) gotAll(ls lease.Leases, err error) error {
 }
 
 func tryAcquire(c *leaseCell, ctx context.Context) error {
-	return c.got(c.own.TryAcquire(ctx, c.resources[0]))
+	return c.got(c.own.Acquire(ctx, c.resources[0], lease.NoWait()))
 }
 
 // tryAcquireAgain asks again under one lease id if the first answer was an error, as a program does
 // that does not know what became of it.
 func tryAcquireAgain(c *leaseCell, ctx context.Context) error {
 	id := uuid.New()
-	err := c.got(c.own.TryAcquire(ctx, c.resources[0], lease.LeaseID(id)))
+	err := c.got(c.own.Acquire(ctx, c.resources[0], lease.LeaseID(id), lease.NoWait()))
 	if err != nil {
 		c.again = func() error {
-			return c.got(c.own.TryAcquire(context.Background(), c.resources[0], lease.LeaseID(id)))
+			return c.got(c.own.Acquire(context.Background(), c.resources[0], lease.LeaseID(id), lease.NoWait()))
 		}
 	}
 	return err
@@ -176,7 +176,7 @@ func waitInVain(c *leaseCell, ctx context.Context) error {
 }
 
 func tryAcquireAll(c *leaseCell, ctx context.Context) error {
-	return c.gotAll(c.own.TryAcquireAll(ctx, c.resources))
+	return c.gotAll(c.own.AcquireAll(ctx, c.resources, lease.NoWait()))
 }
 
 func acquireAll(c *leaseCell, ctx context.Context) error {
@@ -351,20 +351,20 @@ func (c *leaseCell) semaphore(direct bool) *lease.Semaphore {
 }
 
 func holdsPlace(c *leaseCell) {
-	l, err := c.semaphore(false).TryAcquire(c.Context(), c.resources[0])
+	l, err := c.semaphore(false).Acquire(c.Context(), c.resources[0], lease.NoWait())
 	require.NoError(c, err)
 	c.mine = append(c.mine, l)
 }
 
 func rivalPlaceLeaves(c *leaseCell) {
-	l, err := c.semaphore(true).TryAcquire(c.Context(), c.resources[0])
+	l, err := c.semaphore(true).Acquire(c.Context(), c.resources[0], lease.NoWait())
 	require.NoError(c, err)
 	c.theirs = append(c.theirs, l)
 	c.leaves(l)
 }
 
 func tryPlace(c *leaseCell, ctx context.Context) error {
-	return c.got(c.semaphore(false).TryAcquire(ctx, c.resources[0]))
+	return c.got(c.semaphore(false).Acquire(ctx, c.resources[0], lease.NoWait()))
 }
 
 func place(c *leaseCell, ctx context.Context) error {

@@ -135,7 +135,7 @@ func (s *rival) Reserve(ctx context.Context, buyer string, lines []shop.Line) (s
 // Pay is as in package shop.
 func (s *rival) Pay(ctx context.Context, id uuid.UUID) error {
 	if s.mode == Lock {
-		l, err := s.leases.TryAcquire(ctx, lease.Resource("cart", id))
+		l, err := s.leases.Acquire(ctx, lease.Resource("cart", id), lease.NoWait())
 		if err != nil {
 			return err
 		}
