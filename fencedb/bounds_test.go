@@ -209,7 +209,7 @@ func TestTheBoundsEndWithTheTransaction(t *testing.T) {
 
 	var lock, idle, entered string
 	require.NoError(t, conn.QueryRow(t.Context(), `SELECT current_setting('lock_timeout'),
-		current_setting('idle_in_transaction_session_timeout'), current_setting('fencedb.lease') || current_setting('fencedb.entered')`).Scan(&lock, &idle, &entered))
+		current_setting('idle_in_transaction_session_timeout'), current_setting('fencedb.entered')`).Scan(&lock, &idle, &entered))
 	require.Equal(t, []string{"0", "0", ""}, []string{lock, idle, entered})
 }
 

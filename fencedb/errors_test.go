@@ -70,7 +70,7 @@ func TestWritesWithoutATokenSaySo(t *testing.T) {
 	w := newWorld(t)
 
 	err := fencedb.Tx(t.Context(), w.pool, grant("table:12", 41), func(tx pgx.Tx) error {
-		if _, err := tx.Exec(t.Context(), `SELECT set_config('fencedb.lease', '', true)`); err != nil {
+		if _, err := tx.Exec(t.Context(), `SELECT set_config('fencedb.entered', '', true)`); err != nil {
 			return err
 		}
 		return book(t.Context(), tx, 12, "ann")
@@ -135,15 +135,23 @@ func TestARoleThatIsSetBehindTheFenceNeedsNoRightsOfOurs(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	role := "tenant_" + collect[string](w, `SELECT current_database()::text`)[0]
-	w.exec(`CREATE ROLE "` + role + `"; GRANT INSERT ON bookings TO "` + role + `"`)
-	defer w.exec(`DROP OWNED BY "` + role + `"; DROP ROLE "` + role + `"`)
+	login := strings.Replace(role, "tenant", "login", 1)
+	w.exec(`CREATE ROLE "` + role + `"; GRANT INSERT ON bookings TO "` + role + `"; CREATE ROLE "` + login + `" LOGIN IN ROLE "` + role + `"; SELECT fencedb.allow('"` + login + `"')`)
+	defer w.exec(`DROP OWNED BY "` + login + `", "` + role + `"; DROP ROLE "` + login + `", "` + role + `"`)
+	config := w.pool.Config()
+	config.ConnConfig.User = login
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	db := stdlib.OpenDBFromPool(pool)
+	t.Cleanup(func() { _ = db.Close() })
 	ctx, statements := t.Context(), `SET LOCAL ROLE "`+role+`"; INSERT INTO bookings (id, table_id, guest) VALUES (%d, 12, 'ann')`
 
-	require.NoError(t, fencedb.Tx(ctx, w.pool, grant("table:12", 41), func(tx pgx.Tx) error {
+	require.NoError(t, fencedb.Tx(ctx, pool, grant("table:12", 41), func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, fmt.Sprintf(statements, 1)) // then Tx asks before COMMIT, as that role
 		return err
 	}))
-	require.NoError(t, fencedb.TxSQL(ctx, w.sqlDB(), grant("table:12", 42), func(tx *sql.Tx) error {
+	require.NoError(t, fencedb.TxSQL(ctx, db, grant("table:12", 42), func(tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, fmt.Sprintf(statements, 2))
 		return err
 	}))

@@ -293,7 +293,7 @@ func TestATokenThatStaysUnsealedIsRefusedInTheEnd(t *testing.T) {
 				RAISE EXCEPTION 'not sealed' USING ERRCODE = '40001';
 			END IF;
 			xid := pg_current_xact_id();
-			PERFORM set_config('fencedb.lease', xid || ' 60000 60000', true);
+			PERFORM set_config('fencedb.entered', xid || ' 9000000000000 9000000000000 ', true);
 			epoch := 1;
 		END $$`)
 	level := fencedb.TxOptions(pgx.TxOptions{IsoLevel: pgx.RepeatableRead})

@@ -157,7 +157,7 @@ func TestNothingIsLeftForTheNextClient(t *testing.T) {
 // leftovers are what a transaction could leave on a server connection, and the connection's own id.
 func (w *world) leftovers(pool *pgxpool.Pool) (found [5]string) {
 	w.Helper()
-	row := pool.QueryRow(w.Context(), `SELECT pg_backend_pid()::text, coalesce(current_setting('fencedb.lease', true), '') || coalesce(current_setting('fencedb.entered', true), ''),
+	row := pool.QueryRow(w.Context(), `SELECT pg_backend_pid()::text, coalesce(current_setting('fencedb.entered', true), ''),
 		current_setting('lock_timeout'), current_setting('statement_timeout'), current_setting('idle_in_transaction_session_timeout')`)
 	require.NoError(w, row.Scan(&found[0], &found[1], &found[2], &found[3], &found[4]))
 	return found

@@ -367,7 +367,7 @@ func (m *model) raw(r *rapid.T) {
 		`UPDATE notes SET token = 0 WHERE resource = '%s'`,
 		`DELETE FROM notes WHERE resource = '%s'`,
 		`TRUNCATE notes -- %s`,
-		`SELECT set_config('fencedb.lease', '1 60000 60000 1f ', false); DELETE FROM notes WHERE resource = '%[1]s'`,
+		`SELECT set_config('fencedb.entered', '1 9000000000000 9000000000000 ' || E'\x011r%[1]s\x01t9\x01', false); DELETE FROM notes WHERE resource = '%[1]s'`,
 	}).Draw(r, "sql")
 	_, err := m.pool.Exec(context.Background(), fmt.Sprintf(`SET lock_timeout = '5ms'; `+sql, m.resource(r)))
 	var pgErr *pgconn.PgError

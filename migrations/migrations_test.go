@@ -187,13 +187,13 @@ func TestEveryTableFunctionAndViewIsExplained(t *testing.T) {
 }
 
 // After a crash Postgres empties unlogged tables, and nothing else. Unlogged sequences begin anew:
-// those of the epoch tell so that there was a crash, and a session's key ends with the session.
+// those of the epoch tell so that there was a crash.
 func TestTheLedgerOutlivesACrash(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
 
 	require.Empty(t, s.one(`SELECT string_agg(c.oid::regclass::text, ', ') FROM pg_class c
 		WHERE c.relnamespace = 'fencedb'::regnamespace AND c.relkind IN ('r', 'i') AND c.relpersistence <> 'p'`))
-	require.Equal(t, "former_end, former_epoch, server_epoch, session_key", s.one(`SELECT string_agg(c.relname, ', ' ORDER BY c.relname) FROM pg_class c
+	require.Equal(t, "former_end, former_epoch, server_epoch", s.one(`SELECT string_agg(c.relname, ', ' ORDER BY c.relname) FROM pg_class c
 		WHERE c.relnamespace = 'fencedb'::regnamespace AND c.relkind = 'S' AND c.relpersistence = 'u'`))
 }

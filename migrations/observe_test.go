@@ -55,8 +55,7 @@ func TestEveryReasonIsObserved(t *testing.T) {
 		"too long":                 {``, `BEGIN; ` + timeless + `UPDATE seats SET guest = 'zoe' WHERE id = 1; COMMIT`, "seats cron UPDATE FN006 room:red"},
 		"too long, no row":         {``, `BEGIN; ` + timeless + `UPDATE seats SET guest = 'zoe' WHERE false; COMMIT`, "seats cron UPDATE FN006"},
 		"its column was renamed":   {`ALTER TABLE seats RENAME room TO hall`, "BEGIN; " + enter(41, "room:red") + `; UPDATE seats SET guest = 'zoe' WHERE id = 1; COMMIT`, "seats cron UPDATE 42703"},
-		"a setting that is forged": {``, `SET fencedb.token = 'x'; BEGIN; ` + enter(41, "room:red") + `; UPDATE seats SET guest = 'zoe' WHERE id = 1; COMMIT`, ""},
-		"what was judged, forged":  {``, `BEGIN; ` + enter(41, "room:red") + `; SET LOCAL fencedb.judged = '1'; SET LOCAL fencedb.token = 'x'; UPDATE seats SET guest = 'zoe' WHERE id = 1; COMMIT`, "seats cron UPDATE 22P02"},
+		"a setting that is forged": {``, `SET fencedb.entered = 'x'; BEGIN; ` + enter(41, "room:red") + `; UPDATE seats SET guest = 'zoe' WHERE id = 1; COMMIT`, ""},
 		"with the row's own":       {``, "BEGIN; " + enter(41, "room:red") + `; UPDATE seats SET guest = 'zoe' WHERE room = 'red'; COMMIT`, ""},
 		"rolled back":              {``, `BEGIN; UPDATE seats SET guest = 'zoe'; ROLLBACK`, ""},
 		"rolled back to a point":   {``, `BEGIN; SAVEPOINT a; UPDATE seats SET guest = 'zoe'; ROLLBACK TO a; COMMIT`, ""},
@@ -267,7 +266,6 @@ func TestAGuardIsTheSameAfterItHasObserved(t *testing.T) {
 		`fencedb.protect('%s', 'room:{room}'%s)`,
 		`fencedb.protect('%s', 'day:{day}'%s)`,
 		`fencedb.protect('%s', ARRAY['room:{room}', 'day:{day}']%s)`,
-		`fencedb.protect('%s', 'room:{room}', stamp => false%s)`,
 		`fencedb.protect('%s', 'global'%s)`,
 	} {
 		table := fmt.Sprint("t", i)
@@ -516,33 +514,6 @@ func TestOnlyTheOwnerSwitchesAndOnlyOwnersAndOperatorsSee(t *testing.T) {
 	require.Empty(t, s.as(`"`+owner+`"`, `SELECT fencedb.enforce('shop.seats')`))
 	require.Equal(t, "FN002", s.as(app, `INSERT INTO shop.seats VALUES (1)`))
 	require.Equal(t, "observe true, protect true", s.one(`SELECT string_agg(event || ' ' || (role = $1::name), ', ' ORDER BY id) FROM fencedb.audit`, owner))
-}
-
-// The ledger judges, so all but one thing is refused as ever: see docs/tables.md.
-func TestWithoutAStampTheLedgerJudges(t *testing.T) {
-	t.Parallel()
-	s := newSession(t)
-	s.exec(`CREATE TABLE seats (id int PRIMARY KEY, room text NOT NULL, guest text); INSERT INTO seats VALUES (1, 'red', 'ann'), (2, 'red', NULL), (3, 'blue', NULL)`)
-	s.exec(`SELECT fencedb.protect('seats', 'room:{room}', stamp => false); SELECT fencedb.protect('seats', 'room:{room}')`)
-	s.exec(`CREATE VIEW seats_view AS SELECT * FROM seats; CREATE PROCEDURE reseat() LANGUAGE sql SECURITY DEFINER AS $$ UPDATE seats SET guest = 'zoe' WHERE id = 1 $$`)
-	require.Equal(t, "id room guest", s.one(`SELECT string_agg(attname, ' ' ORDER BY attnum) FROM pg_attribute WHERE attrelid = 'seats'::regclass AND attnum > 0`))
-	s.refused("42710", `SELECT fencedb.protect('seats', 'room:{room}', stamp => true)`)
-
-	for name, write := range writes {
-		s.refused("FN002", write)
-		s.refused("FN003", s.fenced(41, "room:blue", write))
-		s.exec("BEGIN; " + enter(41, "room:red") + "; " + write + "; ROLLBACK")
-		s.exec("BEGIN; " + enter(41, "room:red") + "; UPDATE seats SET guest = 'eve' WHERE room = 'red'; " + write + "; ROLLBACK")
-		s.refused("FN003", "BEGIN; "+enter(41, "room:red")+"; "+write+"; UPDATE seats SET guest = 'eve'")
-		require.NotEmpty(t, name)
-	}
-	s.exec(s.fenced(42, "room:red", `UPDATE seats SET guest = 'zoe' WHERE id = 1`))
-	s.refused("FN001", s.fenced(41, "room:red", `UPDATE seats SET guest = 'late' WHERE id = 1`))
-
-	s.exec(`DELETE FROM fencedb.fences`) // what is lost: only a stamp would know
-	s.exec(s.fenced(41, "room:red", `UPDATE seats SET guest = 'late' WHERE id = 1`))
-	s.exec(`SELECT fencedb.unprotect('seats')`)
-	require.Equal(t, "3", s.one(`SELECT count(*) FROM pg_attribute WHERE attrelid = 'seats'::regclass AND attnum > 0`))
 }
 
 // A migration of its own has added the column: protect takes it, and unprotect leaves it.

@@ -79,7 +79,7 @@ func TestALeaseEndsWhereNoGuardSeesTheStatement(t *testing.T) {
 					s.refused("FN006", late)
 				} else {
 					s.exec(late)
-					require.Equal(t, c.protected+" cron UPDATE FN006", s.observed())
+					require.Equal(t, c.protected+" cron UPDATE FN006 room:blue", s.observed())
 				}
 			})
 		}

@@ -191,7 +191,7 @@ func (s *session) callsWithNULL() (calls []string) {
 // for every row, and SET costs microseconds each time. They have the path of the doors that call
 // them, and are for their owner alone.
 const innerFunctions = `SELECT p.oid FROM pg_proc p WHERE p.pronamespace = 'fencedb'::regnamespace
-	AND p.proname IN ('epoch', 'await', 'take', 'take_free', 'check_grant')`
+	AND p.proname IN ('epoch', 'await', 'take', 'check_grant')`
 
 func TestEveryFunctionHasAFixedSearchPath(t *testing.T) {
 	t.Parallel()
@@ -199,7 +199,7 @@ func TestEveryFunctionHasAFixedSearchPath(t *testing.T) {
 
 	require.Empty(t, s.one(`SELECT string_agg(p.oid::regprocedure::text, ', ') FROM pg_proc p
 		WHERE p.pronamespace = 'fencedb'::regnamespace AND p.oid NOT IN (`+innerFunctions+`)
-		AND p.proname <> 'judge' -- under guards, which have none, so it names the schema of all that it uses, as they do
+		AND p.proname <> 'enter' -- it names the schema of all that it uses, as guards do
 		AND p.prosqlbody IS NULL AND NOT coalesce('search_path=pg_catalog, pg_temp' = ANY (p.proconfig), false)`),
 		"give it SET search_path = pg_catalog, pg_temp, or a body with RETURN")
 	require.Empty(t, s.one(`SELECT string_agg(p.oid::regprocedure::text, ', ') FROM pg_proc p
@@ -222,7 +222,7 @@ func TestEveryGuardMeansTheSameInEverySearchPath(t *testing.T) {
 		CREATE TABLE jobs (name char(9) NOT NULL, kind kind NOT NULL, day date NOT NULL, big numeric(20) NOT NULL, u uuid NOT NULL DEFAULT '6ba7b810-9dad-11d1-80b4-00c04fd430c8', yes boolean NOT NULL DEFAULT true);
 		CREATE TABLE notes (room text NOT NULL); CREATE TABLE logs (room text NOT NULL);
 		SELECT fencedb.protect('seats', resource => 'room:{room}/{nr}:{id}', history => true), fencedb.protect('jobs', resource => ARRAY['{name}', '{kind}-{day}-{big}', '{u}-{yes}'], history => true),
-			fencedb.protect('notes', resource => '{room}', mode => 'observe', history => true), fencedb.protect('logs', resource => '{room}', stamp => false, history => true)`)
+			fencedb.protect('notes', resource => '{room}', mode => 'observe', history => true), fencedb.protect('logs', resource => '{room}', history => true)`)
 	s.plantImpostors()
 	// A type of the same name in an earlier schema is found first.
 	s.exec(`CREATE DOMAIN evil.text AS pg_catalog.text CHECK (evil.strike()); CREATE DOMAIN evil.int8 AS pg_catalog.int8 CHECK (evil.strike()); CREATE DOMAIN evil.float8 AS pg_catalog.float8 CHECK (evil.strike())`)

@@ -133,11 +133,11 @@ func TestWhatATemplateMakesOfEachType(t *testing.T) {
 		require.NoError(t, err, "%s as %s", c.columns, c.template)
 		s.exec(`SAVEPOINT a`)
 		for _, setting := range odd {
-			s.exec(`SET LOCAL ` + setting + `; SET LOCAL fencedb.judged = ''; UPDATE public.` + table + ` SET id = 2`)
+			s.exec(`SET LOCAL ` + setting + `; UPDATE public.` + table + ` SET id = 2`)
 			var resources []string
 			require.NoError(t, s.conn.QueryRow(t.Context(), `SELECT fencedb.resources_of(t) FROM public.`+table+` t`).Scan(&resources))
 			require.Equal(t, []string{c.resource}, resources, setting)
-			s.exec(`SET LOCAL fencedb.judged = ''; DELETE FROM public.` + table + `; ROLLBACK TO a`)
+			s.exec(`DELETE FROM public.` + table + `; ROLLBACK TO a`)
 		}
 		s.exec(`COMMIT`)
 		if strings.Contains(c.resource, "x:") {
@@ -198,12 +198,12 @@ func TestProtectRefusesRowsWithoutAResource(t *testing.T) {
 func TestProtectWaitsForRowsThatAreBeingWritten(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
-	s.exec(`CREATE TABLE seats (id int, room text NOT NULL)`)
+	s.exec(`CREATE TABLE seats (id int, room text NOT NULL, last_fencing_token bigint NOT NULL DEFAULT 0)`)
 	protecting := s.beside()
 	s.exec(`BEGIN; INSERT INTO seats VALUES (1, '')`)
 	done := make(chan error, 1)
 	go func() {
-		_, err := protecting.conn.Exec(t.Context(), `SELECT fencedb.protect('seats', '{room}', stamp => false)`)
+		_, err := protecting.conn.Exec(t.Context(), `SELECT fencedb.protect('seats', '{room}')`)
 		done <- err
 	}()
 	s.beside().awaitBlocked(protecting.conn.PgConn().PID())

@@ -201,7 +201,7 @@ SELECT c.oid::regclass::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.re
 -- Do: call fencedb.protect once more, with the new name in its template; or take the old name back, or add the column again
 SELECT DISTINCT format('%s reads column %s', p.table_name, quote_ident(read.name))
 FROM fencedb.protected_tables p, LATERAL (
-    SELECT m[1] FROM unnest(p.resource) t, regexp_matches(replace(replace(t, '{{', ''), '}}', ''), '\{([^{}]+)\}', 'g') m UNION ALL SELECT 'last_fencing_token' WHERE p.stamp
+    SELECT m[1] FROM unnest(p.resource) t, regexp_matches(replace(replace(t, '{{', ''), '}}', ''), '\{([^{}]+)\}', 'g') m UNION ALL SELECT 'last_fencing_token'
 ) read(name)
 WHERE NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = p.table_name AND NOT a.attisdropped AND a.attname = read.name) ORDER BY 1;
 

@@ -67,7 +67,7 @@ func TestDoctorIsSilentOnASoundSetUp(t *testing.T) {
 	w := sound(t)
 	w.exec(`CREATE TABLE "Odd" ("Key" int PRIMARY KEY, "it's" text NOT NULL, "NEW.a" date);
 		SELECT fencedb.protect('"Odd"', ARRAY['NEW.b:{Key}/{it''s}', 'OLD.{{a}}:{Key}']);
-		CREATE TABLE days (id int, day date NOT NULL); SELECT fencedb.protect('days', 'OLD.c:{day}', stamp => false);
+		CREATE TABLE days (id int, day date NOT NULL); SELECT fencedb.protect('days', 'OLD.c:{day}');
 		ALTER TABLE days RENAME TO dates; ALTER TABLE dates RENAME id TO no;
 		CREATE TABLE config (name text); SELECT fencedb.protect('config', 'config:global', history => true); SELECT fencedb.keep_history('1 day');
 		CREATE TABLE rooms (id int NOT NULL); SELECT fencedb.protect('rooms', 'room:{id}'), fencedb.unprotect('rooms')`)

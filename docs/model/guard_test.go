@@ -8,40 +8,39 @@ const (
 	resources = 2
 )
 
-// Guard is what a transaction says of itself, and what the guard of a table makes of it. The zero
-// value believes everything. A mutant is RightGuard with one rule changed.
+// Guard is how a transaction notes what it has entered, and what the guard of a table makes of it.
+// The zero value believes everything. A mutant is RightGuard with one rule changed.
 type Guard struct {
 	Leases [sessions]uint8            // of each session; two of them may have one lease
 	Tokens [sessions][resources]uint8 // what it has acquired; 0: not that resource
 	Turns  [sessions]uint8            // how many transactions it makes
 	Before bool                       // session A has entered resource 1 before
+	May    [sessions]bool             // whether its login may enter
 
-	Transaction bool // what was entered counts in the transaction that entered it, and in no later one
-	LeaseID     bool // the lease that has the fence is the one that entered
-	Hash        bool // and what was entered is this resource, with this token
-	Locks       bool // the guard locks the fence
-	Key         bool // what was judged last counts if a guard has written it
-	PutsBack    bool // who goes back to a savepoint may put back what a guard has written before it
+	Locks       bool // enter locks the fence, and then writes the list
+	Local       bool // the list goes back with a savepoint, as the lock does
+	Transaction bool // the list counts in the transaction that wrote it, and in no later one
+	Resource    bool // and for the resources in it
+	Right       bool // whoever may not enter may not write, whatever is in the list
+	Lies        bool // whoever may enter writes the list by hand as well
 
-	Forgeries uint8 // how often somebody writes a setting by hand
+	Forgeries uint8 // how often somebody writes the list by hand
 }
 
-// RightGuard is that of this project. Session A has an older lease of resource 1, B and C have one
-// newer lease of both resources, as AcquireAll gives it.
+// RightGuard is that of this project. Session A has an older lease of resource 1, B a newer lease
+// of both resources, as AcquireAll gives it; C may not enter.
 func RightGuard() Guard {
 	return Guard{
-		Leases: [sessions]uint8{1, 2, 2}, Tokens: [sessions][resources]uint8{{0, 1}, {2, 2}, {2, 2}},
-		Turns: [sessions]uint8{1, 1, 1}, Before: true,
-		Transaction: true, LeaseID: true, Hash: true, Locks: true, Key: true, Forgeries: 1,
+		Leases: [sessions]uint8{1, 2, 3}, Tokens: [sessions][resources]uint8{{0, 1}, {2, 2}, {}},
+		May: [sessions]bool{true, true, false}, Turns: [sessions]uint8{1, 1, 1}, Before: true,
+		Locks: true, Local: true, Transaction: true, Resource: true, Right: true, Forgeries: 1,
 	}
 }
 
-// said is what a session has in its settings.
-type said struct {
-	tx      uint8 // the transaction that entered
+// list is what a session has in its setting.
+type list struct {
+	tx      uint8 // the transaction that it is of
 	entered uint8 // bits, one for each resource
-	judged  uint8 // the resource that was judged last, plus one
-	signed  bool  // with the key
 }
 
 // session is one connection. Each transaction reads and writes one resource.
@@ -50,9 +49,9 @@ type session struct {
 	tx      uint8 // the number of the one that is open; 0: none
 	about   uint8 // the resource
 	lock    [resources]uint8
-	said    said
-	former  said  // as it was before the transaction went back to a savepoint
-	entered uint8 // bits: what the transaction has entered at any time
+	list    list
+	back    bool  // the transaction went back to a savepoint
+	entered uint8 // bits: what the transaction has entered, and not given back
 	read    bool  // while it had the fence
 	changed bool  // another lease has committed since
 	wrote   bool
@@ -111,9 +110,9 @@ func (m *connection) move() {
 	p := m.s.s[m.i]
 	if p.tx == 0 {
 		for r := range resources {
-			if p.left > 0 && m.Tokens[m.i][r] > 0 {
+			if p.left > 0 && (m.Tokens[m.i][r] > 0 || !m.May[m.i]) {
 				m.emit("open", fmt.Sprintf("begins a transaction about resource %d", r), false, func(_ *GuardState, q *session) string {
-					*q = session{left: q.left - 1, tx: q.left, about: uint8(r), said: q.said}
+					*q = session{left: q.left - 1, tx: q.left, about: uint8(r), list: q.list}
 					return ""
 				})
 			}
@@ -159,29 +158,28 @@ func (m *connection) enter(p session, r int) {
 	if token == m.s.token[r] {
 		lock = shared
 	}
-	if token == 0 || p.lock[r] != none || !m.free(r, lock) ||
+	if token == 0 || p.list.tx == p.tx && p.list.entered&bit(r) > 0 || m.Locks && !m.free(r, lock) ||
 		token < m.s.token[r] || lock == shared && m.Leases[m.i] != m.s.lease[r] { // stale: it rolls back
 		return
 	}
 	m.emit("pass", fmt.Sprintf("enters resource %d with token %d", r, token), false, func(_ *GuardState, q *session) string {
-		if q.said.tx != q.tx {
-			q.said = said{tx: q.tx}
+		if q.list.tx != q.tx {
+			q.list = list{tx: q.tx}
 		}
 		q.lock[r] = lock
-		q.said.entered, q.said.judged = q.said.entered|bit(r), 0
+		q.list.entered |= bit(r)
 		q.entered |= bit(r)
 		return ""
 	})
 }
 
-// settings is what a session can do to what it says. Somebody who may run any statement can write
-// the settings, but not read the key.
+// settings is what a session can do to its list. Whoever may run any statement can write it.
 func (m *connection) settings(p session) {
-	if p.said.tx == p.tx && p.former == (said{}) {
-		m.emit("go back", "goes back to a savepoint, which takes locks and settings", false, func(_ *GuardState, q *session) string {
-			q.former, q.said, q.lock, q.read, q.changed = q.said, said{}, [resources]uint8{}, false, false
-			if !m.PutsBack {
-				q.former.judged, q.former.signed = 0, false
+	if p.list.tx == p.tx && !p.back {
+		m.emit("go back", "goes back to a savepoint, which takes the locks, and the list", false, func(_ *GuardState, q *session) string {
+			q.back, q.lock, q.entered, q.read, q.changed = true, [resources]uint8{}, 0, false, false
+			if m.Local {
+				q.list = list{}
 			}
 			return ""
 		})
@@ -189,51 +187,28 @@ func (m *connection) settings(p session) {
 	if m.s.forgeries == 0 {
 		return
 	}
-	forged := func(name, text string, change func(*session)) {
-		m.emit(name, text, true, func(n *GuardState, q *session) string {
-			n.forgeries--
-			change(q)
-			return ""
-		})
-	}
-	if p.former.entered > 0 && p.said == (said{}) {
-		forged("put back", "puts the settings back by hand", func(q *session) { q.said = q.former })
-	}
-	if p.said.entered > 0 && p.left > 0 {
-		m.emit("keep", "makes the settings those of its session, and commits", true, func(n *GuardState, q *session) string {
+	if p.list.entered > 0 && p.left > 0 {
+		m.emit("keep", "makes the list that of its session, and commits", true, func(n *GuardState, q *session) string {
 			n.forgeries--
 			m.end(n, q)
-			q.said = p.said
+			q.list = p.list
 			return ""
 		})
 	}
-	if p.said.judged != p.about+1 {
-		forged("sign", fmt.Sprintf("writes by hand that resource %d was judged last", p.about), func(q *session) {
-			q.said.judged, q.said.signed = q.about+1, false
+	if (m.Lies || !m.May[m.i]) && p.list.entered&bit(int(p.about)) == 0 {
+		m.emit("forge", fmt.Sprintf("writes resource %d into the list by hand", p.about), true, func(n *GuardState, q *session) string {
+			n.forgeries--
+			q.list = list{tx: q.tx, entered: q.list.entered | bit(int(q.about))}
+			return ""
 		})
 	}
 }
 
-// judged says whether the row is of the resource that was judged last.
-func (m *connection) judged(p session) bool {
-	return p.said.judged == p.about+1 && (p.said.signed && p.said.tx == p.tx || !m.Key)
-}
-
-// admits is the guard: of statements first, and then of rows.
+// admits is the guard of a row, which relies on no guard of statements. It does not look at the
+// ledger.
 func (m *connection) admits(p session) bool {
-	if p.said.entered == 0 || m.Transaction && p.said.tx != p.tx {
-		return false
-	}
-	if m.judged(p) {
-		return true
-	}
-	about := int(p.about)
-	token, lease := m.s.token[about], m.s.lease[about]
-	if p.lock[about] == exclusive { // it sees what it has written itself
-		token, lease = m.Tokens[m.i][about], m.Leases[m.i]
-	}
-	return (!m.LeaseID || lease == m.Leases[m.i]) && (!m.Locks || m.free(about, shared)) &&
-		(!m.Hash || p.said.entered&bit(about) > 0 && token == m.Tokens[m.i][about])
+	return p.list.entered > 0 && (m.May[m.i] || !m.Right) && (p.list.tx == p.tx || !m.Transaction) &&
+		(p.list.entered&bit(int(p.about)) > 0 || !m.Resource)
 }
 
 func (m *connection) write(p session) {
@@ -241,24 +216,9 @@ func (m *connection) write(p session) {
 		return // refused: it rolls back
 	}
 	m.emit("admit", fmt.Sprintf("writes resource %d", p.about), false, func(_ *GuardState, q *session) string {
-		if m.Locks && !m.judged(p) && q.lock[q.about] == none {
-			q.lock[q.about] = shared
-		}
-		if !m.judged(p) {
-			q.said.judged, q.said.signed = q.about+1, true
-		}
 		q.wrote = true
 		return ""
 	})
-	if !m.judged(p) {
-		m.emit("judge", fmt.Sprintf("writes resource %d, and writes on", p.about), false, func(_ *GuardState, q *session) string {
-			if m.Locks && q.lock[q.about] == none {
-				q.lock[q.about] = shared
-			}
-			q.said.judged, q.said.signed = q.about+1, true
-			return ""
-		})
-	}
 }
 
 // commit is where the promises are judged.
@@ -267,14 +227,14 @@ func (m *connection) commit(p session) {
 	token, lease := m.Tokens[m.i][about], m.Leases[m.i]
 	m.emit("end", fmt.Sprintf("commits with token %d", token), false, func(n *GuardState, q *session) (broken string) {
 		switch {
+		case p.entered&bit(about) == 0:
+			broken = fmt.Sprintf("S4: it writes resource %d, and has not entered it", about)
 		case token < n.topToken[about]:
 			broken = fmt.Sprintf("S2: token %d commits after %d", token, n.topToken[about])
 		case token == n.topToken[about] && lease != n.topLease[about]:
 			broken = fmt.Sprintf("S1: two leases commit with token %d", token)
 		case p.read && p.changed:
 			broken = "S3: another lease has written over what it has read"
-		case p.entered&bit(about) == 0:
-			broken = fmt.Sprintf("S4: it writes resource %d, and has not entered it", about)
 		}
 		n.topToken[about], n.topLease[about] = max(token, n.topToken[about]), lease
 		for i := range n.s {

@@ -78,14 +78,16 @@ var guards = []struct {
 	name  string
 	rules Guard
 }{
-	{"AcquireAll gives one lease to two resources, a setting is written by hand", RightGuard()},
-	{"one after the other, a setting is written by hand", guarding(func(g *Guard) { g.Turns = [sessions]uint8{1, 2, 0} })},
-	{"two leases of one token, a setting is written by hand", guarding(twoOfOneToken)},
-}
-
-// twoOfOneToken is an issuer that has lost its data, and has issued a number twice.
-func twoOfOneToken(g *Guard) {
-	g.Leases, g.Tokens, g.Before = [sessions]uint8{1, 2, 3}, [sessions][resources]uint8{{0, 2}, {2, 2}, {0, 2}}, false
+	{"a login that may not enter writes the list by hand", RightGuard()},
+	{"one after the other, a list is kept for the session", guarding(func(g *Guard) { g.Turns = [sessions]uint8{1, 2, 0} })},
+	{"two sessions of one lease", guarding(func(g *Guard) {
+		g.Leases, g.Tokens = [sessions]uint8{1, 2, 2}, [sessions][resources]uint8{{0, 1}, {2, 2}, {2, 2}}
+		g.May[2] = true
+	})},
+	{"two leases of one token", guarding(func(g *Guard) { // of an issuer that has lost its data
+		g.Tokens, g.Before = [sessions][resources]uint8{{0, 2}, {2, 2}, {0, 2}}, false
+		g.May[2] = true
+	})},
 }
 
 // brokenGuards are the guard without one rule, and the promise that this breaks.
@@ -93,12 +95,12 @@ var brokenGuards = []struct {
 	name, broken string
 	rules        Guard
 }{
-	{"what an earlier transaction has entered is believed", "S4", guarding(func(g *Guard) { g.Turns, g.Transaction = [sessions]uint8{1, 2, 0}, false })},
-	{"the resource is not compared", "S4", guarding(func(g *Guard) { g.Hash = false })},
-	{"the lease id is not compared", "S1", guarding(func(g *Guard) { twoOfOneToken(g); g.LeaseID = false })},
-	{"the fence is not locked", "S2", guarding(func(g *Guard) { g.Locks = false })},
-	{"what was judged last is believed without the key", "S4", guarding(func(g *Guard) { g.Key = false })},
-	{"limit: who goes back to a savepoint puts back what was judged before", "S2", guarding(func(g *Guard) { g.PutsBack = true })},
+	{"the list is written before the fence is locked", "S2", guarding(func(g *Guard) { g.Locks = false })},
+	{"the list is not local", "S4", guarding(func(g *Guard) { g.Local = false })},
+	{"the list of an earlier transaction is believed", "S4", guarding(func(g *Guard) { g.Turns, g.Transaction = [sessions]uint8{1, 2, 0}, false })},
+	{"the resource is not compared", "S4", guarding(func(g *Guard) { g.Resource = false })},
+	{"nobody asks whether the login may enter", "S4", guarding(func(g *Guard) { g.Right = false })},
+	{"limit: whoever may enter writes the list by hand", "S4", guarding(func(g *Guard) { g.Lies = true })},
 }
 
 func TestTheGuardKeepsItsPromisesInEveryState(t *testing.T) {

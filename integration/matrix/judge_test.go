@@ -125,7 +125,7 @@ const patience = 60 * time.Second
 // settings are those that must not be left over on a connection of the pool.
 const settings = `SELECT concat_ws(' ', current_setting('lock_timeout'), current_setting('statement_timeout'),
 	current_setting('idle_in_transaction_session_timeout'), coalesce(current_setting('transaction_timeout', true), '0'),
-	coalesce(nullif(current_setting('fencedb.lease', true), ''), nullif(current_setting('fencedb.entered', true), ''), '0'))`
+	coalesce(nullif(current_setting('fencedb.entered', true), ''), '0'))`
 
 // checkPool reports connections that were not given back, or not as they were.
 func checkPool(ctx context.Context, pool *pgxpool.Pool, dead bool) error {

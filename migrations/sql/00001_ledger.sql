@@ -1,11 +1,17 @@
 -- The ledger of fences and the one way to pass it: fencedb.enter.
 --
--- Two facts and one comparison are all there is:
---     The transaction says under which leases it entered which fences (the setting fencedb.lease).
---     The ledger says whose lease a resource has (the table fencedb.fences).
---     The guard of a table compares the two and holds the fence (fencedb.judge, 00003).
--- So a setting that somebody writes by hand opens nothing to who does not know the lease id in the
--- ledger, and who knows that may enter.
+-- Three steps are all there is:
+--     enter locks the fence of a resource in the ledger (fencedb.fences), which refuses old tokens.
+--     Then it writes the resource and the token into an open list, the setting fencedb.entered,
+--     which is local to the transaction.
+--     The guard of a table looks the resource of each row up in that list (00003).
+-- The lock of a row and a local setting live and die together: ROLLBACK TO, exception blocks,
+-- COMMIT and PREPARE take back or keep both. So an entry is the lock, and the guard asks neither
+-- the ledger nor the clock again.
+--
+-- The list is no secret and no proof. A login that may not enter is refused by the guard whatever
+-- the list says (fencedb.may_enter). A login that may enter could enter with any token: it is
+-- believed.
 --
 -- Errors raised here and in later migrations (stable, for clients in any language):
 --   FN001  the token is stale: the fence has a newer one, or the same one under another lease
@@ -33,7 +39,7 @@ SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting(
 -- Ordinary and logged on purpose: a fence that a crash forgets is no fence.
 -- Half of each page is left free, so that advancing a fence stays a heap-only update.
 CREATE TABLE fencedb.fences (
-    resource           text COLLATE "C" PRIMARY KEY CHECK (resource <> '' AND octet_length(resource) <= 512),
+    resource           text COLLATE "C" PRIMARY KEY CHECK (resource <> '' AND octet_length(resource) <= 512 AND strpos(resource, E'\x01') = 0),
     last_fencing_token bigint      NOT NULL CHECK (last_fencing_token >= 0),
     lease_id           uuid        NOT NULL,
     advanced_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -47,8 +53,9 @@ COMMENT ON COLUMN fencedb.fences.lease_id           IS 'The lease that carries t
 COMMENT ON COLUMN fencedb.fences.advanced_at        IS 'When this token entered first, by the clock of this server, but not before that transaction began.';
 COMMENT ON COLUMN fencedb.fences.reset_from         IS 'NULL unless fencedb.reset_fence has set this fence back: tokens in rows do not count up to this one.';
 
--- A lease id is what makes an entry of fencedb.lease good, so members of pg_read_all_data must not
--- read it here; row security keeps them out. There is a policy for operators (00005).
+-- Who knows a lease id and its token can enter in the name of that lease, so members of
+-- pg_read_all_data must not read it here; row security keeps them out. There is a policy for
+-- operators (00005).
 ALTER TABLE fencedb.fences ENABLE ROW LEVEL SECURITY;
 ALTER TABLE fencedb.fences ALTER COLUMN lease_id SET STATISTICS 0; -- which would show some to them
 
@@ -66,32 +73,34 @@ COMMENT ON TABLE fencedb.foreign_issuers IS 'The types of resources (the part of
 -- in every call, so the inner functions that a door calls each time have none: they run under the
 -- door's, and are for no one else (see the REVOKE at the end).
 
--- What a transaction says of itself once it has entered, in the setting fencedb.lease, is words:
--- the transaction id; when its time limits have to be lowered again, and when it has to have ended,
--- both in milliseconds from its start; and an entry for each fence. The id tells the setting from
--- one that the session has kept for longer, and an entry has it too. The setting fencedb.entered
--- has the names of the resources, a line each, for messages alone: every row that is judged copies
--- the other setting.
---
--- The lease id alone would not do as an entry: AcquireAll gives one to all its resources, and one
--- that was not entered has not been waited for. Who knows a lease id may enter with it, so who
--- could write an entry by hand need not.
-CREATE FUNCTION fencedb.entry(resource text, token bigint, lease_id uuid) RETURNS text
+-- The open list, the setting fencedb.entered, has three words: the transaction id; when the limits
+-- of statements have to be lowered again; and when the transaction has to have ended, both in
+-- milliseconds since 1970. Entries follow without anything between them, each
+--     U+0001, the transaction id, r, the resource, U+0001, t, the token, U+0001
+-- A list with another transaction id was kept by the session for longer, and counts for nothing.
+-- Here a NULL, as of a transaction that has no id yet, is no match.
+CREATE FUNCTION fencedb.entries() RETURNS text
     LANGUAGE sql STABLE
-    RETURN to_hex(hashtextextended(resource COLLATE "C", uuid_hash_extended(lease_id, hashint8extended(token, txid_current()))));
+    RETURN CASE WHEN starts_with(current_setting('fencedb.entered', true), concat(pg_current_xact_id_if_assigned(), ' ')) THEN current_setting('fencedb.entered') END;
 
--- A space follows each entry, so something is behind it. strpos would count the characters before.
-CREATE FUNCTION fencedb.says_entered(resource text, token bigint, lease_id uuid) RETURNS boolean
-    LANGUAGE sql STABLE
-    RETURN split_part(current_setting('fencedb.lease', true), fencedb.entry(resource, token, lease_id) COLLATE "C", 2) <> '';
+COMMENT ON FUNCTION fencedb.entries IS 'The open list of this transaction. NULL unless it has entered.';
+
+CREATE FUNCTION fencedb.entry(resource text, token bigint) RETURNS text
+    LANGUAGE sql
+    RETURN concat(E'\x01', pg_current_xact_id(), 'r', resource, E'\x01t', token, E'\x01');
+
+CREATE FUNCTION fencedb.token_of(resource text) RETURNS bigint
+    LANGUAGE sql
+    RETURN nullif(split_part(split_part(current_setting('fencedb.entered', true), concat(E'\x01', pg_current_xact_id_if_assigned(), 'r', resource, E'\x01t') COLLATE "C", 2), E'\x01', 1), '')::bigint;
+
+COMMENT ON FUNCTION fencedb.token_of IS 'The token with which this transaction has entered the fence of resource. NULL unless it has.';
 
 -- VOLATILE, as the clock is, or it would cost a call.
 CREATE FUNCTION fencedb.left_ms() RETURNS float8
     LANGUAGE sql
-    RETURN CASE WHEN split_part(current_setting('fencedb.lease', true), ' ', 1) = pg_current_xact_id_if_assigned()::text
-                THEN split_part(current_setting('fencedb.lease', true), ' ', 3)::float8 - date_part('epoch', clock_timestamp() - transaction_timestamp()) * 1000 END;
+    RETURN nullif(split_part(fencedb.entries(), ' ', 3), '')::float8 - date_part('epoch', clock_timestamp()) * 1000;
 
-COMMENT ON FUNCTION fencedb.left_ms IS 'How many milliseconds this transaction may still write, by what it says. NULL unless it has entered.';
+COMMENT ON FUNCTION fencedb.left_ms IS 'How many milliseconds this transaction may still write, by its open list. NULL unless it has entered.';
 
 -- A limit counts from the start of each statement, so a later statement would get more time than is
 -- left. What the application or the role set tighter stays.
@@ -113,58 +122,52 @@ BEGIN
 END
 $$;
 
--- admitted leaves what this transaction says of what it has entered, and bounds it: no transaction
--- may outlive its lease, and the server itself ends it, left_ms from now, which is since_start_ms
--- from its start. The limits of statements are one part in 256 short of what is left, and a guard
--- draws them in again when that much has passed, not in each millisecond. As an expression this
--- costs no call; what it costs is each function in it that the executor sets up. So the answer is
--- put together in one go: its first word is the transaction id, its last the epoch.
-CREATE FUNCTION fencedb.admitted(since_start_ms bigint, left_ms bigint, limit_ms bigint, entries text, names text, may_idle boolean, epoch bigint) RETURNS text
+-- admitted writes the open list, and bounds the transaction: none may outlive its lease, and the
+-- server itself ends it. ends is in milliseconds since 1970, left_ms counts from now. The limits of
+-- statements are one part in 256 short of what is left, and a guard draws them in again when that
+-- much has passed, not in each millisecond. As an expression this costs no call. Its first word is
+-- the transaction id, its last the epoch.
+--
+-- Only the first entry of a transaction lowers transaction_timeout. Postgres does not set its timer
+-- back with ROLLBACK TO, so a later, shorter entry behind a savepoint would leave it too short.
+CREATE FUNCTION fencedb.admitted(ends float8, left_ms bigint, entries text, may_idle boolean, epoch bigint) RETURNS text
     LANGUAGE sql
     RETURN concat_ws(' ',
-        set_config('fencedb.lease', concat_ws(' ', pg_current_xact_id(), since_start_ms + left_ms - limit_ms, since_start_ms + left_ms, entries, ''), true),
-        set_config('fencedb.entered', names, true),
-        fencedb.lower_limit('statement_timeout', limit_ms),
-        CASE WHEN may_idle IS NOT FALSE THEN fencedb.lower_limit('idle_in_transaction_session_timeout', limit_ms) END,
-        CASE WHEN current_setting('transaction_timeout', true) = '0' THEN set_config('transaction_timeout', left_ms::text, true)
-             WHEN current_setting('transaction_timeout', true) <> '0' THEN fencedb.lower_transaction_timeout(left_ms) END,
+        pg_current_xact_id(),
+        CASE WHEN coalesce(current_setting('fencedb.entered', true), '') = '' THEN
+            CASE WHEN current_setting('transaction_timeout', true) = '0' THEN set_config('transaction_timeout', left_ms::text, true)
+                 WHEN current_setting('transaction_timeout', true) <> '0' THEN fencedb.lower_transaction_timeout(left_ms) END END,
+        set_config('fencedb.entered', concat(pg_current_xact_id(), ' ', (ends - left_ms + left_ms / 256)::bigint, ' ', ends::bigint, ' ', entries), true),
+        fencedb.lower_limit('statement_timeout', left_ms - left_ms / 256),
+        CASE WHEN may_idle IS NOT FALSE THEN fencedb.lower_limit('idle_in_transaction_session_timeout', left_ms - left_ms / 256) END,
         epoch);
 
+-- The common case is one query: nobody stands in the way, and the fence has this token and this
+-- lease already. enter_all does the rest, also where the epoch of this run of the server is not
+-- drawn yet. There is no SET, which costs more than all of it, so every name has its schema.
 CREATE FUNCTION fencedb.enter(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL, wait_ms bigint DEFAULT NULL, first boolean DEFAULT false, may_idle boolean DEFAULT true, OUT xid xid8, OUT epoch bigint)
     LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    start   timestamptz := CASE WHEN first THEN transaction_timestamp() ELSE clock_timestamp() END;
-    left_ms bigint := least(remaining_ms, 2147483647);
-    now     timestamptz;
+    start   pg_catalog.timestamptz := CASE WHEN first THEN pg_catalog.transaction_timestamp() ELSE pg_catalog.clock_timestamp() END; -- reenter may have waited for a lock on the ledger
+    ends    pg_catalog.float8;
+    left_ms pg_catalog.int8;
+    noted   pg_catalog.text;
 BEGIN
-    -- The common cases, without calls: nobody stands in the way, and the fence has an older token,
-    -- or this one and this lease already. enter_all does the rest. What take says of the order of
-    -- locks, holds here too.
-    IF coalesce(current_setting('fencedb.lease', true), '') = '' AND coalesce(remaining_ms > 0, true) AND token BETWEEN 1 AND 9007199254740991 AND lease_id IS NOT NULL THEN
-        IF current_setting('transaction_isolation') LIKE 'read %' THEN
-            UPDATE fencedb.fences f SET last_fencing_token = token, lease_id = enter.lease_id, advanced_at = greatest(clock_timestamp(), transaction_timestamp())
-            FROM (SELECT o.ctid FROM fencedb.fences o WHERE o.resource = enter.resource COLLATE "C" AND o.last_fencing_token < token FOR NO KEY UPDATE SKIP LOCKED) older
-            WHERE f.ctid = older.ctid
-            RETURNING pg_sequence_last_value('fencedb.server_epoch') INTO epoch;
-        END IF;
-        IF epoch IS NULL THEN
-            SELECT pg_sequence_last_value('fencedb.server_epoch') INTO epoch
-            FROM (SELECT FROM fencedb.fences f WHERE f.resource = enter.resource COLLATE "C" AND f.last_fencing_token = token AND f.lease_id = enter.lease_id FOR SHARE SKIP LOCKED) same;
-        END IF;
-        -- No epoch: the fence was not taken. Or it was, but the epoch of this run of the server is
-        -- not drawn yet. Then, and if this took 20 ms, as behind a lock on the whole ledger (VACUUM
-        -- FULL), enter_all takes it, for the second time perhaps, and counts anew what is left.
-        now := clock_timestamp();
-        IF epoch & 16777215 = fencedb.started() AND now < start + interval '20 milliseconds' THEN
-            PERFORM fencedb.admitted(CASE WHEN first THEN 0 ELSE (date_part('epoch', now - transaction_timestamp()) * 1000)::bigint END, left_ms, left_ms - left_ms / 256, fencedb.entry(resource, token, lease_id), resource, may_idle, epoch);
-            xid := pg_current_xact_id();
+    IF coalesce(pg_catalog.current_setting('fencedb.entered', true), '') OPERATOR(pg_catalog.=) '' THEN
+        SELECT pg_catalog.pg_sequence_last_value('fencedb.server_epoch'), t.ends, pg_catalog.floor(t.ends OPERATOR(pg_catalog.-) (pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 1000))::pg_catalog.int8
+        INTO epoch, ends, left_ms
+        FROM (SELECT pg_catalog.date_part('epoch', start) OPERATOR(pg_catalog.*) 1000 OPERATOR(pg_catalog.+) coalesce(least(remaining_ms, 2147483647), 2147483647) AS ends) t, fencedb.fences f
+        WHERE f.resource OPERATOR(pg_catalog.=) enter.resource COLLATE pg_catalog."C" AND f.last_fencing_token OPERATOR(pg_catalog.=) token AND f.lease_id OPERATOR(pg_catalog.=) enter.lease_id AND token OPERATOR(pg_catalog.>) 0
+        FOR SHARE OF f SKIP LOCKED;
+        IF epoch OPERATOR(pg_catalog.&) 16777215 OPERATOR(pg_catalog.=) fencedb.started() AND left_ms OPERATOR(pg_catalog.>) 0 THEN
+            noted := fencedb.admitted(ends, left_ms, fencedb.entry(resource, token), may_idle, epoch);
+            xid := pg_catalog.pg_current_xact_id();
             RETURN;
         END IF;
     END IF;
     SELECT a.xid, a.epoch INTO xid, epoch
-    FROM fencedb.enter_all(ARRAY[resource], ARRAY[token], ARRAY[lease_id], floor(remaining_ms - extract(epoch FROM clock_timestamp() - start) * 1000)::bigint, wait_ms) a;
+    FROM fencedb.enter_all(ARRAY[resource], ARRAY[token], ARRAY[lease_id], pg_catalog.floor(least(remaining_ms, 2147483647) OPERATOR(pg_catalog.-) (pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) start) OPERATOR(pg_catalog.*) 1000))::pg_catalog.int8, wait_ms) a;
 END
 $$;
 
@@ -178,15 +181,12 @@ DECLARE
     n        int     := coalesce(cardinality(resources), 0);
     start    float8  := date_part('epoch', clock_timestamp()) * 1000;
     had_ms   float8  := fencedb.left_ms(); -- NULL if this transaction has not entered before
-    entries  text    := CASE WHEN had_ms IS NOT NULL THEN substring(current_setting('fencedb.lease') FROM E'^\\S+ \\S+ \\S+ (.*) $') END;
-    names    text    := CASE WHEN had_ms IS NOT NULL THEN current_setting('fencedb.entered', true) END;
+    entries  text    := CASE WHEN had_ms IS NOT NULL THEN regexp_replace(fencedb.entries(), '^[^ ]+ [^ ]+ [^ ]+ ', '') END;
     until    float8;
     deadline numeric; -- of the wait for all fences together
     twice    text;
-    taken    int     := 0;
-    u        record;
     now      float8;
-    left_ms  bigint;
+    noted    text;
 BEGIN
     IF n = 0 OR n IS DISTINCT FROM cardinality(tokens) OR n IS DISTINCT FROM cardinality(lease_ids) THEN
         RAISE EXCEPTION 'fencedb.enter: needs as many tokens and lease ids as resources, and at least one; got %, % and %',
@@ -194,7 +194,7 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     PERFORM fencedb.check_grant(g.resource, g.token, g.lease_id) FROM unnest(resources, tokens, lease_ids) g(resource, token, lease_id)
-    WHERE NOT coalesce(octet_length(g.resource) BETWEEN 1 AND 512 AND g.token BETWEEN 1 AND 9007199254740991 AND g.lease_id IS NOT NULL, false); -- most cost no call
+    WHERE NOT coalesce(octet_length(g.resource) BETWEEN 1 AND 512 AND g.token BETWEEN 1 AND 9007199254740991 AND g.lease_id IS NOT NULL AND strpos(g.resource COLLATE "C", E'\x01') = 0, false); -- most cost no call
     SELECT g.resource INTO twice FROM unnest(resources, tokens, lease_ids) g(resource, token, lease_id)
     GROUP BY g.resource HAVING count(DISTINCT (g.token, g.lease_id)) > 1 LIMIT 1;
     IF FOUND THEN
@@ -208,14 +208,7 @@ BEGIN
     deadline := least(until, start + wait_ms,
         start + nullif(extract(epoch FROM current_setting('lock_timeout')::interval) * 1000, 0));
 
-    -- One order for everybody (bytes, not collation), so that two transactions cannot wait for each
-    -- other.
-    IF n > 1 AND had_ms IS NULL THEN
-        taken := fencedb.take_free(resources, tokens, lease_ids);
-    END IF;
-    FOR u IN SELECT * FROM unnest(resources, tokens, lease_ids) g(resource, token, lease_id) ORDER BY g.resource COLLATE "C" OFFSET taken LOOP
-        PERFORM fencedb.take(u.resource, u.token, u.lease_id, deadline);
-    END LOOP;
+    PERFORM fencedb.take(resources, tokens, lease_ids, deadline); -- in one order for everybody, so that two transactions cannot wait for each other
     now := date_part('epoch', clock_timestamp()) * 1000;
     IF until < now THEN
         RAISE EXCEPTION 'the lease is over: its validity ended while its fences were entered'
@@ -223,11 +216,8 @@ BEGIN
     END IF;
     epoch := fencedb.epoch();
     xid := pg_current_xact_id();
-    left_ms := greatest(1, floor(until - now));
-    PERFORM fencedb.admitted(floor(now - date_part('epoch', transaction_timestamp()) * 1000)::bigint, left_ms, left_ms - left_ms / 256,
-        concat_ws(' ', entries, string_agg(new.entry, ' ')), concat_ws(E'\n', names, string_agg(new.resource, E'\n')), true, epoch)
-    FROM (SELECT DISTINCT g.resource, fencedb.entry(g.resource, g.token, g.lease_id) AS entry FROM unnest(resources, tokens, lease_ids) g(resource, token, lease_id)) new
-    WHERE strpos(coalesce(entries, ''), new.entry COLLATE "C") = 0;
+    entries := concat(entries, (SELECT string_agg(DISTINCT fencedb.entry(g.resource, g.token), '') FROM unnest(resources, tokens, lease_ids) g(resource, token, lease_id) WHERE fencedb.token_of(g.resource) IS NULL));
+    noted := fencedb.admitted(until, greatest(1, floor(until - now))::bigint, entries, true, epoch);
 END
 $$;
 
@@ -252,56 +242,68 @@ COMMENT ON FUNCTION fencedb.enter_all IS 'Enters the fences of several resources
 --     B reads from its old snapshot that the table is free, and books it as well.
 -- A snapshot that shows B's token was taken after B's fence had waited for every A; and if a newer
 -- token has entered since, locking the row raises 40001.
-CREATE FUNCTION fencedb.take(resource text, token bigint, lease_id uuid, deadline numeric) RETURNS void
+--
+-- Each round takes those that need no waiting, in one query, in byte order. After the first that is
+-- not free it tries none: whoever waits for one fence while it holds a later one can end in a
+-- deadlock. So each row of the query looks whether one before it was busy; Postgres begins with a
+-- row when it has done with the one before. Then that first one is refused, made, or waited for.
+CREATE FUNCTION fencedb.take(resources text[], tokens bigint[], lease_ids uuid[], deadline numeric) RETURNS void
     LANGUAGE plpgsql
 AS $$
-#variable_conflict use_column
 DECLARE
-    level   text := current_setting('transaction_isolation');
+    level   text COLLATE "C" := current_setting('transaction_isolation');
     limited text := current_setting('lock_timeout');
+    taken   int  := 0;
+    free    record;
+    next    record;
     stored  record;
-    created boolean;
 BEGIN
     LOOP
-        PERFORM FROM fencedb.fences f
-        WHERE f.resource = take.resource COLLATE "C" AND f.last_fencing_token = token AND f.lease_id = take.lease_id
-        FOR SHARE SKIP LOCKED;
-        EXIT WHEN FOUND;
+        PERFORM set_config('fencedb.busy', '', true);
+        SELECT count(*) FILTER (WHERE CASE WHEN same.resource IS NULL AND older.resource IS NULL THEN set_config('fencedb.busy', 'x', true) IS NULL ELSE true END) AS n,
+               array_agg(older.resource) FILTER (WHERE older.resource IS NOT NULL) AS older,
+               array_agg(u.token) FILTER (WHERE older.resource IS NOT NULL) AS tokens,
+               array_agg(u.lease_id) FILTER (WHERE older.resource IS NOT NULL) AS lease_ids
+        INTO free
+        FROM (SELECT * FROM unnest(resources, tokens, lease_ids) AS g(resource, token, lease_id) ORDER BY g.resource COLLATE "C" OFFSET taken) u
+        LEFT JOIN LATERAL (
+            SELECT f.resource FROM fencedb.fences f
+            WHERE f.resource = u.resource COLLATE "C" AND f.last_fencing_token = u.token AND f.lease_id = u.lease_id AND current_setting('fencedb.busy') = ''
+            FOR SHARE SKIP LOCKED) same ON true
+        LEFT JOIN LATERAL (
+            SELECT f.resource FROM fencedb.fences f
+            WHERE same.resource IS NULL AND f.resource = u.resource COLLATE "C" AND f.last_fencing_token < u.token AND current_setting('fencedb.busy') = ''
+              AND level LIKE 'read %' AND fencedb.token_of(u.resource) IS NULL
+            FOR NO KEY UPDATE SKIP LOCKED) older ON true;
+        IF free.older IS NOT NULL THEN
+            UPDATE fencedb.fences f SET last_fencing_token = u.token, lease_id = u.lease_id, advanced_at = greatest(clock_timestamp(), transaction_timestamp())
+            FROM unnest(free.older, free.tokens, free.lease_ids) u(resource, token, lease_id)
+            WHERE f.resource = u.resource COLLATE "C";
+        END IF;
+        taken := taken + free.n;
+        SELECT * INTO next FROM unnest(resources, tokens, lease_ids) AS g(resource, token, lease_id) ORDER BY g.resource COLLATE "C" OFFSET taken LIMIT 1;
+        EXIT WHEN NOT FOUND;
 
-        SELECT f.last_fencing_token AS token, f.lease_id INTO stored
-        FROM fencedb.fences f WHERE f.resource = take.resource COLLATE "C";
-        IF (stored.token, stored.lease_id) <> (token, take.lease_id) AND fencedb.left_ms() IS NOT NULL
-           AND fencedb.says_entered(take.resource, stored.token, stored.lease_id) THEN
-            RAISE EXCEPTION 'fencedb.enter: this transaction has another grant for resource "%", with token %', take.resource, stored.token
+        SELECT f.last_fencing_token AS token, f.lease_id INTO stored FROM fencedb.fences f WHERE f.resource = next.resource COLLATE "C";
+        IF (stored.token, stored.lease_id) <> (next.token, next.lease_id) AND fencedb.token_of(next.resource) IS NOT NULL THEN
+            RAISE EXCEPTION 'fencedb.enter: this transaction has another grant for resource "%", with token %', next.resource, stored.token
                 USING ERRCODE = 'invalid_parameter_value', HINT = 'One transaction works under one grant per resource; begin another for the other grant.';
-        ELSIF stored.token > token OR stored.token = token AND stored.lease_id <> take.lease_id THEN
-            PERFORM fencedb.raise_stale(take.resource, token, stored.token);
-        ELSIF level IN ('repeatable read', 'serializable') AND stored.token IS DISTINCT FROM token THEN
+        ELSIF stored.token > next.token OR stored.token = next.token AND stored.lease_id <> next.lease_id THEN
+            PERFORM fencedb.raise_stale(next.resource, next.token, stored.token);
+        ELSIF level NOT LIKE 'read %' AND stored.token IS DISTINCT FROM next.token THEN
             RAISE EXCEPTION USING
                 ERRCODE = 'serialization_failure',
-                MESSAGE = format('fencing token %s has not entered resource "%s" yet, so a transaction at %s cannot', token, take.resource, upper(level)),
+                MESSAGE = format('fencing token %s has not entered resource "%s" yet, so a transaction at %s cannot', next.token, next.resource, upper(level)),
                 DETAIL  = 'Its snapshot could be older than the last write of the holder before.',
                 HINT    = 'Nothing was written. Call fencedb.enter with the same grant in a READ COMMITTED transaction, commit that, and begin this one again.';
         ELSIF stored.token IS NULL THEN
             PERFORM fencedb.lower_limit('lock_timeout', greatest(1, ceil(deadline - extract(epoch FROM clock_timestamp()) * 1000))::bigint); -- another transaction may be inserting the fence
-            INSERT INTO fencedb.fences AS f (resource, last_fencing_token, lease_id, advanced_at)
-            VALUES (take.resource, token, take.lease_id, greatest(clock_timestamp(), transaction_timestamp()))
-            ON CONFLICT DO NOTHING;
-            created := FOUND;
+            INSERT INTO fencedb.fences (resource, last_fencing_token, lease_id, advanced_at)
+            VALUES (next.resource, next.token, next.lease_id, greatest(clock_timestamp(), transaction_timestamp())) ON CONFLICT DO NOTHING;
             PERFORM set_config('lock_timeout', limited, true);
-            EXIT WHEN created;
-            CONTINUE;
-        ELSIF stored.token < token THEN
-            PERFORM FROM fencedb.fences f WHERE f.resource = take.resource COLLATE "C" FOR NO KEY UPDATE SKIP LOCKED;
-            IF FOUND THEN
-                UPDATE fencedb.fences f
-                SET last_fencing_token = token, lease_id = take.lease_id, advanced_at = greatest(clock_timestamp(), transaction_timestamp())
-                WHERE f.resource = take.resource COLLATE "C" AND token > f.last_fencing_token;
-                EXIT WHEN FOUND;
-                CONTINUE; -- a newer token came in between
-            END IF;
+        ELSE
+            PERFORM fencedb.await(next.resource, stored.token = next.token, deadline);
         END IF;
-        PERFORM fencedb.await(take.resource, stored.token = token, deadline);
     END LOOP;
 END
 $$;
@@ -344,41 +346,6 @@ BEGIN
 END
 $$;
 
--- take_free takes those of several fences that need no waiting, in one query, and returns how many.
--- After the first that is not free, in byte order, it tries none: whoever waits for one fence while
--- it holds a later one can end in a deadlock. So each row of the query looks whether one before it
--- was busy; Postgres begins with a row when it has done with the one before.
-CREATE FUNCTION fencedb.take_free(resources text[], tokens bigint[], lease_ids uuid[]) RETURNS int
-    LANGUAGE plpgsql
-AS $$
-DECLARE
-    free record;
-BEGIN
-    PERFORM set_config('fencedb.busy', '', true);
-    SELECT count(*) FILTER (WHERE CASE WHEN same.resource IS NULL AND older.resource IS NULL THEN set_config('fencedb.busy', 'x', true) IS NULL ELSE true END) AS n,
-           array_agg(older.resource) FILTER (WHERE older.resource IS NOT NULL) AS older,
-           array_agg(u.token) FILTER (WHERE older.resource IS NOT NULL) AS tokens,
-           array_agg(u.lease_id) FILTER (WHERE older.resource IS NOT NULL) AS lease_ids
-    INTO free
-    FROM (SELECT * FROM unnest(resources, tokens, lease_ids) AS g(resource, token, lease_id) ORDER BY g.resource COLLATE "C") u
-    LEFT JOIN LATERAL (
-        SELECT f.resource FROM fencedb.fences f
-        WHERE f.resource = u.resource COLLATE "C" AND f.last_fencing_token = u.token AND f.lease_id = u.lease_id AND current_setting('fencedb.busy') = ''
-        FOR SHARE SKIP LOCKED) same ON true
-    LEFT JOIN LATERAL (
-        SELECT f.resource FROM fencedb.fences f
-        WHERE same.resource IS NULL AND f.resource = u.resource COLLATE "C" AND f.last_fencing_token < u.token AND current_setting('fencedb.busy') = ''
-          AND current_setting('transaction_isolation') LIKE 'read %'
-        FOR NO KEY UPDATE SKIP LOCKED) older ON true;
-    IF free.older IS NOT NULL THEN
-        UPDATE fencedb.fences f SET last_fencing_token = u.token, lease_id = u.lease_id, advanced_at = greatest(clock_timestamp(), transaction_timestamp())
-        FROM unnest(free.older, free.tokens, free.lease_ids) u(resource, token, lease_id)
-        WHERE f.resource = u.resource COLLATE "C";
-    END IF;
-    RETURN free.n;
-END
-$$;
-
 -- check_grant raises 22023 for a grant that no issuer can have issued.
 CREATE FUNCTION fencedb.check_grant(resource text, token bigint, lease_id uuid) RETURNS void
     LANGUAGE plpgsql
@@ -387,6 +354,8 @@ BEGIN
     IF resource IS NULL OR resource = '' OR octet_length(resource) > 512 THEN
         RAISE EXCEPTION 'fencedb.enter: the resource must be 1 to 512 bytes, got %', coalesce(octet_length(resource)::text, 'NULL')
             USING ERRCODE = 'invalid_parameter_value';
+    ELSIF strpos(resource COLLATE "C", E'\x01') > 0 THEN
+        RAISE EXCEPTION 'fencedb.enter: the resource % contains the character U+0001, which no resource can have', quote_literal(resource) USING ERRCODE = 'invalid_parameter_value';
     ELSIF token IS NULL OR token <= 0 THEN
         RAISE EXCEPTION 'fencedb.enter: the token for resource "%" must be positive, got %', resource, coalesce(token::text, 'NULL')
             USING ERRCODE = 'invalid_parameter_value';
@@ -593,16 +562,36 @@ COMMENT ON VIEW fencedb.fences_to_share IS 'The ledger, as fencedb.reenter reads
 CREATE FUNCTION fencedb.reenter(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL, may_idle boolean DEFAULT true) RETURNS SETOF text
     LANGUAGE sql STABLE ROWS 1
 BEGIN ATOMIC
-    SELECT fencedb.admitted(0, locked.left_ms, locked.left_ms - locked.left_ms / 256, fencedb.entry(reenter.resource, reenter.token, reenter.lease_id), reenter.resource, reenter.may_idle, locked.epoch)
-    FROM (SELECT least(reenter.remaining_ms, 2147483647) AS left_ms, pg_sequence_last_value('fencedb.server_epoch') AS epoch FROM fencedb.fences_to_share f
+    SELECT fencedb.admitted(locked.ends, locked.left_ms, fencedb.entry(reenter.resource, reenter.token), reenter.may_idle, locked.epoch)
+    FROM (SELECT t.ends, floor(t.ends - date_part('epoch', clock_timestamp()) * 1000)::bigint AS left_ms, pg_sequence_last_value('fencedb.server_epoch') AS epoch
+          FROM (SELECT date_part('epoch', transaction_timestamp()) * 1000 + coalesce(least(reenter.remaining_ms, 2147483647), 2147483647) AS ends) t, fencedb.fences_to_share f
           WHERE f.resource = reenter.resource COLLATE "C" AND f.last_fencing_token = reenter.token AND f.lease_id = reenter.lease_id
-            AND reenter.token > 0 AND coalesce(reenter.remaining_ms > 0, true) AND coalesce(current_setting('fencedb.lease', true), '') = ''
-            AND clock_timestamp() < transaction_timestamp() + interval '20 milliseconds' -- as in enter
-          FOR SHARE SKIP LOCKED) locked -- what is selected is computed before the lock is tried, so what may not happen without the lock has a query of its own
-    WHERE locked.epoch & 16777215 = fencedb.started();
+            AND reenter.token > 0 AND coalesce(current_setting('fencedb.entered', true), '') = ''
+          FOR SHARE OF f SKIP LOCKED) locked -- what is selected is computed before the lock is tried, so what may not happen without the lock has a query of its own
+    WHERE locked.epoch & 16777215 = fencedb.started() AND locked.left_ms > 0;
 END;
 
-COMMENT ON FUNCTION fencedb.reenter IS 'enter for a token that has entered before, where nobody stands in the way: a text whose first word is the transaction id and whose last is the epoch, or nothing, and then call enter. Only in FROM. It answers only right after the transaction has begun: what is left counts from there.';
+COMMENT ON FUNCTION fencedb.reenter IS 'enter for a token that has entered before, where nobody stands in the way: a text whose first word is the transaction id and whose last is the epoch, or nothing, and then call enter. Only in FROM. What is left counts from the start of the transaction.';
+
+-- Whether the one who writes may enter. The login is asked, or the role that it has set. So a role
+-- that is set behind the fence, the owner of a table in a cascade, and a function with the rights
+-- of another role write as their login may. In the session of a superuser the acting role is asked:
+-- Postgres runs the code of others there with their rights, in ANALYZE and VACUUM for example. Only
+-- a superuser may TRUNCATE pg_authid, whatever is granted. A guard calls this with the rights of
+-- whoever writes.
+CREATE FUNCTION fencedb.may_enter() RETURNS boolean
+    LANGUAGE sql
+    RETURN CASE WHEN session_user = current_user THEN has_function_privilege('fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)'::regprocedure, 'EXECUTE')
+        WHEN has_table_privilege(session_user, 'pg_catalog.pg_authid'::regclass, 'TRUNCATE') THEN has_function_privilege('fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)'::regprocedure, 'EXECUTE')
+        ELSE has_function_privilege(session_user, 'fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)'::regprocedure, 'EXECUTE')
+            OR has_function_privilege(coalesce(nullif(current_setting('role'), 'none'), session_user)::name, 'fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)'::regprocedure, 'EXECUTE') END;
+
+COMMENT ON FUNCTION fencedb.may_enter IS 'Whether guards let this session write at all: its login may enter, or the role that it has set; if the login is a superuser, the role that it acts as.';
+
+-- The common case of it, in as few functions as PL/pgSQL has to set up: the login writes as itself.
+CREATE FUNCTION fencedb.login_may_enter() RETURNS boolean
+    LANGUAGE sql
+    RETURN session_user = current_user AND has_function_privilege('fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)'::regprocedure, 'EXECUTE');
 
 -- Least privilege: who may raise a fence can shut others out, so enter is granted (fencedb.allow),
 -- not public.
@@ -618,7 +607,7 @@ BEGIN
     END IF;
 END
 $$;
-GRANT EXECUTE ON FUNCTION fencedb.left_ms, fencedb.require_entered TO PUBLIC; -- whatever role is set once it has entered
+GRANT EXECUTE ON FUNCTION fencedb.left_ms, fencedb.lower_limit, fencedb.require_entered, fencedb.entries, fencedb.token_of, fencedb.may_enter, fencedb.login_may_enter TO PUBLIC; -- whatever role is set once it has entered
 
 CREATE FUNCTION fencedb.allow(writer regrole) RETURNS void
     LANGUAGE plpgsql
@@ -633,11 +622,11 @@ BEGIN
     LOCK TABLE fencedb.goose_db_version IN SHARE UPDATE EXCLUSIVE MODE; -- two GRANTs at once on one function fail
     FOR door IN SELECT p.oid FROM pg_proc p
                 WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('enter', 'enter_all', 'outcome', 'last_token', 'blockers', 'once_begin', 'once_end', 'reenter',
-                    'admitted', 'shown', 'entry', 'started', 'lower_limit', 'lower_transaction_timeout') LOOP -- by reenter, in the name of its caller
+                    'admitted', 'shown', 'entry', 'started', 'lower_transaction_timeout', 'let_overtake') LOOP -- by reenter, in the name of its caller; and to let others overtake
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', door, writer);
     END LOOP;
-    EXECUTE format('GRANT SELECT, UPDATE (share) ON fencedb.fences_to_share TO %s', writer); -- for reenter,
-    EXECUTE format('GRANT SELECT ON fencedb.server_epoch, fencedb.goose_db_version TO %s', writer); -- and to ask whether it is migrated
+    EXECUTE format('GRANT SELECT, UPDATE (share) ON fencedb.fences_to_share TO %s', writer);
+    EXECUTE format('GRANT SELECT ON fencedb.server_epoch, fencedb.goose_db_version TO %s', writer); -- to ask whether it is migrated
 END
 $$;
 
@@ -650,9 +639,9 @@ SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.
 -- +goose Down
 DROP FUNCTION fencedb.reenter;
 DROP VIEW fencedb.fences_to_share;
-DROP FUNCTION fencedb.allow, fencedb.shown, fencedb.enter, fencedb.enter_all, fencedb.take, fencedb.await, fencedb.take_free, fencedb.check_grant, fencedb.raise_stale, fencedb.prepared_writers,
+DROP FUNCTION fencedb.allow, fencedb.shown, fencedb.enter, fencedb.enter_all, fencedb.take, fencedb.await, fencedb.check_grant, fencedb.raise_stale, fencedb.prepared_writers,
     fencedb.blockers, fencedb.last_token, fencedb.require_entered, fencedb.outcome, fencedb.epoch, fencedb.started, fencedb.admitted, fencedb.lower_transaction_timeout, fencedb.lower_limit,
-    fencedb.left_ms, fencedb.says_entered, fencedb.entry;
+    fencedb.may_enter, fencedb.login_may_enter, fencedb.left_ms, fencedb.token_of, fencedb.entry, fencedb.entries;
 DROP SEQUENCE fencedb.server_epoch, fencedb.former_epoch, fencedb.former_end;
 DROP TABLE fencedb.foreign_issuers, fencedb.fences;
 REVOKE USAGE ON SCHEMA fencedb FROM PUBLIC;

@@ -2,9 +2,8 @@
 --
 -- In the order of what happens: protect writes the guard of a table (write_guard) and its triggers
 -- (create_triggers). Before each statement the guard looks whether the transaction has entered, and
--- judge_statement does the rest. For each row it looks whether it has judged that resource last
--- (signature). If not, judge looks whether the transaction entered the resource of the row, and
--- judge_any judges every other row, and refuses. To read the guard of a table in psql:
+-- judge_statement does the rest. Of each row it looks the resource up in the open list (00001), and
+-- judge_row does the rest. refuse raises. To read the guard of a table in psql:
 --     \sf fencedb.guard_<table>
 
 -- +goose Up
@@ -16,50 +15,18 @@ SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting(
 -- from everybody.
 ALTER DEFAULT PRIVILEGES IN SCHEMA fencedb GRANT EXECUTE ON FUNCTIONS TO PUBLIC;
 
--- The functions that guards call for each statement or row run under the guard, as the owner of
--- this schema. They have no SET, because that costs more than what they do, and so every name in
--- them has its schema: operators too, also the one that NULLIF or IN would look for. Where the body
--- is an expression with RETURN, names were read when the migration ran.
+-- Guards, and what they call, run with the rights of whoever writes; the few functions with ours
+-- (SECURITY DEFINER) give nobody more when they are called by hand. What a guard runs for each
+-- statement or row has no SET, because that costs more than what it does, and so every name in it
+-- has its schema: operators too, also the one that NULLIF or IN would look for. Where the body is
+-- an expression with RETURN, names were read when the migration ran.
 
--- The one secret there is, and it is a session's. What a guard has judged last is in a setting, and
--- a statement could write that in its WHERE. So the guard signs it with this number
--- (fencedb.signature), which currval tells only to who may read the sequence.
-CREATE UNLOGGED SEQUENCE fencedb.session_key MINVALUE -9223372036854775808;
-
-COMMENT ON SEQUENCE fencedb.session_key IS 'currval is a random number of this session, with which guards sign what they have judged. Only the owner of this schema may read it.';
-
-REVOKE ALL ON SEQUENCE fencedb.session_key FROM PUBLIC;
-
--- What a guard has judged last: a setting says the token, another this hash of the resource, the
--- token and the transaction, with the key of the session. What a role that overtakes (00006) has
--- entered is good for one table alone. A hash of 64 bits stops forging by hand, not cryptanalysis.
--- A session without a key fails. A member of pg_write_all_data (6182) could set the key, so there
--- is no signature in its sessions, and their rows are judged one by one.
-CREATE FUNCTION fencedb.signature(resource text, token bigint, of_table oid DEFAULT 0) RETURNS text
+-- What a guard asks before each statement, and of rows that no statement guard stands before:
+-- whether this transaction has entered, and the limits of statements need not be drawn in yet.
+-- There is a 0 in front, or nothing would be no number.
+CREATE FUNCTION fencedb.in_time() RETURNS boolean
     LANGUAGE sql
-    RETURN CASE WHEN NOT pg_has_role(session_user, 6182::oid, 'MEMBER') OR current_setting('is_superuser') = 'on'
-                THEN hashtextextended(resource COLLATE "C", hashint8extended(token, hashint8extended(of_table::bigint, hashint8extended(txid_current(), currval('fencedb.session_key')))))::text END;
-
--- A member of pg_read_all_data can read every sequence, so its sessions get no key either.
--- fencedb.keyed remembers the sequence, or no: who forges that is refused, or judged row by row.
-CREATE FUNCTION fencedb.draw_key() RETURNS boolean
-    LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    may_read boolean := (SELECT NOT r.rolsuper AND (pg_has_role(session_user, 'pg_read_all_data', 'MEMBER') OR pg_has_role(session_user, 'pg_write_all_data', 'MEMBER')) FROM pg_roles r WHERE r.rolname = session_user);
-BEGIN
-    IF NOT may_read THEN
-        PERFORM setval('fencedb.session_key', hashtextextended(gen_random_uuid()::text, 0));
-    END IF;
-    PERFORM set_config('fencedb.keyed', CASE WHEN may_read THEN 'no' ELSE 'fencedb.session_key'::regclass::oid::text END, false);
-    RETURN NOT may_read;
-END
-$$;
-
-CREATE FUNCTION fencedb.keyed() RETURNS boolean
-    LANGUAGE sql
-    RETURN current_setting('fencedb.keyed', true) = 'fencedb.session_key'::regclass::oid::text;
+    RETURN split_part(current_setting('fencedb.entered', true), ' ', 1) = pg_current_xact_id_if_assigned()::text AND date_part('epoch', clock_timestamp()) * 1000 < concat('0', split_part(current_setting('fencedb.entered', true), ' ', 2))::float8;
 
 CREATE FUNCTION fencedb.refuse(code text, target oid, operation text, resource text) RETURNS void
     LANGUAGE plpgsql
@@ -67,6 +34,7 @@ CREATE FUNCTION fencedb.refuse(code text, target oid, operation text, resource t
 AS $$
 DECLARE
     templates text[] := (SELECT p.resource FROM fencedb.protected_tables p WHERE p.table_name = fencedb.guarded_root(target));
+    entries   text   := fencedb.entries();
 BEGIN
     RAISE EXCEPTION USING
         ERRCODE = code,
@@ -77,11 +45,13 @@ BEGIN
             WHEN resource IS NULL THEN format('%s on protected table %s: the row has no resource, since a column of the template is NULL or a date is not between the years 1 and 9999', operation, target::regclass)
             ELSE format('%s on protected table %s: the row belongs to resource "%s", whose fence this transaction did not enter', operation, target::regclass, resource)
         END,
-        DETAIL = jsonb_strip_nulls(jsonb_build_object('table', target::regclass, 'resource', resource, 'entered', CASE code WHEN 'FN003' THEN string_to_array(current_setting('fencedb.entered', true), E'\n') END))::text,
+        DETAIL = jsonb_strip_nulls(jsonb_build_object('table', target::regclass, 'resource', resource, 'entered', CASE code WHEN 'FN003' THEN ARRAY(SELECT m[1] FROM regexp_matches(entries, E'\x01[0-9]+r([^\x01]*)\x01t', 'g') m) END))::text,
         HINT = CASE
             WHEN code = 'FN006' THEN 'Nothing was written. Use a shorter transaction, or enter with more time: under a longer lease, or, if the lease is renewed meanwhile, with what it will be renewed to.'
             WHEN operation = 'TRUNCATE' THEN 'Nothing was written. Use DELETE, which names its rows.'
-            WHEN code = 'FN002' THEN format('Call fencedb.enter for %s first in the transaction (in Go: package guard, or fencedb.Tx; with psql: fencedb with %s -- sh -c ''psql "$FENCEDB_POSTGRES_URL" -v ON_ERROR_STOP=1 -1 -c "$FENCEDB_ENTER" -f plain.sql''). Nothing was written.',
+            WHEN code = 'FN002' AND entries IS NOT NULL AND NOT fencedb.may_enter() THEN format('%s may not enter fences, so what is written here is refused. The role that ran the migrations can let it enter, with fencedb.allow. Nothing was written.',
+                CASE WHEN has_table_privilege(session_user, 'pg_authid', 'TRUNCATE') THEN format('The role %I, as which the superuser %I acts,', current_user, session_user) ELSE format('The login %I', session_user) END)
+            WHEN code = 'FN002' THEN format('Call fencedb.enter for %s first in the transaction (in Go: package guard, or fencedb.Tx; with psql: fencedb with %s -- sh -c ''psql "$FENCEDB_POSTGRES_URL" -v ON_ERROR_STOP=1 -1 -c "$FENCEDB_ENTER" -f plain.sql''). ROLLBACK TO a savepoint before it, and RESET ALL, take an entry back. Nothing was written.',
                 coalesce(quote_literal(resource), concat('the resource of the row', ', which is ' || array_to_string(templates, ' and ') || ',')), coalesce('''' || replace(resource, '''', $q$'\''$q$) || '''', 'RESOURCE'))
             WHEN resource IS NULL THEN format('Nothing was written. Every row needs a resource, by %s: make these columns NOT NULL.', array_to_string(templates, ' and '))
             ELSE 'Enter with the grants of all resources the transaction writes to. Nothing was written.'
@@ -89,64 +59,34 @@ BEGIN
 END
 $$;
 
--- The judge of a row of one resource: the token to stamp on it, if the fence is one that this
--- transaction says it has entered, with this token under this lease, and the row is not newer. It
--- locks the fence: a transaction that entered has that lock, and one that only says so gets it
--- here, or is refused. It remembers what it has judged. Otherwise NULL, and judge_any finds out
--- why.
-CREATE FUNCTION fencedb.judge(resource text, stamp bigint) RETURNS bigint
-    LANGUAGE plpgsql
-AS $$
-DECLARE
-    token pg_catalog.int8;
-    noted pg_catalog.text;
-BEGIN
-    SELECT f.last_fencing_token INTO token FROM fencedb.fences f
-    WHERE f.resource OPERATOR(pg_catalog.=) judge.resource COLLATE pg_catalog."C" AND fencedb.says_entered(f.resource, f.last_fencing_token, f.lease_id)
-      AND f.last_fencing_token OPERATOR(pg_catalog.>=) stamp AND fencedb.keyed()
-    FOR SHARE SKIP LOCKED;
-    IF token IS NOT NULL THEN
-        noted := pg_catalog.concat(pg_catalog.set_config('fencedb.token', token::pg_catalog.text, true), pg_catalog.set_config('fencedb.judged', fencedb.signature(judge.resource, token), true));
-    END IF;
-    RETURN token;
-END
-$$;
-
--- Judges any row, and refuses. own and former are its resources (see write_guard), memo what to
--- remember them by. What overtakes is a role that was admitted without a token, and let_pass
--- records what a guard that observes would refuse (00006). A fence that was not entered is not
--- locked, so a guard that observes meets no conflict with a newer holder, above READ COMMITTED
--- either. Returns the token to stamp, that of the first resource, or NULL where it only observes.
+-- Judges a row that the guard could not pass at a glance: several resources, a role that was set
+-- after entering, one that takes over (00006), and whatever is refused. own and former are the
+-- resources of the row as it will be and as it was; of an INSERT and a DELETE both are the same.
+-- Returns the token to stamp, that of the first resource, or NULL where a guard only observes.
 --
--- The ledger has refused stale tokens already. That a row has a newer token than its fence means
--- that the ledger was emptied under it, unless it was set back on purpose.
-CREATE FUNCTION fencedb.judge_any(target oid, operation text, own text[], former text[], stamp bigint, memo text, observing boolean) RETURNS bigint
+-- enter has refused stale tokens already, and holds the fence. That a row has a newer token than
+-- its fence means that the ledger was emptied under it, unless it was set back on purpose.
+CREATE FUNCTION fencedb.judge_row(target oid, operation text, own text[], former text[], stamp bigint, observing boolean) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    left_ms float8 := fencedb.left_ms();
-    keyed   boolean := CASE WHEN current_setting('fencedb.keyed', true) = 'no' THEN false WHEN fencedb.keyed() THEN true ELSE fencedb.draw_key() END;
-    wanted  text;
-    fence   bigint;
-    ignored bigint; -- stamps up to it
-    token   bigint;
-    code    text;
+    left_ms    float8  := CASE WHEN fencedb.may_enter() THEN fencedb.left_ms() END;
+    takes_over boolean := left_ms IS NULL AND fencedb.overtakes(target); -- also observing, or holders could lose what they have written
+    wanted     text;
+    fence      bigint;
+    token      bigint;
+    code       text;
 BEGIN
-    IF left_ms IS NULL AND fencedb.overtakes(target) THEN
-        RETURN fencedb.overtake(target, operation, own, former, stamp, memo); -- also observing, or holders could lose what they have written
+    IF takes_over THEN
+        PERFORM fencedb.overtake(target, own || former, former[1], stamp, observing);
     END IF;
     FOREACH wanted IN ARRAY own || CASE WHEN (own = former) IS NOT TRUE THEN former END LOOP
-        fence := NULL;
-        IF left_ms >= 0 THEN
-            SELECT f.last_fencing_token, f.reset_from INTO fence, ignored FROM fencedb.fences f
-            WHERE f.resource = wanted COLLATE "C" AND fencedb.says_entered(f.resource, f.last_fencing_token, f.lease_id)
-            FOR SHARE SKIP LOCKED;
-        END IF;
-        code := CASE WHEN left_ms IS NULL THEN 'FN002'
+        fence := fencedb.token_of(wanted);
+        code := CASE WHEN left_ms IS NULL AND NOT takes_over THEN 'FN002'
                      WHEN left_ms < 0 THEN 'FN006'
-                     WHEN fence IS NULL THEN 'FN003'
-                     WHEN wanted = former[1] COLLATE "C" AND stamp > fence AND stamp > coalesce(ignored, 0) THEN 'FN001' END;
+                     WHEN wanted IS NULL OR fence IS NULL THEN 'FN003'
+                     WHEN wanted = former[1] COLLATE "C" AND stamp > fence AND stamp > coalesce(fencedb.ignored_stamps(wanted), 0) THEN 'FN001' END;
         IF code IS NOT NULL AND observing THEN
             PERFORM fencedb.let_pass(target, operation, code, true, wanted);
             RETURN NULL;
@@ -157,12 +97,18 @@ BEGIN
         END IF;
         token := coalesce(token, fence);
     END LOOP;
-    IF keyed THEN
-        PERFORM set_config('fencedb.token', token::text, true), set_config('fencedb.judged', fencedb.signature(memo, token), true);
-    END IF;
     RETURN token; -- of the first resource
 END
 $$;
+
+CREATE FUNCTION fencedb.ignored_stamps(resource text) RETURNS bigint
+    LANGUAGE sql STABLE SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT f.reset_from FROM fencedb.fences f WHERE f.resource = ignored_stamps.resource COLLATE "C" AND fencedb.token_of(f.resource) IS NOT NULL
+$$;
+
+COMMENT ON FUNCTION fencedb.ignored_stamps IS 'Up to which token the stamps of rows do not count, of a resource that this transaction has entered: fencedb.reset_fence has set its fence back. NULL if they all count.';
 
 -- Refuses before the first row is touched, also where no row matches. A statement of another
 -- trigger, as a cascade is, is left to the guard of rows: it may match nothing, and then it writes
@@ -180,8 +126,8 @@ DECLARE
     ledger   text   := args[1]; -- of a partition alone; Postgres counts a trigger's arguments from 0
     root     text   := args[2];
     name     text   := args[3];
-    left_ms  float8 := ceil(fencedb.left_ms());
-    limit_ms bigint := (left_ms - floor(left_ms / 256))::bigint;
+    left_ms  float8 := CASE WHEN operation <> 'TRUNCATE' AND fencedb.may_enter() THEN ceil(fencedb.left_ms()) END; -- NULL: it has not entered
+    limit_ms bigint := greatest(1, least(2147483647, left_ms - floor(left_ms / 256)))::bigint;
 BEGIN
     IF root IS NOT NULL AND NOT EXISTS (SELECT FROM pg_partition_ancestors(target) a
             WHERE a.relid = CASE WHEN ledger = 'fencedb.fences'::regclass::oid::text THEN root::oid ELSE to_regclass(name) END) THEN
@@ -191,14 +137,12 @@ BEGIN
         RAISE EXCEPTION '% on table %, which was detached from a protected table and has lost its guard of rows', operation, target::regclass
             USING ERRCODE = 'object_not_in_prerequisite_state',
                   HINT = 'Nothing was written. As owner of the table call fencedb.protect to guard it again, or fencedb.unprotect to let any client write to it.';
-    ELSIF operation = 'TRUNCATE' THEN
-        left_ms := NULL;
-    ELSIF left_ms IS NULL AND (pg_trigger_depth() > 1 OR fencedb.overtakes(target)) THEN
-        RETURN;
     ELSIF left_ms >= 0 THEN -- what the limits were short has passed
-        PERFORM fencedb.lower_limit('statement_timeout', greatest(1, limit_ms)), fencedb.lower_limit('idle_in_transaction_session_timeout', greatest(1, limit_ms)),
-            set_config('fencedb.lease', regexp_replace(current_setting('fencedb.lease'), E'^(\\S+) \\S+', concat(E'\\1 ', split_part(current_setting('fencedb.lease'), ' ', 3)::bigint - limit_ms)), true);
+        PERFORM fencedb.lower_limit('statement_timeout', limit_ms), fencedb.lower_limit('idle_in_transaction_session_timeout', limit_ms),
+            set_config('fencedb.entered', concat(pg_current_xact_id(), ' ', split_part(fencedb.entries(), ' ', 3)::bigint - limit_ms, ' ', regexp_replace(fencedb.entries(), '^[^ ]+ [^ ]+ ', '')), true);
         RETURN;
+    ELSIF operation <> 'TRUNCATE' AND left_ms IS NULL AND (pg_trigger_depth() > 1 OR fencedb.overtakes(target)) THEN
+        RETURN; -- its rows are judged
     END IF;
     IF observing THEN
         PERFORM fencedb.let_pass(target, operation, CASE WHEN left_ms IS NULL THEN 'FN002' ELSE 'FN006' END, false, NULL);
@@ -249,7 +193,6 @@ SELECT t.tgrelid::regclass AS table_name,
        t.tgfoid::regprocedure AS guard,
        t.tgenabled IN ('O', 'A') AND EXISTS (SELECT FROM pg_trigger s WHERE s.tgrelid = t.tgrelid AND s.tgfoid = t.tgfoid AND s.tgname = '~fencedb_statement' AND s.tgenabled IN ('O', 'A'))
            AND EXISTS (SELECT FROM pg_trigger s WHERE s.tgrelid = t.tgrelid AND s.tgfoid = t.tgfoid AND s.tgname = '~fencedb_truncate' AND s.tgenabled IN ('O', 'A')) AS enabled,
-       (facts -> 'stamp')::boolean AS stamp,
        substring(pg_get_functiondef(t.tgfoid) FROM 'DECLARE -- (\w+)') = 'observes' AS observed,
        CASE WHEN substring(pg_get_functiondef(t.tgfoid) FROM 'DECLARE -- (\w+)') = 'observes' THEN (facts ->> 'observed_since')::timestamptz END AS observed_since,
        (SELECT (obj_description(n.oid, 'pg_proc')::jsonb ->> 'since')::timestamptz FROM pg_trigger h JOIN pg_proc n ON n.oid = h.tgfoid AND n.pronamespace = 'fencedb'::regnamespace
@@ -257,12 +200,12 @@ SELECT t.tgrelid::regclass AS table_name,
 FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid AND p.pronamespace = 'fencedb'::regnamespace, LATERAL (SELECT obj_description(p.oid, 'pg_proc')::jsonb AS facts) noted
 WHERE t.tgname = '~fencedb_row' AND t.tgparentid = 0
 UNION ALL
-SELECT DISTINCT t.tgrelid::regclass, NULL::text[], NULL::text[], t.tgfoid::regprocedure, false, NULL::boolean, NULL::boolean, NULL::timestamptz, NULL::timestamptz
+SELECT DISTINCT t.tgrelid::regclass, NULL::text[], NULL::text[], t.tgfoid::regprocedure, false, NULL::boolean, NULL::timestamptz, NULL::timestamptz
 FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid AND p.pronamespace = 'fencedb'::regnamespace
 WHERE t.tgname IN ('~fencedb_statement', '~fencedb_truncate')
   AND NOT EXISTS (SELECT FROM pg_trigger r WHERE r.tgrelid = t.tgrelid AND r.tgname = '~fencedb_row' AND r.tgfoid = t.tgfoid);
 
-COMMENT ON VIEW fencedb.protected_tables IS 'The tables that are guarded, with the templates of their resources. resource is NULL where the guard of rows has gone, as DETACH PARTITION takes it away. enabled is false when somebody has switched a trigger of ours off, or left it to replication, or it has gone. observed says that the guard refuses nothing (fencedb.observe), and observed_since when that began. history_since says since when statements on it are noted while history is kept, NULL if they are not. stamp is false where the ledger alone judges.';
+COMMENT ON VIEW fencedb.protected_tables IS 'The tables that are guarded, with the templates of their resources. resource is NULL where the guard of rows has gone, as DETACH PARTITION takes it away. enabled is false when somebody has switched a trigger of ours off, or left it to replication, or it has gone. observed says that the guard refuses nothing (fencedb.observe), and observed_since when that began. history_since says since when statements on it are noted while history is kept, NULL if they are not.';
 
 CREATE FUNCTION fencedb.switched_off(target regclass) RETURNS text[]
     LANGUAGE sql STABLE
@@ -277,54 +220,51 @@ COMMENT ON FUNCTION fencedb.switched_off IS 'Of a table, its partitions and inhe
 
 -- A template is literal text with columns in braces; two braces are one of the text. The text of a
 -- column must be the same whatever a session has set, and equal for values that the table takes for
--- equal. expression computes the resource over the row %1$s; it is NULL where the row has none.
--- longest is how many bytes it can have, NULL if it can be empty or of any length.
---
--- A guard runs as the owner of this schema, and anybody can put it on a table of theirs, or give a
--- column another type by force. A cast of such a type would call a function of theirs, in planning
--- too. So typed tells whether the columns of NEW have the types of Postgres that they had, and must
--- be asked first. Other types are read by concat, which calls their output functions alone; a date
--- goes that way and back, since its text depends on settings. printed is an expression that reads
--- all columns so: it is slower, and nothing has to be asked.
-CREATE FUNCTION fencedb.read_template(target regclass, template text, OUT columns name[], OUT expression text, OUT longest int, OUT typed text, OUT printed text)
+-- equal. So columns are read by functions that no setting changes: output functions, which concat
+-- calls, and to_char for a date.
+--     expression  the resource of the row %1$s, NULL where it has none
+--     parts       the arguments of the concat in it, and filled: whether none of them is NULL
+--     same        whether NEW and OLD have the same resource
+--     longest     how many bytes it can have, NULL if it can be empty or of any length
+--     typed       whether the columns of the row %1$s have the types that they have now
+CREATE FUNCTION fencedb.read_template(target regclass, template text, OUT columns name[], OUT expression text, OUT longest int, OUT parts text, OUT filled text, OUT same text, OUT typed text)
     LANGUAGE plpgsql STABLE
     SET search_path = pg_catalog, pg_temp SET quote_all_identifiers = off
 AS $$
 DECLARE
-    parts   text[] := ARRAY(SELECT m[1] FROM regexp_matches(template, '\{\{|\}\}|\{[^{}]*\}|[^{}]+', 'g') WITH ORDINALITY r(m, i) ORDER BY r.i);
-    part    text;
+    pieces  text[] := ARRAY(SELECT m[1] FROM regexp_matches(template, '\{\{|\}\}|\{[^{}]*\}|[^{}]+', 'g') WITH ORDINALITY r(m, i) ORDER BY r.i);
+    piece   text;
     after_column boolean := false;
     col     pg_attribute;
     base    pg_type;
     typmod  int;
     type    text;
     read    text;
-    terms   text[] := '{}';
-    prints  text[] := '{}';
-    cast_only boolean; -- a type of Postgres whose text is what a cast gives
+    args    text[] := '{}';
+    there   text[] := '{}';
+    sames   text[] := '{}';
+    types   text[] := '{}';
     bytes   int := 0;
     problem text;
     way_out text;
 BEGIN
     columns := '{}';
-    typed := 'true';
-    IF coalesce(template, '') = '' OR array_to_string(parts, '') <> template OR template ~ '\|\|' OR template ~ '[''()]' AND template !~ '\{'
+    IF coalesce(template, '') = '' OR array_to_string(pieces, '') <> template OR template ~ '\|\|' OR template ~ '[''()]' AND template !~ '\{'
        OR template ~ '\}::[a-z]' OR template !~ '\{' AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = target AND a.attname = split_part(template, '::', 1) AND NOT a.attisdropped) THEN
-        problem := CASE WHEN coalesce(template, '') = '' THEN 'it is empty' WHEN array_to_string(parts, '') <> template THEN 'a brace in it has no partner' ELSE 'it looks like an expression' END;
+        problem := CASE WHEN coalesce(template, '') = '' THEN 'it is empty' WHEN array_to_string(pieces, '') <> template THEN 'a brace in it has no partner' ELSE 'it looks like an expression' END;
         way_out := format('A template is text with columns in braces, as in %s. Write {{ and }} for braces of the text.',
             CASE WHEN template ~ '\}::[a-z]' THEN split_part(template, '::', 1) WHEN template ~ '^\w+(::|$)' THEN format('{%s}', split_part(template, '::', 1)) ELSE 'sku:{sku}' END);
     END IF;
-    FOREACH part IN ARRAY parts LOOP
+    FOREACH piece IN ARRAY pieces LOOP
         EXIT WHEN problem IS NOT NULL;
-        IF part !~ '^\{[^{]' THEN
-            part := CASE part WHEN '{{' THEN '{' WHEN '}}' THEN '}' ELSE part END;
-            terms := terms || replace(quote_literal(part), '%', '%%');
-            prints := prints || replace(quote_literal(part), '%', '%%');
-            bytes := bytes + octet_length(part);
+        IF piece !~ '^\{[^{]' THEN
+            piece := CASE piece WHEN '{{' THEN '{' WHEN '}}' THEN '}' ELSE piece END;
+            args := args || replace(quote_literal(piece), '%', '%%');
+            bytes := bytes + octet_length(piece);
             after_column := false;
             CONTINUE;
         END IF;
-        SELECT * INTO col FROM pg_attribute a WHERE a.attrelid = target AND a.attname = substr(part, 2, length(part) - 2) AND a.attnum > 0 AND NOT a.attisdropped;
+        SELECT * INTO col FROM pg_attribute a WHERE a.attrelid = target AND a.attname = substr(piece, 2, length(piece) - 2) AND a.attnum > 0 AND NOT a.attisdropped;
         typmod := col.atttypmod;
         SELECT * INTO base FROM pg_type t WHERE t.oid = col.atttypid;
         WHILE base.typtype = 'd' LOOP
@@ -335,7 +275,7 @@ BEGIN
         read := '%1$s.' || replace(quote_ident(col.attname), '%', '%%');
         way_out := 'Use a column of its own for it, of type text for example, tied to the others by a CHECK or a composite foreign key.';
         IF col.attname IS NULL THEN
-            problem := format('there is no column "%s"', substr(part, 2, length(part) - 2));
+            problem := format('there is no column "%s"', substr(piece, 2, length(piece) - 2));
             way_out := 'Name columns as the catalog has them, without quotes. If one was renamed, protect the table again with its new name.';
         ELSIF after_column THEN
             problem := format('there is no text between column "%s" and the column before, so other values could give the same resource', col.attname);
@@ -356,14 +296,15 @@ BEGIN
             way_out := format('Fill it, and ALTER TABLE %s ALTER COLUMN %I SET NOT NULL; in inheritance children as well.', target, col.attname);
         END IF;
         columns := columns || col.attname;
-        cast_only := col.atttypid = base.oid AND type IN ('smallint', 'integer', 'bigint', 'numeric', 'text', 'character varying', 'uuid');
-        typed := concat_ws(' AND ', typed, CASE WHEN cast_only THEN format('pg_catalog.pg_typeof(%s) OPERATOR(pg_catalog.=) ''%s''::pg_catalog.oid', 'NEW.' || quote_ident(col.attname), base.oid) END);
-        prints := prints || replace(CASE type WHEN 'boolean' THEN 'CASE WHEN pg_catalog.concat(~) OPERATOR(pg_catalog.=) ''t'' THEN ''true'' WHEN pg_catalog.concat(~) OPERATOR(pg_catalog.=) ''f'' THEN ''false'' END'
-            WHEN 'date' THEN 'CASE WHEN ~ IS NOT NULL THEN CASE WHEN pg_catalog.concat(~)::pg_catalog.date OPERATOR(pg_catalog.>=) ''0001-01-01''::pg_catalog.date AND pg_catalog.concat(~)::pg_catalog.date OPERATOR(pg_catalog.<=) ''9999-12-31''::pg_catalog.date
-                THEN pg_catalog.to_char(pg_catalog.concat(~)::pg_catalog.date::pg_catalog.timestamp, ''YYYY-MM-DD'') END END'
-            WHEN 'character' THEN 'CASE WHEN ~ IS NOT NULL THEN pg_catalog.rtrim(pg_catalog.concat(~), '' '') END'
-            ELSE 'CASE WHEN ~ IS NOT NULL THEN pg_catalog.concat(~) END' END, '~', read);
-        terms := terms || CASE WHEN cast_only THEN read || '::pg_catalog.text' ELSE prints[cardinality(prints)] END;
+        args := args || replace(CASE type
+            WHEN 'boolean' THEN 'CASE WHEN ~ THEN ''true'' ELSE ''false'' END'
+            WHEN 'date' THEN 'pg_catalog.to_char(~::pg_catalog.timestamp, ''YYYY-MM-DD'')'
+            WHEN 'character' THEN 'pg_catalog.rtrim(pg_catalog.concat(~), '' '')'
+            ELSE '~' END, '~', read);
+        there := there || replace(CASE type WHEN 'date' THEN '~ OPERATOR(pg_catalog.>=) ''0001-01-01''::pg_catalog.date AND ~ OPERATOR(pg_catalog.<=) ''9999-12-31''::pg_catalog.date' ELSE '~ IS NOT NULL' END, '~', read);
+        types := types || format('pg_catalog.pg_typeof(%s) OPERATOR(pg_catalog.=) ''%s''::pg_catalog.oid', read, col.atttypid);
+        sames := sames || CASE WHEN type IN ('smallint', 'integer', 'bigint', 'numeric', 'uuid', 'boolean', 'date') THEN format('%s OPERATOR(pg_catalog.=) %s', format(read, 'NEW'), format(read, 'OLD'))
+            ELSE format('pg_catalog.concat(%s) OPERATOR(pg_catalog.=) pg_catalog.concat(%s) COLLATE pg_catalog."C"', format(read, 'NEW'), format(read, 'OLD')) END;
         bytes := bytes + CASE
             WHEN base.typtype = 'e' THEN 63
             WHEN type IN ('character varying', 'character') AND typmod >= 4 THEN least(typmod - 4, 1000) * 4
@@ -376,8 +317,11 @@ BEGIN
         RAISE EXCEPTION 'fencedb.protect: the template % gives no resource for the rows of %: %', quote_nullable(template), target, problem
             USING ERRCODE = 'invalid_parameter_value', HINT = way_out;
     END IF;
-    expression := array_to_string(terms, ' OPERATOR(pg_catalog.||) ');
-    printed := array_to_string(prints, ' OPERATOR(pg_catalog.||) ');
+    parts := array_to_string(args, ', ');
+    filled := coalesce(nullif(array_to_string(there, ' AND '), ''), 'true');
+    expression := format('CASE WHEN %s THEN pg_catalog.concat(%s) END', filled, parts);
+    typed := coalesce(nullif(array_to_string(types, ' AND '), ''), 'true');
+    same := coalesce(nullif(array_to_string(sames, ' AND '), ''), 'true');
     longest := CASE WHEN template !~ '^\{[^{}]*\}$' OR type NOT IN ('text', 'character varying', 'character') THEN bytes END;
 END
 $$;
@@ -403,7 +347,8 @@ $$;
 
 COMMENT ON FUNCTION fencedb.resources_of IS 'The resources that a row of a protected table belongs to: SELECT fencedb.resources_of(b) FROM bookings b.';
 
--- Raises unless who has logged in owns the table, and it is not guarded as a part of another.
+-- Raises unless its caller owns the table, and it is not guarded as a part of another. This is for
+-- a clear error: what changes a guard is proven by an order (see order_guard).
 CREATE FUNCTION fencedb.require_owner(target regclass) RETURNS void
     LANGUAGE plpgsql STABLE
     SET search_path = pg_catalog, pg_temp
@@ -418,9 +363,9 @@ BEGIN
             USING ERRCODE = 'null_value_not_allowed', HINT = 'to_regclass gives NULL where there is no table of that name; a cast to regclass says so.';
     ELSIF class.relpersistence IS NULL OR class.relpersistence = 't' THEN
         RAISE EXCEPTION 'fencedb: % is temporary', target USING ERRCODE = 'wrong_object_type';
-    ELSIF NOT pg_has_role(session_user, class.relowner, 'MEMBER') THEN
-        RAISE EXCEPTION 'fencedb: % does not own %', session_user, target
-            USING ERRCODE = 'insufficient_privilege', HINT = 'Log in as the owner of the table, or as a member of that role: the audit names who logged in.';
+    ELSIF NOT pg_has_role(current_user, class.relowner, 'USAGE') THEN
+        RAISE EXCEPTION 'fencedb: % does not own %', current_user, target
+            USING ERRCODE = 'insufficient_privilege', HINT = 'Log in as the owner of the table, or SET ROLE to it.';
     ELSIF parent IS NOT NULL THEN
         RAISE EXCEPTION '% is guarded as a part of %', target, parent
             USING ERRCODE = 'object_in_use', HINT = format('Call fencedb.protect or fencedb.unprotect for %s, or take %s out of it first (ALTER TABLE ... DETACH PARTITION or NO INHERIT).', parent, target);
@@ -428,39 +373,139 @@ BEGIN
 END
 $$;
 
--- The guard of a table is one trigger function for its statements and its rows, in this schema, so
--- that no change of the table's schema takes half of it away. It runs as the owner of this schema,
--- who may read the session's key. Comparing, it relies on no statement trigger having run before:
--- a partition that is younger than protect has none.
--- Its triggers for statements have arguments, the one for rows has none. Where rows may be written
--- by a statement that no guard sees, by the name of such a partition or of a parent that is not
--- protected, a row looks at the clock too.
---     own     the resource of the row, as it will be, or as it was before a DELETE; of several, the
---             text of the array, behind more spaces than a resource can have
---     former  the same, but of the row before an UPDATE
---     token   the token to stamp: from what was judged last, if that is about this resource
--- A guard that observes has the same in a block that turns every error into a record; rows of a
--- writer that was recorded lately do not come to that.
-CREATE FUNCTION fencedb.write_guard(target regclass, templates text[], stamp boolean, observes boolean, added text[]) RETURNS regprocedure
+-- A guard is one trigger function for the statements and the rows of a table, in this schema, so
+-- that no change of the table's schema takes half of it away. It runs with the rights of whoever
+-- writes, never with ours, so what somebody puts behind the name of a column or a type gains
+-- nothing. It has no SET, because that costs more than what it does: every name in it has its
+-- schema.
+--
+-- Its triggers for statements have arguments, the one for rows has none. Of a row, it relies on no
+-- statement guard: a partition that is younger than protect has none, and a statement on a parent
+-- that is not protected meets none. So one expression asks all: whether the writer may enter, and
+-- whether the resource of the row, which an UPDATE has not changed, is in the open list of this
+-- transaction, with which token. PL/pgSQL sets every expression up anew in every transaction, and
+-- each costs as much as a column. judge_row finds out about every other row.
+--     %1$s  the token of the row's first resource, if all is well; otherwise NULL or 0
+--     %2$s  the resources of NEW, %3$s of OLD
+--
+-- A guard that observes is a text of its own: everybody passes, and is recorded. A column of the
+-- template may have got another name. So its columns are read in a block, which writes nothing:
+-- then it takes no place among the subtransactions of the writer.
+CREATE FUNCTION fencedb.guard_text(target regclass, templates text[], observes boolean) RETURNS text
+    LANGUAGE plpgsql STABLE
+    SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    unseen  boolean := (SELECT c.relkind = 'p' FROM pg_class c WHERE c.oid = target) OR EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = target); -- so no statement guard looks at the clock
+    keys    text[]  := ARRAY(SELECT format('CASE WHEN %s THEN pg_catalog.concat(E''\x01'', pg_catalog.pg_current_xact_id_if_assigned(), ''r'', %s, E''\x01t'') END', r.filled, r.parts)
+        FROM unnest(templates) WITH ORDINALITY u(t, i), fencedb.read_template(target, t) r ORDER BY i);
+    lookups text[]  := ARRAY(SELECT format($look$pg_catalog.concat('0', pg_catalog.split_part(pg_catalog.split_part(pg_catalog.current_setting('fencedb.entered', true),
+            CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN %s ELSE %s END COLLATE pg_catalog."C", 2), E'\x01', 1))::pg_catalog.int8$look$, format(k, 'OLD'), format(k, 'NEW')) FROM unnest(keys) WITH ORDINALITY u(k, i) ORDER BY i);
+    glance  text    := format('CASE WHEN %s THEN %s END', concat_ws(E'\n        AND ',
+        'fencedb.login_may_enter()',
+        CASE WHEN unseen THEN 'fencedb.in_time()' END,
+        format('CASE WHEN TG_OP OPERATOR(pg_catalog.=) ''UPDATE'' THEN %s ELSE true END', (SELECT string_agg((fencedb.read_template(target, t)).same, ' AND ') FROM unnest(templates) t)),
+        (SELECT string_agg(l || ' OPERATOR(pg_catalog.>) 0', ' AND ') FROM unnest(lookups[2:]) l)), lookups[1]);
+    new     text    := (SELECT format('ARRAY[%s]', string_agg(format(r.expression, 'NEW'), ', ' ORDER BY i)) FROM unnest(templates) WITH ORDINALITY u(t, i), fencedb.read_template(target, t) r);
+    old     text    := (SELECT format('ARRAY[%s]', string_agg(format(r.expression, 'OLD'), ', ' ORDER BY i)) FROM unnest(templates) WITH ORDINALITY u(t, i), fencedb.read_template(target, t) r);
+BEGIN
+    IF observes THEN
+        RETURN format($guard$
+DECLARE -- observes
+    own    pg_catalog.text[];
+    former pg_catalog.text[];
+    token  pg_catalog.int8;
+BEGIN
+    IF TG_NARGS OPERATOR(pg_catalog.>) 0 THEN -- a statement
+        IF TG_OP OPERATOR(pg_catalog.=) 'TRUNCATE' OR TG_NARGS OPERATOR(pg_catalog.>) 1 OR (fencedb.in_time() AND fencedb.may_enter() OR fencedb.recorded(TG_RELID, TG_OP, false)) IS NOT TRUE THEN
+            PERFORM fencedb.judge_statement(TG_RELID, TG_OP, TG_ARGV, true);
+        END IF;
+    ELSIF fencedb.recorded(TG_RELID, TG_OP, true) IS NOT TRUE THEN
+        BEGIN
+            own := CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN %3$s ELSE %2$s END;
+            former := CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'INSERT' THEN %2$s ELSE %3$s END;
+            token := OLD.last_fencing_token;
+        EXCEPTION WHEN OTHERS THEN
+            PERFORM fencedb.let_pass(TG_RELID, TG_OP, SQLSTATE, true, NULL);
+            RETURN coalesce(NEW, OLD);
+        END;
+        token := fencedb.judge_row(TG_RELID, TG_OP, own, former, token, true);
+        IF token OPERATOR(pg_catalog.>) 0 AND TG_OP OPERATOR(pg_catalog.<>) 'DELETE' THEN
+            NEW.last_fencing_token := token;
+        END IF;
+    END IF;
+    RETURN coalesce(NEW, OLD);
+END
+$guard$, glance, new, old);
+    END IF;
+    RETURN format($guard$
+DECLARE -- enforces
+    token pg_catalog.int8;
+BEGIN
+    IF TG_NARGS OPERATOR(pg_catalog.>) 0 THEN -- a statement
+        IF TG_OP OPERATOR(pg_catalog.=) 'TRUNCATE' OR TG_NARGS OPERATOR(pg_catalog.>) 1 OR (fencedb.in_time() AND fencedb.may_enter()) IS NOT TRUE THEN
+            PERFORM fencedb.judge_statement(TG_RELID, TG_OP, TG_ARGV, false);
+        END IF;
+        RETURN NULL;
+    END IF;
+    token := %1$s;
+    IF (token OPERATOR(pg_catalog.>) 0 AND (OLD.last_fencing_token OPERATOR(pg_catalog.<=) token) IS NOT FALSE) IS NOT TRUE THEN
+        token := fencedb.judge_row(TG_RELID, TG_OP, CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN %3$s ELSE %2$s END, CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'INSERT' THEN %2$s ELSE %3$s END, OLD.last_fencing_token, false);
+    END IF;
+    NEW.last_fencing_token := token;
+    RETURN NEW; -- of a DELETE, a row with the token alone: it goes on
+END
+$guard$, glance, new, old);
+END
+$$;
+
+-- What the owner of a table wants its guard to be is an order: a JSON object in the comment on the
+-- guard's row trigger. Only the owner of a table can write a comment on its triggers, and Postgres
+-- asks that of whoever calls this, here and now. So what carries the order out (write_guard,
+-- let_overtake and end_overtaking, with our rights) believes the catalog alone, and nobody who
+-- calls them by hand gets anything but what the owner has ordered. ledger makes an order void in a
+-- copy of the database, where roles and tables are others.
+CREATE FUNCTION fencedb.order_guard(target regclass, wanted jsonb) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = target AND t.tgname = '~fencedb_row') THEN -- create_triggers gives it its function; this one is of Postgres, and refuses
+        EXECUTE format('CREATE TRIGGER "~fencedb_row" BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW EXECUTE FUNCTION pg_catalog.suppress_redundant_updates_trigger()', target);
+    END IF;
+    EXECUTE format('COMMENT ON TRIGGER "~fencedb_row" ON %s IS %L', target, 'fencedb: ' || (coalesce(fencedb.ordered(target), '{}') || wanted || jsonb_build_object('ledger', 'fencedb.fences'::regclass::oid::text))::text);
+END
+$$;
+
+CREATE FUNCTION fencedb.ordered(target regclass) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT substr(o.comment, 10)::jsonb
+    FROM (SELECT obj_description(t.oid, 'pg_trigger') AS comment FROM pg_trigger t WHERE t.tgrelid = target AND t.tgname = '~fencedb_row') o
+    WHERE CASE WHEN o.comment ^@ 'fencedb: {' THEN substr(o.comment, 10)::jsonb ->> 'ledger' = 'fencedb.fences'::regclass::oid::text END
+$$;
+
+-- Writes the guard of a table as its owner has ordered it, and says in the audit what has changed.
+CREATE FUNCTION fencedb.write_guard(target regclass) RETURNS regprocedure
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    expressions text := (SELECT string_agg((fencedb.read_template(target, t)).expression, ', ' ORDER BY i) FROM unnest(templates) WITH ORDINALITY u(t, i));
-    several     boolean := cardinality(templates) > 1;
-    unseen      boolean := (SELECT c.relkind = 'p' FROM pg_class c WHERE c.oid = target) OR EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = target);
-    resource    text := CASE WHEN several THEN format('pg_catalog.concat(pg_catalog.repeat('' '', 512), ARRAY[%s])', expressions) ELSE expressions END;
-    set_stamp   text := CASE WHEN stamp THEN 'NEW.last_fencing_token := coalesce(token, NEW.last_fencing_token);' ELSE '' END;
-    old_stamp   text := CASE WHEN stamp THEN 'OLD.last_fencing_token' ELSE '0' END;
-    typed       text := (SELECT string_agg((fencedb.read_template(target, t)).typed, ' AND ') FROM unnest(templates) t) || CASE WHEN stamp THEN ' AND pg_catalog.pg_typeof(NEW.last_fencing_token) OPERATOR(pg_catalog.=) ''20''::pg_catalog.oid' ELSE '' END;
-    present     record;
-    guard       text;
+    wanted    jsonb   := fencedb.ordered(target);
+    templates text[]  := ARRAY(SELECT jsonb_array_elements_text(wanted -> 'resource'));
+    observes  boolean := (wanted ->> 'observes')::boolean;
+    present   record;
+    guard     text;
+    unused    regprocedure;
 BEGIN
-    PERFORM fencedb.require_owner(target);
+    IF wanted -> 'resource' IS NULL THEN
+        RAISE EXCEPTION 'fencedb.write_guard: the owner of % has not ordered a guard', target USING ERRCODE = 'insufficient_privilege', HINT = 'Call fencedb.protect.';
+    END IF;
     SELECT p.guard, p.observed_since INTO present FROM fencedb.protected_tables p
     WHERE p.table_name = target AND p.resource IS NOT NULL AND NOT EXISTS ( -- a child that no longer inherits has it too, or a table of somebody else
         SELECT FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
-        WHERE t.tgfoid = p.guard AND (t.tgname = '~fencedb_row' OR NOT pg_has_role(session_user, c.relowner, 'MEMBER'))
+        WHERE t.tgfoid = p.guard AND (t.tgname = '~fencedb_row' OR c.relowner <> (SELECT o.relowner FROM pg_class o WHERE o.oid = target))
           AND t.tgrelid <> ALL (ARRAY(SELECT m.member FROM fencedb.members(target) m)));
     guard := (SELECT format('fencedb.%I', p.proname) FROM pg_proc p WHERE p.oid = present.guard);
     -- The cast cuts at 63 bytes and at no other place than between characters. A name that is taken
@@ -469,75 +514,11 @@ BEGIN
         EXIT WHEN guard IS NOT NULL AND (present.guard IS NOT NULL OR to_regprocedure(guard || '()') IS NULL);
         guard := (SELECT format('fencedb.%I', ('guard_' || coalesce(nullif(i, 0) || '_', '') || c.relname)::name) FROM pg_class c WHERE c.oid = target);
     END LOOP;
-    EXECUTE format('CREATE %s FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS %L', CASE WHEN present.guard IS NOT NULL THEN 'OR REPLACE' END, guard, format($guard$
-DECLARE -- %1$s
-    own    pg_catalog.text;
-    former pg_catalog.text;
-    token  pg_catalog.int8;
-BEGIN
-    IF TG_NARGS OPERATOR(pg_catalog.>) 0 THEN -- a statement
-        IF TG_OP OPERATOR(pg_catalog.=) 'TRUNCATE' OR TG_NAME OPERATOR(pg_catalog.<>) '~fencedb_truncate' AND (TG_NARGS OPERATOR(pg_catalog.>) 1
-           OR NOT (CASE WHEN pg_catalog.split_part(pg_catalog.current_setting('fencedb.lease', true), ' ', 1) OPERATOR(pg_catalog.=) pg_catalog.pg_current_xact_id_if_assigned()::pg_catalog.text
-               THEN pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) pg_catalog.transaction_timestamp()) OPERATOR(pg_catalog.*) 1000 OPERATOR(pg_catalog.<=) pg_catalog.split_part(pg_catalog.current_setting('fencedb.lease'), ' ', 2)::pg_catalog.float8
-               ELSE pg_catalog.pg_trigger_depth() OPERATOR(pg_catalog.>) 1%2$s END)) THEN
-            PERFORM fencedb.judge_statement(TG_RELID, TG_OP, TG_ARGV, %3$s);
-        END IF;
-        RETURN NULL;
-    END IF;
-    %4$s
-    %14$s
-    IF NOT (%12$s) THEN
-        RAISE EXCEPTION 'columns of %% have other types than those that were protected', TG_RELID::pg_catalog.regclass USING ERRCODE = 'datatype_mismatch', HINT = 'Call fencedb.unprotect and fencedb.protect for the table.';
-    END IF;
-    own := CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN %5$s ELSE %6$s END;
-    former := CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'UPDATE' THEN %5$s ELSE own END;
-    IF pg_catalog.current_setting('fencedb.judged', true) OPERATOR(pg_catalog.<>) '' THEN
-        token := pg_catalog.current_setting('fencedb.token', true)::pg_catalog.int8;
-        token := CASE WHEN own OPERATOR(pg_catalog.=) former COLLATE pg_catalog."C"
-            AND (TG_OP OPERATOR(pg_catalog.=) 'INSERT' OR %7$s OPERATOR(pg_catalog.<=) token)
-            AND pg_catalog.current_setting('fencedb.judged') OPERATOR(pg_catalog.=) fencedb.signature(own, token) THEN token END;
-    END IF;
-    IF token IS NULL THEN
-        token := coalesce(%13$s, fencedb.judge_any(TG_RELID, TG_OP, %8$s, %9$s, CASE WHEN TG_OP OPERATOR(pg_catalog.<>) 'INSERT' THEN %7$s END, own, %3$s));
-    END IF;
-    %10$s
-    IF TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN
-        RETURN OLD;
-    END IF;
-    %11$s
-    RETURN NEW;
-END
-$guard$,
-        CASE WHEN observes THEN 'observes' ELSE 'enforces' END,
-        CASE WHEN observes THEN ' OR fencedb.recorded(TG_RELID, TG_OP, false)' ELSE '' END,
-        observes::text,
-        CASE WHEN observes THEN $observe$IF fencedb.recorded(TG_RELID, TG_OP, true) THEN
-        IF TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN
-            RETURN OLD;
-        END IF;
-        RETURN NEW;
-    END IF;
-    BEGIN$observe$ ELSE '' END,
-        format(resource, 'OLD'), format(resource, 'NEW'), old_stamp,
-        CASE WHEN several THEN format('CASE WHEN TG_OP OPERATOR(pg_catalog.=) ''DELETE'' THEN ARRAY[%s] ELSE ARRAY[%s] END', format(expressions, 'OLD'), format(expressions, 'NEW')) ELSE 'ARRAY[own]' END,
-        CASE WHEN several THEN format('CASE WHEN TG_OP OPERATOR(pg_catalog.=) ''INSERT'' THEN ARRAY[%s] ELSE ARRAY[%s] END', format(expressions, 'NEW'), format(expressions, 'OLD')) ELSE 'ARRAY[former]' END,
-        CASE WHEN observes THEN replace($observe$IF TG_OP OPERATOR(pg_catalog.<>) 'DELETE' THEN
-            ~stamp
-        END IF;
-    EXCEPTION WHEN OTHERS THEN
-        PERFORM fencedb.let_pass(TG_RELID, TG_OP, SQLSTATE, true, NULL);
-    END;$observe$, '~stamp', coalesce(nullif(set_stamp, ''), 'NULL;')) ELSE '' END,
-        CASE WHEN observes THEN '' ELSE replace(set_stamp, 'coalesce(token, NEW.last_fencing_token)', 'token') END,
-        typed,
-        CASE WHEN observes OR several THEN 'NULL' ELSE format($fast$CASE WHEN own OPERATOR(pg_catalog.=) former COLLATE pg_catalog."C"
-            THEN fencedb.judge(own, CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'INSERT' THEN 0 ELSE %s END) END$fast$, old_stamp) END,
-        CASE WHEN unseen THEN format($clock$IF (CASE WHEN pg_catalog.split_part(pg_catalog.current_setting('fencedb.lease', true), ' ', 1) OPERATOR(pg_catalog.=) pg_catalog.pg_current_xact_id_if_assigned()::pg_catalog.text
-        THEN pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) pg_catalog.transaction_timestamp()) OPERATOR(pg_catalog.*) 1000 OPERATOR(pg_catalog.>) pg_catalog.split_part(pg_catalog.current_setting('fencedb.lease'), ' ', 2)::pg_catalog.float8 END) THEN
-        PERFORM fencedb.judge_statement(TG_RELID, TG_OP, NULL, %s);
-    END IF;$clock$, observes::text) ELSE '' END));
+    EXECUTE format('CREATE %s FUNCTION %s() RETURNS trigger LANGUAGE plpgsql AS %L', CASE WHEN present.guard IS NOT NULL THEN 'OR REPLACE' END, guard, fencedb.guard_text(target, templates, observes));
     EXECUTE format('GRANT EXECUTE ON FUNCTION %s() TO PUBLIC', guard); -- whoever creates a partition needs it
-    EXECUTE format('COMMENT ON FUNCTION %s() IS %L', guard, jsonb_strip_nulls(jsonb_build_object('resource', templates, 'stamp', stamp, 'columns_added', added,
+    EXECUTE format('COMMENT ON FUNCTION %s() IS %L', guard, jsonb_strip_nulls(jsonb_build_object('resource', templates, 'columns_added', wanted -> 'columns_added',
         'observed_since', CASE WHEN observes THEN coalesce(present.observed_since, clock_timestamp()) END)));
+    PERFORM fencedb.record_protection(target, false);
     RETURN (guard || '()')::regprocedure;
 END
 $$;
@@ -555,9 +536,9 @@ BEGIN
 END
 $$;
 
--- protect and unprotect run as whoever calls them, who may not write to the audit but may call
--- this, as often as they like. So nothing here is theirs to say, and calling it again adds nothing:
--- it records what the catalog says of a table, if that is not what was recorded of it last.
+-- Whoever changes a guard may not write to the audit but may call this, as often as they like. So
+-- nothing here is theirs to say, and calling it again adds nothing: it records what the catalog
+-- says of a table, if that is not what was recorded of it last.
 -- already: the caller has changed nothing yet, so somebody else did.
 CREATE FUNCTION fencedb.record_protection(target regclass, already boolean) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
@@ -568,19 +549,18 @@ DECLARE
     recorded   record;
     event      text;
 BEGIN
-    PERFORM fencedb.require_owner(target);
-    SELECT p.observed, p.resource INTO protection FROM fencedb.protected_tables p WHERE p.table_name = target AND p.enabled AND p.resource IS NOT NULL;
+    SELECT p.observed, to_jsonb(p.resource) AS resource INTO protection FROM fencedb.protected_tables p WHERE p.table_name = target AND p.enabled AND p.resource IS NOT NULL;
     event := CASE WHEN NOT FOUND THEN 'unprotect' WHEN protection.observed THEN 'observe' ELSE 'protect' END;
     -- By its oid, as it may have been renamed; by its name where the database is a copy.
     SELECT a.event, a.details INTO recorded
     FROM fencedb.audit a
     WHERE a.event IN ('protect', 'observe', 'unprotect') AND (a.details ->> 'oid' = target::oid::text OR a.details ->> 'table' = target::text)
     ORDER BY a.details ->> 'oid' = target::oid::text DESC, a.id DESC LIMIT 1;
-    IF event = coalesce(recorded.event, 'unprotect') THEN
+    IF event = coalesce(recorded.event, 'unprotect') AND (event = 'unprotect' OR recorded.details -> 'resource' = protection.resource) THEN
         RETURN;
     END IF;
     INSERT INTO fencedb.audit (event, reason, details)
-    VALUES (event, CASE WHEN already THEN 'found by this role: changed by hand, or restored' ELSE 'changed by this role' END,
+    VALUES (event, CASE WHEN already OR NOT pg_has_role(session_user, (SELECT c.relowner FROM pg_class c WHERE c.oid = target), 'MEMBER') THEN 'found by this role: changed by hand, or restored' ELSE 'changed by this role' END,
         coalesce(recorded.details, '{}') || jsonb_build_object('table', target::text, 'oid', target::oid::text)
         || CASE event WHEN 'unprotect' THEN '{}' ELSE jsonb_build_object('resource', protection.resource) END);
 END
@@ -608,7 +588,7 @@ BEGIN
         later := (SELECT min(t.tgname) FROM pg_trigger t
                   WHERE t.tgrelid = m.member AND t.tgname COLLATE "C" > '~fencedb_row' AND t.tgtype & 3 = 3 -- BEFORE, FOR EACH ROW
                     AND t.tgfoid NOT IN (guard, coalesce(former, guard)));
-        IF EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname IN ('~fencedb_row', '~fencedb_statement', '~fencedb_truncate') AND t.tgfoid NOT IN (guard, coalesce(former, guard))) THEN
+        IF EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname IN ('~fencedb_row', '~fencedb_statement', '~fencedb_truncate') AND t.tgfoid NOT IN (guard, coalesce(former, guard), 'pg_catalog.suppress_redundant_updates_trigger()'::regprocedure)) THEN
             RAISE EXCEPTION 'fencedb.protect: a trigger of % has a name that is reserved for fencedb', m.member
                 USING ERRCODE = 'duplicate_object', HINT = 'Either the table is protected by itself: call fencedb.unprotect for it first. Or somebody with the TRIGGER privilege made the trigger: drop it and protect again.';
         ELSIF later IS NOT NULL THEN
@@ -635,7 +615,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION fencedb.protect(target regclass, resource text[], mode text DEFAULT NULL, stamp boolean DEFAULT NULL, history boolean DEFAULT NULL) RETURNS void
+CREATE FUNCTION fencedb.protect(target regclass, resource text[], mode text DEFAULT NULL, history boolean DEFAULT NULL) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET row_security = off
 AS $$
@@ -674,25 +654,21 @@ BEGIN
         ELSIF present.observed <> (mode = 'observe') THEN
             RAISE EXCEPTION 'fencedb.protect: % is already %', target, CASE WHEN present.observed THEN 'observed' ELSE 'enforced' END
                 USING ERRCODE = 'duplicate_object', HINT = 'fencedb.enforce and fencedb.observe change that, without a lock on the table.';
-        ELSIF present.stamp <> stamp THEN
-            RAISE EXCEPTION 'fencedb.protect: % is already protected, with stamp => %', target, present.stamp
-                USING ERRCODE = 'duplicate_object', HINT = 'Call fencedb.unprotect first to change that.';
         END IF;
     END IF;
-    stamp := coalesce(present.stamp, stamp, true);
     former := (SELECT p.guard FROM fencedb.protected_tables p WHERE p.table_name = target ORDER BY p.resource IS NULL LIMIT 1);
 
     SELECT array_agg(DISTINCT c ORDER BY c) INTO columns FROM unnest(resource) t, unnest((fencedb.read_template(target, t)).columns) c;
     SELECT format('%I is %s, it must be bigint that a trigger can set', a.attname, a.atttypid::regtype) INTO odd
     FROM pg_attribute a
-    WHERE a.attrelid = target AND a.attname = 'last_fencing_token' AND NOT a.attisdropped AND (a.atttypid <> 'bigint'::regtype OR a.attgenerated <> '') AND stamp;
+    WHERE a.attrelid = target AND a.attname = 'last_fencing_token' AND NOT a.attisdropped AND (a.atttypid <> 'bigint'::regtype OR a.attgenerated <> '');
     IF odd IS NOT NULL THEN
         RAISE EXCEPTION 'fencedb.protect: column % of %', odd, target USING ERRCODE = 'datatype_mismatch';
     END IF;
     -- The strongest lock comes first: a writer that has the table already would be in a deadlock
     -- with who wants more of it later.
     added := coalesce(present.columns_added, '{}');
-    IF stamp AND NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = target AND a.attname = 'last_fencing_token' AND NOT a.attisdropped) THEN
+    IF NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = target AND a.attname = 'last_fencing_token' AND NOT a.attisdropped) THEN
         EXECUTE format('ALTER TABLE %s ADD COLUMN last_fencing_token bigint NOT NULL DEFAULT 0', target);
         added := '{last_fencing_token}';
     END IF;
@@ -713,7 +689,8 @@ BEGIN
             END IF;
         END LOOP;
     END IF;
-    guard := fencedb.write_guard(target, resource, stamp, coalesce(present.observed, mode = 'observe', false), added);
+    PERFORM fencedb.order_guard(target, jsonb_build_object('resource', resource, 'observes', coalesce(present.observed, mode = 'observe', false), 'columns_added', added));
+    guard := fencedb.write_guard(target);
     PERFORM fencedb.create_triggers(target, guard, former, coalesce(columns, '{}'));
     PERFORM fencedb.drop_guard(former);
     PERFORM fencedb.set_history(target, coalesce(history, EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = target AND t.tgname ^@ '~fencedb_note_')));
@@ -721,13 +698,13 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.protect(regclass, text[], text, boolean, boolean) IS 'From now on, no INSERT, UPDATE, DELETE, TRUNCATE, COPY or MERGE on target commits without a current token for each row''s own resource. resource is a template over its columns, table:{table_id}, or an array of templates where a row belongs to several resources; the columns are NOT NULL, and of type integer, numeric without scale, boolean, text, varchar, char, uuid, date or an enum. Adds last_fencing_token, the token of the last write to the row, or uses the column that is there; with stamp => false it adds none, and the ledger judges alone. With mode => ''observe'' nothing is refused: see fencedb.observe. With history => true what statements write is kept, while fencedb.keep_history says so; with false no more, and without it as before. Waits for open transactions on target and blocks new ones meanwhile: set lock_timeout and try again. Call it once more after adding a partition (to guard that against TRUNCATE by name, and to keep its history) or an inheritance child (to guard it at all), for a table after attaching it to a parent that is not protected (its rows look at the clock then) or detaching it, and after renaming a column of the template.';
+COMMENT ON FUNCTION fencedb.protect(regclass, text[], text, boolean) IS 'From now on, no INSERT, UPDATE, DELETE, TRUNCATE, COPY or MERGE on target commits without a current token for each row''s own resource. resource is a template over its columns, table:{table_id}, or an array of templates where a row belongs to several resources; the columns are NOT NULL, and of type integer, numeric without scale, boolean, text, varchar, char, uuid, date or an enum. Adds last_fencing_token, the token of the last write to the row, or uses the column that is there. With mode => ''observe'' nothing is refused: see fencedb.observe. With history => true what statements write is kept, while fencedb.keep_history says so; with false no more, and without it as before. Waits for open transactions on target and blocks new ones meanwhile: set lock_timeout and try again. Call it once more after adding a partition (to guard that against TRUNCATE by name, and to keep its history) or an inheritance child (to guard it at all), for a table after attaching it to a parent that is not protected (its rows look at the clock then) or detaching it, and after renaming a column of the template.';
 
-CREATE FUNCTION fencedb.protect(target regclass, resource text, mode text DEFAULT NULL, stamp boolean DEFAULT NULL, history boolean DEFAULT NULL) RETURNS void
+CREATE FUNCTION fencedb.protect(target regclass, resource text, mode text DEFAULT NULL, history boolean DEFAULT NULL) RETURNS void
     LANGUAGE sql
-    RETURN fencedb.protect(target, ARRAY[resource], mode, stamp, history);
+    RETURN fencedb.protect(target, ARRAY[resource], mode, history);
 
-COMMENT ON FUNCTION fencedb.protect(regclass, text, text, boolean, boolean) IS 'protect for rows that belong to one resource.';
+COMMENT ON FUNCTION fencedb.protect(regclass, text, text, boolean) IS 'protect for rows that belong to one resource.';
 
 -- Takes away whatever is there of ours, also half of it.
 CREATE FUNCTION fencedb.unprotect(target regclass, keep_columns boolean DEFAULT false) RETURNS void
@@ -763,13 +740,12 @@ BEGIN
         END;
     END IF;
     PERFORM fencedb.record_protection(target, false);
-    PERFORM fencedb.forget_observations(target), fencedb.end_take_over(target);
+    PERFORM fencedb.forget_observations(target), fencedb.end_overtaking(target);
 END
 $$;
 
 COMMENT ON FUNCTION fencedb.unprotect IS 'Undoes protect: any client can write without a token again. Drops the column that it had added, unless keep_columns. Forgets what was observed, and ends take-overs. Waits for open transactions on target and blocks new ones meanwhile, as protect does: set lock_timeout and try again.';
 
-REVOKE ALL ON FUNCTION fencedb.signature, fencedb.draw_key, fencedb.keyed, fencedb.refuse, fencedb.judge, fencedb.judge_any, fencedb.judge_statement FROM PUBLIC;
 GRANT SELECT ON fencedb.protected_tables TO PUBLIC;
 
 ALTER DEFAULT PRIVILEGES IN SCHEMA fencedb REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC;
@@ -793,9 +769,8 @@ BEGIN
     END LOOP;
 END
 $$;
-DROP FUNCTION fencedb.protect(regclass, text, text, boolean, boolean), fencedb.protect(regclass, text[], text, boolean, boolean), fencedb.unprotect, fencedb.create_triggers, fencedb.record_protection,
-    fencedb.drop_guard, fencedb.write_guard, fencedb.require_owner, fencedb.resources_of, fencedb.read_template, fencedb.switched_off;
+DROP FUNCTION fencedb.protect(regclass, text, text, boolean), fencedb.protect(regclass, text[], text, boolean), fencedb.unprotect, fencedb.create_triggers, fencedb.record_protection,
+    fencedb.drop_guard, fencedb.write_guard, fencedb.order_guard, fencedb.ordered, fencedb.guard_text, fencedb.require_owner, fencedb.resources_of, fencedb.read_template, fencedb.switched_off;
 DROP VIEW fencedb.protected_tables;
-DROP FUNCTION fencedb.guarded_root, fencedb.members, fencedb.judge_statement, fencedb.judge_any, fencedb.judge, fencedb.refuse, fencedb.keyed, fencedb.draw_key, fencedb.signature;
-DROP SEQUENCE fencedb.session_key;
+DROP FUNCTION fencedb.guarded_root, fencedb.members, fencedb.judge_statement, fencedb.ignored_stamps, fencedb.judge_row, fencedb.refuse, fencedb.in_time;
 -- +goose StatementEnd

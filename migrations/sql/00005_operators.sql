@@ -97,7 +97,7 @@ BEGIN
         reset_from = greatest(f.reset_from, former_token, row_token)
     WHERE f.resource = reset_fence.resource COLLATE "C"
     RETURNING f.lease_id INTO lease_id;
-    PERFORM set_config('fencedb.judged', '', true); -- a guard may have judged by the former token
+    limited := CASE WHEN former_token > reset_fence.token AND fencedb.entries() IS NOT NULL THEN set_config('fencedb.entered', replace(fencedb.entries(), fencedb.entry(reset_fence.resource, former_token), ''), true) END; -- this transaction may have entered it
     IF created THEN
         former_token := NULL;
         former_lease_id := NULL;

@@ -133,7 +133,7 @@ $$;
 CREATE FUNCTION fencedb.recorded(target oid, operation text, of_row boolean) RETURNS boolean
     LANGUAGE sql
     RETURN CASE
-        WHEN current_setting('fencedb.lease', true) <> '' THEN false
+        WHEN current_setting('fencedb.entered', true) <> '' AND fencedb.entries() IS NOT NULL THEN false
         WHEN of_row THEN date_part('epoch', clock_timestamp()) + 10000000000 <= concat('0', "left"(current_setting(concat('fencedb.seen_', target, '_', operation), true), 15))::float8
         WHEN substr(current_setting(concat('fencedb.seen_', target, '_', operation), true), 16) = concat('FN002 ', current_setting('role'), ' ', session_user, ' ', current_setting('application_name'))
             THEN substr(current_setting(concat('fencedb.seen_', target, '_', operation), true), 2, 14)::float8 > date_part('epoch', clock_timestamp())
@@ -141,7 +141,7 @@ CREATE FUNCTION fencedb.recorded(target oid, operation text, of_row boolean) RET
     END;
 
 CREATE FUNCTION fencedb.let_pass(target oid, operation text, reason text, of_row boolean, resource text) RETURNS text
-    LANGUAGE plpgsql
+    LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -151,7 +151,9 @@ DECLARE
     its_own  boolean := coalesce(substr(seen, 16) = writer, false);
     row_seen boolean := its_own AND left(seen, 1) = '1';
 BEGIN
-    IF its_own AND (row_seen OR NOT of_row) AND substr(seen, 2, 14)::float8 > date_part('epoch', clock_timestamp()) THEN
+    IF pg_trigger_depth() = 0 THEN
+        RAISE EXCEPTION 'fencedb.let_pass: for guards alone' USING ERRCODE = 'insufficient_privilege';
+    ELSIF its_own AND (row_seen OR NOT of_row) AND substr(seen, 2, 14)::float8 > date_part('epoch', clock_timestamp()) THEN
         RETURN seen;
     END IF;
     -- The guard of statements has counted a statement without a token, but not one that comes from
@@ -183,7 +185,8 @@ BEGIN
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = format('What was written meanwhile was not observed. Call fencedb.protect for %s once more, with the same resource: that switches it on.', target);
     ELSIF protection.observed <> observe THEN
         PERFORM fencedb.record_protection(target, true); -- as in unprotect
-        IF fencedb.write_guard(target, protection.resource, protection.stamp, observe, protection.columns_added) <> protection.guard THEN
+        PERFORM fencedb.order_guard(target, jsonb_build_object('resource', protection.resource, 'observes', observe, 'columns_added', protection.columns_added));
+        IF fencedb.write_guard(target) <> protection.guard THEN
             RAISE EXCEPTION 'fencedb.%: % has its guard together with another table, since one has inherited from the other', caller, target
                 USING ERRCODE = 'object_not_in_prerequisite_state', HINT = format('Call fencedb.protect for %s once more, with the same resource, to give it a guard of its own.', target);
         END IF;
@@ -206,20 +209,37 @@ CREATE FUNCTION fencedb.enforce(target regclass) RETURNS void
 COMMENT ON FUNCTION fencedb.observe IS 'From now on, the guard of target refuses nothing and records what it would refuse, for fencedb.unfenced_writes. fencedb.enter refuses stale tokens all the same. Takes no lock on the table; a transaction that has already written to it may meet the guard as it was.';
 COMMENT ON FUNCTION fencedb.enforce IS 'From now on, the guard of target refuses what it has observed so far. Raises if the guard of target, or of a part of it, is switched off. Does not read the rows: one whose resource is NULL cannot be written any more. Takes no lock on the table; a transaction that has already written to it may end without being judged.';
 
--- unprotect runs as the owner of the table, who may not write to the list.
+-- The list is not the owner's to write to: what is forgotten is what the owner has ordered, or what
+-- was observed of a table that is not protected any more.
 CREATE FUNCTION fencedb.forget_observations(target regclass) RETURNS void
-    LANGUAGE plpgsql SECURITY DEFINER
+    LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     PERFORM fencedb.require_owner(target);
-    DELETE FROM fencedb.observations o WHERE o.ctid = ANY (ARRAY(
-        SELECT c.ctid FROM fencedb.observations c
-        WHERE CASE WHEN c.ledger = 'fencedb.fences'::regclass THEN c.target = forget_observations.target ELSE c.table_name = forget_observations.target::text END FOR UPDATE SKIP LOCKED));
+    IF EXISTS (SELECT FROM fencedb.protected_tables p WHERE p.table_name = target AND p.resource IS NOT NULL) THEN
+        PERFORM fencedb.order_guard(target, jsonb_build_object('forget', clock_timestamp()));
+    END IF;
+    PERFORM fencedb.forget_observed(target);
 END
 $$;
 
 COMMENT ON FUNCTION fencedb.forget_observations IS 'Forgets what was observed of a table so far: to see what still comes. The caller must own it.';
+
+CREATE FUNCTION fencedb.forget_observed(target regclass) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    until timestamptz := CASE WHEN EXISTS (SELECT FROM fencedb.protected_tables p WHERE p.table_name = target AND p.resource IS NOT NULL)
+        THEN (fencedb.ordered(target) ->> 'forget')::timestamptz ELSE 'infinity' END;
+BEGIN
+    DELETE FROM fencedb.observations o WHERE o.ctid = ANY (ARRAY(
+        SELECT c.ctid FROM fencedb.observations c
+        WHERE c.last_at <= until
+          AND CASE WHEN c.ledger = 'fencedb.fences'::regclass THEN c.target = forget_observed.target ELSE c.table_name = forget_observed.target::text END FOR UPDATE SKIP LOCKED));
+END
+$$;
 
 -- A role that cannot be taught to enter overtakes: each of its transactions enters the fences of
 -- the rows that it writes, with a token above the stored one and a lease id of its own. So whoever
@@ -245,7 +265,7 @@ CREATE POLICY operators ON fencedb.take_overs FOR SELECT USING (has_function_pri
 REVOKE ALL ON fencedb.take_overs FROM PUBLIC;
 
 CREATE FUNCTION fencedb.overtakes(target oid) RETURNS boolean
-    LANGUAGE sql VOLATILE
+    LANGUAGE sql VOLATILE SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT EXISTS (SELECT FROM fencedb.take_overs t
@@ -253,72 +273,64 @@ AS $$
                      AND t.target = fencedb.guarded_root(overtakes.target))
 $$;
 
--- Enters the fences of a row above the stored token, once for a run of rows of one resource, and
--- leaves no entry: what it has entered is good for this table alone. The lease id is one of this
--- transaction that nobody else can compute, by which it knows its own fence again; in a session
--- without a key it is another for each row.
---
--- Package lease issues the time in microseconds, so a token of now also overtakes a holder that has
--- not entered yet. Tokens of others count from 1: such a token would shut them out for good.
+COMMENT ON FUNCTION fencedb.overtakes IS 'Whether the role of the last SET ROLE, or the one that logged in, writes to a table as a holder that overtakes.';
+
+-- The guard enters the fences of a row for its role, above the stored tokens, where this
+-- transaction has not entered them, with a lease id that nobody knows. These are entries as any
+-- other, but no time limits this transaction. Package lease issues the time in microseconds, so a
+-- token of now also overtakes a holder that has not entered yet. Tokens of others count from 1:
+-- such a token would shut them out for good. former is the resource of the row as it was, whose
+-- stamp is overtaken too. A guard that observes has no row refused for its resource (lenient).
 --
 -- The guard of rows comes when Postgres has locked the row, so the one who overtakes waits for the
 -- fence while it holds a row, and the holder of the fence may come to wait for that row. That is a
 -- deadlock, and Postgres ends one of the two.
-CREATE FUNCTION fencedb.overtake(target oid, operation text, own text[], former text[], stamp bigint, memo text) RETURNS bigint
-    LANGUAGE plpgsql
+--
+-- By hand, a role that overtakes can enter any fence so: it is allowed to, like one that may enter.
+CREATE FUNCTION fencedb.overtake(target oid, resources text[], former text, stamp bigint, lenient boolean) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    lease    uuid;
-    keeps    boolean := coalesce(own = former, false);
-    signs    boolean := fencedb.keyed(); -- judge_any has seen to it
-    wanted   text;
-    stored   record;
-    fence    bigint;
-    token    bigint;
+    wanted text;
+    stored record;
+    fence  bigint;
+    noted  text;
 BEGIN
-    lease := coalesce(md5(CASE WHEN signs THEN fencedb.signature('', -1) END)::uuid, gen_random_uuid());
-    token := concat('0', current_setting('fencedb.token', true))::bigint;
-    IF keeps AND signs AND token >= coalesce(stamp, 1) AND current_setting('fencedb.judged', true) = fencedb.signature(memo, token, target) THEN
-        RETURN token;
+    IF NOT fencedb.overtakes(target) THEN
+        RAISE EXCEPTION 'fencedb.overtake: this role does not take over %', target::regclass USING ERRCODE = 'insufficient_privilege';
+    ELSIF fencedb.entries() IS NULL THEN
+        noted := set_config('fencedb.entered', concat(pg_current_xact_id(), '   '), true); -- neither in time nor late
     END IF;
-    FOR wanted IN SELECT DISTINCT r COLLATE "C" FROM unnest(own || CASE WHEN NOT keeps THEN former END) r ORDER BY 1 LOOP
-        IF wanted IS NULL THEN
-            PERFORM fencedb.refuse('FN003', target, operation, NULL);
+    FOR wanted IN SELECT DISTINCT r COLLATE "C" FROM unnest(resources) r WHERE r IS NOT NULL AND (fencedb.token_of(r) IS NULL OR r = former AND stamp > fencedb.token_of(r) AND stamp > coalesce(fencedb.ignored_stamps(r), 0)) ORDER BY 1 LOOP
+        CONTINUE WHEN lenient AND (octet_length(wanted) NOT BETWEEN 1 AND 512 OR strpos(wanted, E'\x01') > 0);
+        PERFORM fencedb.check_grant(wanted, 1, gen_random_uuid()); -- the constraint of the ledger would show the lease id
+        INSERT INTO fencedb.fences (resource, last_fencing_token, lease_id) VALUES (wanted, 0, gen_random_uuid()) ON CONFLICT DO NOTHING;
+        SELECT f.last_fencing_token AS token, f.reset_from INTO stored FROM fencedb.fences f WHERE f.resource = wanted FOR NO KEY UPDATE;
+        fence := greatest(stored.token, CASE WHEN wanted = former AND stamp > coalesce(stored.reset_from, 0) THEN stamp END) + 1;
+        IF fence NOT BETWEEN 2 AND 1000000000000000 AND NOT EXISTS (SELECT FROM fencedb.foreign_issuers i WHERE i.resource_type = split_part(wanted, ':', 1)) THEN
+            fence := greatest(fence, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
         END IF;
-        PERFORM fencedb.check_grant(wanted, 1, lease); -- the constraint of the ledger would show the lease id
-        INSERT INTO fencedb.fences (resource, last_fencing_token, lease_id) VALUES (wanted, 0, lease) ON CONFLICT DO NOTHING;
-        SELECT f.last_fencing_token, f.lease_id, f.reset_from INTO stored FROM fencedb.fences f WHERE f.resource = wanted FOR NO KEY UPDATE;
-        fence := greatest(stored.last_fencing_token, CASE WHEN wanted = former[1] AND stamp > coalesce(stored.reset_from, 0) THEN stamp END);
-        IF stored.lease_id <> lease OR fence = 0 OR fence > stored.last_fencing_token THEN
-            fence := fence + 1;
-            IF fence NOT BETWEEN 2 AND 1000000000000000 AND NOT EXISTS (SELECT FROM fencedb.foreign_issuers i WHERE i.resource_type = split_part(wanted, ':', 1)) THEN
-                fence := greatest(fence, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
-            END IF;
-            PERFORM fencedb.check_grant(wanted, fence, lease); -- the stamp is what a session says
-            UPDATE fencedb.fences f SET last_fencing_token = fence, lease_id = lease, advanced_at = greatest(clock_timestamp(), transaction_timestamp()) WHERE f.resource = wanted;
-        END IF;
-        token := CASE WHEN wanted = own[1] THEN fence ELSE token END;
+        PERFORM fencedb.check_grant(wanted, fence, gen_random_uuid()); -- the stamp is what a session says
+        UPDATE fencedb.fences f SET last_fencing_token = fence, lease_id = gen_random_uuid(), advanced_at = greatest(clock_timestamp(), transaction_timestamp()) WHERE f.resource = wanted;
+        noted := set_config('fencedb.entered', concat(replace(fencedb.entries(), coalesce(fencedb.entry(wanted, fencedb.token_of(wanted)), ''), ''), fencedb.entry(wanted, fence)), true);
     END LOOP;
-    IF signs THEN
-        PERFORM set_config('fencedb.token', token::text, true), set_config('fencedb.judged', fencedb.signature(memo, token, target), true);
-    END IF;
-    RETURN token;
 END
 $$;
 
 -- Whoever overtakes can raise the fence of any resource, so only who may enter lets others
--- overtake: anybody can own a table, and say of it what they like.
+-- overtake: anybody can own a table, and say of it what they like. Who owns the table orders it
+-- (take_over_as), and Postgres lets only those who may enter carry it out (let_overtake).
 CREATE FUNCTION fencedb.take_over_as(target regclass, role regrole, until timestamptz) RETURNS void
-    LANGUAGE plpgsql SECURITY DEFINER
+    LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     login name := (SELECT r.rolname FROM pg_roles r WHERE r.oid = take_over_as.role);
 BEGIN
     PERFORM fencedb.require_owner(target);
-    IF NOT has_function_privilege(session_user, 'fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)', 'EXECUTE') THEN
-        RAISE EXCEPTION 'fencedb.take_over_as: % may not enter fences, so it cannot let others overtake', session_user
+    IF NOT has_function_privilege('fencedb.let_overtake(regclass)', 'EXECUTE') THEN
+        RAISE EXCEPTION 'fencedb.take_over_as: % may not enter fences, so it cannot let others overtake', current_user
             USING ERRCODE = 'insufficient_privilege', HINT = 'The role that ran the migrations can let it enter, with fencedb.allow.';
     ELSIF NOT EXISTS (SELECT FROM fencedb.protected_tables p WHERE p.table_name = target AND p.resource IS NOT NULL) THEN
         RAISE EXCEPTION 'fencedb.take_over_as: % is not protected', target
@@ -327,28 +339,58 @@ BEGIN
         RAISE EXCEPTION 'fencedb.take_over_as: needs a role and a time within the next year, got % and %', coalesce(login, 'no role'), coalesce(until::text, 'no time')
             USING ERRCODE = 'invalid_parameter_value', HINT = 'A service that cannot be changed by then can be given more time by calling this again.';
     END IF;
-    INSERT INTO fencedb.take_overs AS t (target, role, until) VALUES (take_over_as.target, take_over_as.role, take_over_as.until)
-    ON CONFLICT ON CONSTRAINT take_overs_pkey DO UPDATE SET until = EXCLUDED.until, ledger = EXCLUDED.ledger WHERE (t.until, t.ledger) <> (EXCLUDED.until, EXCLUDED.ledger);
-    IF FOUND THEN
-        INSERT INTO fencedb.audit (event, reason, details)
-        VALUES ('take_over_as', 'by fencedb.take_over_as',
-            jsonb_build_object('table', target::text, 'oid', target::oid::text, 'role', login, 'until', until));
-    END IF;
+    PERFORM fencedb.order_guard(target, jsonb_build_object('take_overs', coalesce(fencedb.ordered(target) -> 'take_overs', '{}') || jsonb_build_object(login, until)));
+    PERFORM fencedb.let_overtake(target);
 END
 $$;
 
 COMMENT ON FUNCTION fencedb.take_over_as IS 'Until a time within a year, statements of role without a token write to target as holders that overtake: each transaction enters the fences of its rows with a fresh token, and waits for transactions that have entered them. A holder that it has overtaken is refused as stale. role is that of the last SET ROLE, or the one that logged in. Called again it changes the time. TRUNCATE stays refused. The caller must own target and may enter (fencedb.allow). fencedb.end_take_over ends it early.';
 
+CREATE FUNCTION fencedb.let_overtake(target regclass) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    o record;
+BEGIN
+    FOR o IN SELECT r.oid AS role, r.rolname, w.value::timestamptz AS until FROM jsonb_each_text(fencedb.ordered(target) -> 'take_overs') w JOIN pg_roles r ON r.rolname = w.key LOOP
+        INSERT INTO fencedb.take_overs AS t (target, role, until) VALUES (let_overtake.target, o.role, o.until)
+        ON CONFLICT ON CONSTRAINT take_overs_pkey DO UPDATE SET until = EXCLUDED.until, ledger = EXCLUDED.ledger WHERE (t.until, t.ledger) <> (EXCLUDED.until, EXCLUDED.ledger);
+        IF FOUND THEN
+            INSERT INTO fencedb.audit (event, reason, details)
+            VALUES ('take_over_as', 'by fencedb.take_over_as', jsonb_build_object('table', target::text, 'oid', target::oid::text, 'role', o.rolname, 'until', o.until));
+        END IF;
+    END LOOP;
+END
+$$;
+
 CREATE FUNCTION fencedb.end_take_over(target regclass, role regrole DEFAULT NULL) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    others jsonb := coalesce(fencedb.ordered(target) -> 'take_overs', '{}') - (SELECT r.rolname::text FROM pg_roles r WHERE r.oid = end_take_over.role);
+BEGIN
+    PERFORM fencedb.require_owner(target);
+    IF fencedb.ordered(target) IS NOT NULL THEN
+        PERFORM fencedb.order_guard(target, jsonb_build_object('take_overs', coalesce(others, '{}')));
+    END IF;
+    PERFORM fencedb.end_overtaking(target);
+END
+$$;
+
+COMMENT ON FUNCTION fencedb.end_take_over IS 'From now on, role (all roles, if none is named) writes to target with a token or not at all. Waits for nobody.';
+
+CREATE FUNCTION fencedb.end_overtaking(target regclass) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     login text;
 BEGIN
-    PERFORM fencedb.require_owner(target);
     FOR login IN DELETE FROM fencedb.take_overs t
-                 WHERE t.target = end_take_over.target AND (end_take_over.role IS NULL OR t.role = end_take_over.role)
+                 WHERE t.target = end_overtaking.target
+                   AND NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = t.role AND fencedb.ordered(end_overtaking.target) -> 'take_overs' ? r.rolname::text)
                  RETURNING coalesce((SELECT r.rolname FROM pg_roles r WHERE r.oid = t.role), t.role::text) LOOP
         RAISE NOTICE 'fencedb.end_take_over: % does not write to % without a token any more', login, target;
         INSERT INTO fencedb.audit (event, reason, details)
@@ -358,9 +400,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.end_take_over IS 'From now on, role (all roles, if none is named) writes to target with a token or not at all. Waits for nobody.';
-
-REVOKE ALL ON FUNCTION fencedb.overtake, fencedb.overtakes, fencedb.recorded, fencedb.let_pass, fencedb.record_observation FROM PUBLIC;
+REVOKE ALL ON FUNCTION fencedb.let_overtake, fencedb.record_observation FROM PUBLIC;
 
 ALTER DEFAULT PRIVILEGES IN SCHEMA fencedb REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC;
 
@@ -390,7 +430,7 @@ BEGIN
     END IF;
 END
 $$;
-DROP FUNCTION fencedb.end_take_over, fencedb.take_over_as, fencedb.overtake, fencedb.overtakes, fencedb.forget_observations, fencedb.enforce, fencedb.observe;
+DROP FUNCTION fencedb.end_take_over, fencedb.end_overtaking, fencedb.take_over_as, fencedb.let_overtake, fencedb.overtake, fencedb.overtakes, fencedb.forget_observations, fencedb.forget_observed, fencedb.enforce, fencedb.observe;
 DROP FUNCTION fencedb.set_mode, fencedb.let_pass, fencedb.recorded, fencedb.record_observation;
 DROP VIEW fencedb.unfenced_writes;
 DROP SEQUENCE fencedb.unrecorded;

@@ -134,21 +134,10 @@ $$;
 
 COMMENT ON FUNCTION fencedb.note_entry() IS 'Trigger of fencedb.fences while history is kept.';
 
--- Whoever takes over says of no fence that it has entered. It is known by the lease id that
--- overtake has made of the session's key; where there is no key and that is at random, by its
--- entry. Only then, because to read history under SERIALIZABLE can cost others their commit.
-CREATE FUNCTION fencedb.has_taken_over(fence fencedb.fences) RETURNS boolean
-    LANGUAGE sql
-    RETURN fence.advanced_at >= transaction_timestamp()
-        AND coalesce(fence.lease_id = md5(CASE WHEN fencedb.keyed() THEN fencedb.signature('', -1) END)::uuid,
-            fence.last_fencing_token = (SELECT max(e.token) FROM fencedb.history e
-                WHERE e.resource = fence.resource AND e.at >= transaction_timestamp() AND e.xid = pg_current_xact_id() AND e.event = 'enter'));
-
-COMMENT ON FUNCTION fencedb.has_taken_over(fencedb.fences) IS 'Inner function. Whether this transaction has taken over that fence.';
-
 -- The triggers of a table that keeps history run one function, in this schema, as its owner. It has
 -- no SET, as a guard has none: every name in it has its schema. It may be on a table of somebody
--- else, so it reads columns by their output functions alone (see read_template).
+-- else, so it reads columns only of the types that were protected (typed): a cast of another one
+-- could call a function of theirs with our rights.
 --
 -- Most statements write to the one resource that the guard has judged last, and then one query over
 -- their rows is all there is. Any other has its rows sorted by resource, and looks whose fences
@@ -168,21 +157,18 @@ DECLARE
     changed    text;
     of_one     text := $note$
         INSERT INTO fencedb.history (resource, event, table_schema, table_name, row_count, token)
-        SELECT pg_catalog.min(w.resource), TG_OP, TG_TABLE_SCHEMA, TG_TABLE_NAME, %s, pg_catalog.current_setting('fencedb.token')::pg_catalog.int8
+        SELECT pg_catalog.min(w.resource), TG_OP, TG_TABLE_SCHEMA, TG_TABLE_NAME, %s, fencedb.token_of(pg_catalog.min(w.resource))
         FROM (%s) w
-        HAVING pg_catalog.min(w.resource) OPERATOR(pg_catalog.=) pg_catalog.max(w.resource) AND CASE WHEN pg_catalog.current_setting('fencedb.judged', true) OPERATOR(pg_catalog.<>) ''
-            THEN pg_catalog.current_setting('fencedb.judged') OPERATOR(pg_catalog.=) fencedb.signature(pg_catalog.min(w.resource), pg_catalog.current_setting('fencedb.token')::pg_catalog.int8) END;$note$;
+        HAVING pg_catalog.min(w.resource) OPERATOR(pg_catalog.=) pg_catalog.max(w.resource) AND fencedb.token_of(pg_catalog.min(w.resource)) IS NOT NULL;$note$;
     of_any     text := $note$
             INSERT INTO fencedb.history (resource, event, table_schema, table_name, row_count, token, role, client)
-            SELECT w.resource, TG_OP, TG_TABLE_SCHEMA, TG_TABLE_NAME, w.n, f.last_fencing_token, CASE WHEN f.resource IS NULL THEN fencedb.caller() END, CASE WHEN f.resource IS NULL THEN pg_catalog.inet_client_addr() END
+            SELECT w.resource, TG_OP, TG_TABLE_SCHEMA, TG_TABLE_NAME, w.n, fencedb.token_of(w.resource), CASE WHEN fencedb.token_of(w.resource) IS NULL THEN fencedb.caller() END, CASE WHEN fencedb.token_of(w.resource) IS NULL THEN pg_catalog.inet_client_addr() END
             FROM (SELECT r.resource, greatest(pg_catalog.count(*) FILTER (WHERE NOT r.before), pg_catalog.count(*) FILTER (WHERE r.before)) AS n FROM (%s) r GROUP BY r.resource ORDER BY r.resource) w
-            LEFT JOIN fencedb.fences f ON f.resource OPERATOR(pg_catalog.=) w.resource AND (fencedb.says_entered(f.resource, f.last_fencing_token, f.lease_id) OR fencedb.has_taken_over(f))
             WHERE w.resource OPERATOR(pg_catalog.<>) '' AND pg_catalog.octet_length(w.resource) OPERATOR(pg_catalog.<=) 512;$note$;
 BEGIN
-    PERFORM fencedb.require_owner(target);
     SELECT * INTO protection FROM fencedb.protected_tables p WHERE p.table_name = target AND p.resource IS NOT NULL;
     notes := (SELECT format('fencedb.%I', regexp_replace(p.proname, '^guard_', 'noted_')) FROM pg_proc p WHERE p.oid = protection.guard);
-    resource := (SELECT string_agg(format((fencedb.read_template(target, t)).printed, 'NEW'), ', ') FROM unnest(protection.resource) t);
+    resource := (SELECT string_agg(format('CASE WHEN ' || r.typed || ' THEN ' || r.expression || ' END', 'NEW'), ', ') FROM unnest(protection.resource) t, fencedb.read_template(target, t) r);
     -- A row that belongs to one resource twice is one row of it. One without a resource is not
     -- counted with those of another.
     resource := format(CASE WHEN cardinality(protection.resource) > 1 THEN 'pg_catalog.unnest(ARRAY(SELECT DISTINCT u COLLATE pg_catalog."C" FROM pg_catalog.unnest(ARRAY[%s]) u))' ELSE 'coalesce(%s, '''')' END || ' COLLATE pg_catalog."C" AS resource', resource);
@@ -306,7 +292,7 @@ $$;
 
 COMMENT ON FUNCTION fencedb.keep_history(interval) IS 'From now on, who enters which resource is kept in fencedb.history for so long, 1000 years at most, and what is written to tables that are protected with history => true. A row has some 150 bytes; there is one for each token that enters, and for each statement and resource. NULL or 0 switches it off, and forgets what was kept. Recorded in fencedb.audit. Switching on and off waits for open transactions that have entered, and blocks new ones meanwhile: set lock_timeout and try again.';
 
-REVOKE ALL ON FUNCTION fencedb.keep_history(interval), fencedb.write_notes(regclass), fencedb.has_taken_over(fencedb.fences), fencedb.note_entry(), fencedb.keep_nothing(), fencedb.prune_history(float8), fencedb.caller() FROM PUBLIC;
+REVOKE ALL ON FUNCTION fencedb.keep_history(interval), fencedb.write_notes(regclass), fencedb.note_entry(), fencedb.keep_nothing(), fencedb.prune_history(float8), fencedb.caller() FROM PUBLIC;
 -- Who protects a table calls these.
 GRANT EXECUTE ON FUNCTION fencedb.set_history(regclass, boolean), fencedb.write_notes(regclass) TO PUBLIC;
 
@@ -341,6 +327,6 @@ END
 $$;
 -- +goose StatementEnd
 DROP TRIGGER IF EXISTS note ON fencedb.fences;
-DROP FUNCTION fencedb.keep_history(interval), fencedb.set_history(regclass, boolean), fencedb.write_notes(regclass), fencedb.has_taken_over(fencedb.fences), fencedb.note_entry(), fencedb.prune_history(float8), fencedb.caller();
+DROP FUNCTION fencedb.keep_history(interval), fencedb.set_history(regclass, boolean), fencedb.write_notes(regclass), fencedb.note_entry(), fencedb.prune_history(float8), fencedb.caller();
 DROP TABLE fencedb.history, fencedb.history_kept;
 DROP FUNCTION fencedb.keep_nothing();
