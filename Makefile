@@ -19,12 +19,12 @@ help: ## Print this list
 .PHONY: demo
 demo: ## Watch a stale writer being refused, on real servers (seconds, once it is built)
 	@internal/tools/ensure.sh go servers
-	go run ./internal/demo
+	go run ./lab/demo
 
 .PHONY: demo-web
 demo-web: ## Watch leases, tokens and refusals on a page, and press buttons that do harm (until Ctrl-C)
 	@internal/tools/ensure.sh go programs
-	@go build -o .bin/demo ./internal/demo
+	@go build -o .bin/demo ./lab/demo
 	@.bin/demo page
 
 .PHONY: fencedb
@@ -35,18 +35,21 @@ fencedb: ## Build the command of operators, one static binary, as .bin/fencedb
 .PHONY: booking
 booking: ## Run the service of examples/booking, on http://localhost:8080, until Ctrl-C
 	@internal/tools/ensure.sh go servers
-	@go build -o .bin/ ./internal/demo ./examples/booking
+	@go build -o .bin/ ./lab/demo ./examples/booking
 	@.bin/demo with sh -c '.bin/booking migrate && exec .bin/booking'
 
 .PHONY: inventory
 inventory: ## Sell a flash sale four ways, side by side, with processes stopped (a minute and a half)
 	@internal/tools/ensure.sh go servers
-	go run ./internal/demo sale
+	go run ./lab/demo sale
 
 # The race detector watches what runs in the programs of users. The rest, which is mostly about servers and processes of
-# its own, and the modules with libraries of others run without: under it a search in one goroutine takes six times as
-# long, and all they depend on is compiled once more.
-UNRACED = ./integration/matrix/... ./integration/soak ./internal/chaos ./cmd/... ./migrations ./docs/... ./examples ./internal/demo/... ./internal/testenv
+# its own or uses libraries of others, runs without: under it a search in one goroutine takes six times as long, and all
+# it depends on is compiled once more. The pattern work is all modules of go.work.
+UNRACED = ./lab/matrix ./cmd/fencedb/... ./migrations ./lab/... ./examples ./examples/queues/... ./grant/grpc ./internal/testenv
+
+# These have targets of their own: test-web and interop.
+APART = ./lab/browser ./lab/interop
 
 # Three packages at once: on two processors, tests that wait leave a third of the time unused otherwise. The longest ones
 # come first, so that none of them runs alone at the end. Without the race detector, four tests of each package at once:
@@ -57,11 +60,10 @@ TEST = go test -vet=off -count=1 -timeout 30m -p 3 -coverpkg=./lease,./fencedb
 .PHONY: test
 test: ## Run every test on real servers, mostly with the race detector, and check coverage
 	@internal/tools/ensure.sh go compiler programs prometheus
-	CGO_ENABLED=1 $(TEST) -race -coverprofile=coverage.out ./fencedb ./lease $$(go list ./... | grep -vxF "$$(go list $(UNRACED))")
-	$(TEST) -parallel 4 -coverprofile=unraced.out $(UNRACED)
+	CGO_ENABLED=1 $(TEST) -race -coverprofile=coverage.out ./fencedb ./lease $$(go list work | grep -vxF "$$(go list $(UNRACED))")
+	$(TEST) -parallel 4 -coverprofile=unraced.out $$(go list $(UNRACED) | grep -vxF "$$(go list $(APART))")
 	@sed 1d unraced.out >>coverage.out
 	@internal/tools/coverage.sh coverage.out $(COVERAGE_BAR) lease fencedb
-	printf '%s\n' grant/grpc examples/queues integration/compat integration/bench | xargs -P 3 -I {} go -C {} test -vet=off -count=1 ./...
 
 .PHONY: simulate
 simulate: ## Run 5000 seeds of the leases in virtual time, with faults, and find mutants of them (two minutes)
@@ -71,23 +73,23 @@ simulate: ## Run 5000 seeds of the leases in virtual time, with faults, and find
 .PHONY: mutations
 mutations: ## Remove each guard of docs/mutations.md, one at a time, and see its test fail (an hour)
 	@internal/tools/ensure.sh go programs
-	go test -count=1 -v -timeout 0 ./docs -run MutationsAreNoticed -mutate .
+	go test -count=1 -v -timeout 0 ./lab/docs -run MutationsAreNoticed -mutate .
 
 .PHONY: soak
 FOR = 1h
 soak: ## Keep both halves under a mixed load for FOR (an hour), and look for what grows
 	@internal/tools/ensure.sh go programs
-	go test -count=1 -v -timeout 0 ./integration/soak -for $(FOR)
+	go test -count=1 -v -timeout 0 ./lab/soak -for $(FOR)
 
 .PHONY: test-web
 test-web: ## Press every button of the page of make demo-web in a real browser
 	@internal/tools/ensure.sh go programs browser
-	go -C internal/demo/browser test -count=1 ./...
+	go -C lab/browser test -count=1 ./...
 
 .PHONY: interop
 interop: ## Let clients in Python, Node and Go take turns on one resource, while processes are stopped (half a minute)
 	@internal/tools/ensure.sh go programs interop
-	go -C examples/interop test -count=1 ./...
+	go -C lab/interop test -count=1 ./...
 
 .PHONY: test-versions
 test-versions: ## Run the tests of the write layer on each major version of Postgres
@@ -102,37 +104,37 @@ test-redis: ## Run the contract of the leases on other Redis servers, Valkey amo
 .PHONY: matrix
 matrix: ## Hold every promise of the write layer against every fault, on each major version (some hours)
 	@internal/tools/ensure.sh go programs npm
-	@FENCEDB_MATRIX=full VERSIONS_TEST='-timeout 24h ./integration/matrix' internal/tools/versions.sh $(POSTGRES_VERSIONS)
+	@FENCEDB_MATRIX=full VERSIONS_TEST='-timeout 24h ./lab/matrix' internal/tools/versions.sh $(POSTGRES_VERSIONS)
 
 .PHONY: matrix-leases
 matrix-leases: ## Try every call of a lease under every fault, not only the sample that make test takes (ten minutes)
 	@internal/tools/ensure.sh go programs
-	FENCEDB_MATRIX=full go test -count=1 -timeout 60m ./integration/matrix/leases
+	FENCEDB_MATRIX=full go test -count=1 -timeout 60m ./lab/matrix/leases
 
 .PHONY: bench
 bench: ## Measure writes, leases and waiting beside other ways and libraries (fifteen minutes, an idle machine)
 	@internal/tools/ensure.sh go programs
-	go -C integration/bench run .
+	go -C lab/bench run .
 
 .PHONY: bench-quick
 bench-quick: ## Measure writes and leases in short rounds (about a minute, an idle machine)
 	@internal/tools/ensure.sh go programs
-	go -C integration/bench run . -quick
+	go -C lab/bench run . -quick
 
 .PHONY: bench-service
 bench-service: ## Sell with each way to exclude others: how fast, and how much that is not there (three minutes)
 	@internal/tools/ensure.sh go programs
-	go -C integration/bench run . -only service
+	go -C lab/bench run . -only service
 
 .PHONY: bench-memory
 bench-memory: ## Lease a million resources once each, and weigh what that leaves in Redis (three minutes)
 	@internal/tools/ensure.sh go programs
-	go -C integration/bench test -count=1 -timeout 1h -run Memory -scale -v .
+	go -C lab/bench test -count=1 -timeout 1h -run Memory -scale -v .
 
 .PHONY: bench-scale
 bench-scale: ## Measure what grows with leases, processes, fences and servers: docs/scaling.md (half an hour, an idle machine)
 	@internal/tools/ensure.sh go programs
-	go -C integration/bench test -count=1 -timeout 2h -run Scale -scale -v .
+	go -C lab/bench test -count=1 -timeout 2h -run Scale -scale -v .
 
 .PHONY: lint
 lint: ## Check format, go vet, golangci-lint, dead code, spelling, plain words, govulncheck, shell syntax and go.mod
@@ -147,10 +149,10 @@ alerts: ## Check the alert rules, and run their tests: each fires, and not on a 
 
 # Without cgo, sqlc brings Postgres's parser as WebAssembly and needs no C compiler.
 .PHONY: sqlc
-sqlc: ## Generate the code that sqlc makes from queries, in integration/compat
+sqlc: ## Generate the code that sqlc makes from queries, in lab/compat
 	@internal/tools/ensure.sh go
-	CGO_ENABLED=0 go -C internal/tools/sqlc build -o ../../../.bin/ github.com/sqlc-dev/sqlc/cmd/sqlc
-	.bin/sqlc generate --file integration/compat/sqlc/sqlc.yaml
+	CGO_ENABLED=0 GOWORK=off go -C internal/tools/sqlc build -o ../../../.bin/ github.com/sqlc-dev/sqlc/cmd/sqlc
+	.bin/sqlc generate --file lab/compat/sqlc/sqlc.yaml
 
 .PHONY: release
 release: ## Date the changelog and tag VERSION=0.1.0, if all of .ci/run passes; publishes nothing

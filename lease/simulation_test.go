@@ -73,7 +73,7 @@ var (
 )
 
 // TestSimulation runs the issuer and the scripts as they ship, in processes, on a network and on a
-// Redis that fail as a seed says, in virtual time. docs/model/README.md says what is judged.
+// Redis that fail as a seed says, in virtual time. lab/model/README.md says what is judged.
 //
 //	go test ./lease -run TestSimulation -seeds 5000
 //	go test ./lease -run TestSimulation -seed 4711

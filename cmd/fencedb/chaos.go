@@ -15,7 +15,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/fencedb/fencedb/internal/chaos"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/chaos"
 	"github.com/fencedb/fencedb/internal/worker"
 )
 

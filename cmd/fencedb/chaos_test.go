@@ -13,7 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/fencedb/fencedb/internal/chaos"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/chaos"
 )
 
 // bare is a console on a Redis and an empty database, whose role may make schemas and no more.

@@ -10,11 +10,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/fencedb/fencedb/examples/booking/booking"
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/guard"
 	"github.com/fencedb/fencedb/lease"
@@ -350,33 +348,31 @@ func TestHistoryNamesClocksThatAreApart(t *testing.T) {
 // last Friday at 20:14.
 func (r *restaurant) evening() {
 	r.Helper()
-	db := stdlib.OpenDBFromPool(r.pool)
-	defer db.Close()
-	r.exec(`SELECT fencedb.unprotect('bookings'); DROP TABLE bookings; SELECT fencedb.keep_history('30 days')`) // of another page
-	require.NoError(r, booking.Migrate(r.Context(), db))
+	r.exec(`SELECT fencedb.unprotect('bookings'); DROP TABLE bookings; -- of another page
+		CREATE TABLE bookings (table_id int PRIMARY KEY, guest text NOT NULL);
+		SELECT fencedb.protect('bookings', 'table:{table_id}', history => true), fencedb.keep_history('30 days')`)
 	friday, err := moment("Fri 20:14", time.Now())
 	require.NoError(r, err)
-	slot := friday.UTC().Truncate(time.Hour).Add(day)
-	var web1, web2 *booking.Service
-	desk := func(name string, check booking.CardCheck) *booking.Service {
+	reserve := func(name, guest string, check func()) error {
 		config := r.pool.Config()
 		config.ConnConfig.RuntimeParams["application_name"] = name
 		pool, err := pgxpool.NewWithConfig(r.Context(), config)
 		require.NoError(r, err)
-		r.Cleanup(pool.Close)
+		defer pool.Close()
 		issuer, err := lease.New(r.redis, lease.Config{
 			TTL: time.Minute, RenewEvery: lease.Never, Namespace: r.namespace, Holder: name,
 		})
 		require.NoError(r, err)
-		return booking.New(issuer, pool, check)
+		return guard.New(issuer, pool).Do(r.Context(), "table:7", func(_ context.Context, h *guard.Holder) error {
+			check()
+			_, err := h.Exec(r.Context(), `INSERT INTO bookings VALUES (7, $1)`, guest)
+			return err
+		})
 	}
-	web2 = desk("web-2", func(context.Context, string) error { return nil })
-	web1 = desk("web-1", func(ctx context.Context, _ string) error {
-		require.NoError(r, r.redis.Del(ctx, "lease:v1:{shop/table:7}:owner").Err())
-		_, err := web2.Reserve(ctx, "", booking.Booking{Table: 7, Slot: slot, Guest: "Ben", Party: 2})
-		return err
+	err = reserve("web-1", "Ann", func() {
+		require.NoError(r, r.redis.Del(r.Context(), "lease:v1:{shop/table:7}:owner").Err())
+		require.NoError(r, reserve("web-2", "Ben", func() {}))
 	})
-	_, err = web1.Reserve(r.Context(), "", booking.Booking{Table: 7, Slot: slot, Guest: "Ann", Party: 4})
 	require.ErrorIs(r, err, fencedb.ErrStale)
 	r.move(friday)
 }

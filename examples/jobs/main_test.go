@@ -9,11 +9,11 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/guard"
-	"github.com/fencedb/fencedb/internal/demo/service"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/internal/worker"
 	"github.com/fencedb/fencedb/lease"
@@ -42,7 +42,7 @@ func ownOneJob(ctx context.Context, self *worker.Self) error {
 	if err := self.Config(&at); err != nil {
 		return err
 	}
-	client, err := service.Redis(at.RedisURL, "jobs")
+	client, err := dial(at.RedisURL)
 	if err != nil {
 		return err
 	}
@@ -155,4 +155,12 @@ func TestAWorkerThatIsInterruptedGivesItsJobBack(t *testing.T) {
 
 	require.NoError(t, <-over)
 	require.False(t, held())
+}
+
+func dial(url string) (*redis.Client, error) {
+	options, err := redis.ParseURL(url)
+	if err != nil {
+		return nil, err
+	}
+	return redis.NewClient(options), nil
 }

@@ -54,7 +54,7 @@ func TestTheCallsOnThePage(t *testing.T) {
 	}
 }
 
-// vectors is docs/protocol.json. Clients in other languages run it too (examples/interop).
+// vectors is docs/protocol.json. Clients in other languages run it too (lab/interop).
 type vectors struct {
 	Helpers map[string][]string
 	Names   []struct {

@@ -11,7 +11,7 @@ cd "$(dirname "$0")/../.."
 
 profile=$1 bar=$2
 shift 2
-module=$(go list -m)
+module=$(GOWORK=off go list -m)
 
 for package in "$@"; do
 	# A line of the profile: FILE:FROM,TO STATEMENTS COUNT

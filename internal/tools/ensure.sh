@@ -10,7 +10,7 @@
 #                     ps and curl
 #          browser    Chromium or Chrome, for the tests of the page
 #          npm        npm, which brings other versions of Postgres
-#          interop    Python and Node with what the clients of examples/interop need
+#          interop    Python and Node with what the clients of lab/interop need
 #          prometheus Prometheus and its promtool, which check the alert rules and the dashboard
 #
 # Says what it installs before it does, installs only packages of the distribution (apt on Debian and
@@ -95,16 +95,16 @@ ensure_compiler() {
 	compiles || fail "still no C compiler: $(go env CC)"
 }
 
-# ensure_servers [-own], as internal/demo takes it
+# ensure_servers [-own], as lab/demo takes it
 ensure_servers() {
-	missing=$(go run ./internal/demo missing "$@")
+	missing=$(go run ./lab/demo missing "$@")
 	[ -n "$missing" ] || return 0
 	apt='' brew=''
 	case $missing in *postgres*) apt='postgresql' brew='postgresql@17' ;; esac
 	case $missing in *redis*) apt="$apt redis-server" brew="$brew redis" ;; esac
 	case $missing in *pgbouncer*) apt="$apt pgbouncer" brew="$brew pgbouncer" ;; esac
 	install "${apt# }" "${brew# }"
-	missing=$(go run ./internal/demo missing "$@")
+	missing=$(go run ./lab/demo missing "$@")
 	[ -z "$missing" ] || fail "installed, and still not to be had:" $missing
 }
 
@@ -125,7 +125,7 @@ ensure_npm() {
 ensure_interop() {
 	/usr/bin/python3 -c 'import psycopg, redis' 2>/dev/null || install "python3-psycopg python3-redis" ""
 	ensure_npm
-	pins=examples/interop
+	pins=lab/interop
 	kept=.bin/interop
 	cmp -s $pins/package-lock.json $kept/installed && return
 	say "installing into $kept"

@@ -24,7 +24,7 @@ sed -n '/^## \[Unreleased\]$/,/^## \[[0-9]/p' CHANGELOG.md | grep -q '^- ' || fa
 before=$(git describe --tags --abbrev=0 --match 'v[0-9]*' 2>/dev/null || true)
 if [ -n "$before" ]; then
 	apidiff="go run golang.org/x/exp/cmd/apidiff@v0.0.0-20261014143641-f0251eb4aa3e"
-	module=$(go list -m)
+	module=$(GOWORK=off go list -m)
 	old=$(mktemp -d)
 	trap 'git worktree remove --force "$old/tree" 2>/dev/null; rm -rf "$old"' EXIT
 	git worktree add --quiet --detach "$old/tree" "$before"
