@@ -93,8 +93,9 @@ func detached(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), askTime/2)
 }
 
-// asker sends a query to a server and scans the only row of the answer.
-type asker func(ctx context.Context, dest any, query string, args ...any) error
+// asker sends a query to a server and scans the only row of the answer. noticed says that a notice
+// came with it, where the driver is pgx.
+type asker func(ctx context.Context, dest any, query string, args ...any) (noticed bool, err error)
 
 // errNobodyLeft: a single connection that was lost cannot be asked.
 var errNobodyLeft = errors.New("fencedb: the only connection is lost")
@@ -107,20 +108,23 @@ func half(ctx context.Context) (context.Context, context.CancelFunc) {
 
 // askOn asks on a connection of db.
 func askOn(db DB) asker {
-	return func(ctx context.Context, dest any, query string, args ...any) error {
+	return func(ctx context.Context, dest any, query string, args ...any) (bool, error) {
 		conn, release, err := acquire(ctx, db)
 		if err != nil {
-			return err
+			return false, err
 		}
 		defer release()
-		defer func() { abandon(pgxConn(conn)) }()
+		pg := pgxConn(conn)
+		defer func() { abandon(pg) }()
 		b := &pgx.Batch{}
 		b.Queue(query, args...).QueryRow(func(row pgx.Row) error { return row.Scan(dest) })
+		notice := listen(pg)
 		err = conn.SendBatch(ctx, b).Close()
+		notice.stop(pg)
 		if own := pgxConn(db); own != nil && own.IsClosed() {
-			return noted(errNobodyLeft, err)
+			err = noted(errNobodyLeft, err)
 		}
-		return err
+		return bool(*notice), err
 	}
 }
 
@@ -136,7 +140,7 @@ func noted(err, cause error) error {
 // with Redis's, from which tokens come. Only its context bounds it.
 func Clock(db DB) func(context.Context) (time.Time, error) {
 	return func(ctx context.Context) (now time.Time, err error) {
-		err = askOn(db)(ctx, &now, `SELECT clock_timestamp()`)
+		_, err = askOn(db)(ctx, &now, `SELECT clock_timestamp()`)
 		return now, err
 	}
 }

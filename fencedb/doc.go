@@ -88,9 +88,13 @@
 // A nil error means committed, and so does ErrCommitted, when a result could not be read afterwards
 // or QueryRow got no row. ErrCommitUnknown means that the connection was lost during COMMIT and the
 // server could not tell afterwards: it did not answer in time, or it has crashed or failed over
-// since. ErrTxEnded means that a statement of the caller's own has ended the transaction, and tells
-// what it has written. Every other error means that nothing was written (S6). lease.IsLost is true
-// for those that mean "busy, try again": somebody else has the resource.
+// since; or that COMMIT waited for a standby (synchronous_commit) that has not answered since, so
+// that a fail-over may lose what everybody can see. The question waits for standbys as
+// synchronous_commit of the session says, and not as a SET LOCAL of the transaction did. With
+// drivers other than pgx nobody notices if a stranger cancels the wait of a COMMIT
+// (pg_cancel_backend). ErrTxEnded means that a statement of the caller's own has ended the transaction, and tells what it has written. Every
+// other error means that nothing was written (S6). lease.IsLost is true for those that mean "busy,
+// try again": somebody else has the resource.
 //
 // # What it does not give you
 //

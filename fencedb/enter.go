@@ -85,7 +85,8 @@ func (e *entry) enter(ctx context.Context, tx pgx.Tx) error {
 // commits it, has returned. The answer says the same as that of Tx:
 //
 //   - nil: it has committed, also if err is not nil because the answer was lost.
-//   - ErrCommitUnknown: the server could not be asked in time, or has crashed or failed over since.
+//   - ErrCommitUnknown: the server could not be asked in time, or has crashed or failed over since,
+//     or a standby that COMMIT waits for has not answered.
 //   - every other error is err, explained as by Explain: nothing was written.
 //
 // Of a nil Entry, which comes with an error of Enter, it returns err as it is: so a library that

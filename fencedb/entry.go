@@ -411,12 +411,12 @@ func (e *entry) lost() bool { return e.pg.IsClosed() }
 
 // server asks on the connection of the transaction, since another may not be free. If that is lost,
 // even by the question, it is given back, or another could wait for it, and another is asked.
-func (e *entry) server(ctx context.Context, dest any, query string, args ...any) error {
+func (e *entry) server(ctx context.Context, dest any, query string, args ...any) (noticed bool, err error) {
 	if e.giveBack != nil && !e.lost() {
 		own, cancel := half(ctx)
 		defer cancel()
-		if err := askOn(e.conn)(own, dest, query, args...); !e.lost() {
-			return err
+		if noticed, err = askOn(e.conn)(own, dest, query, args...); !e.lost() {
+			return noticed, err
 		}
 	}
 	e.release()

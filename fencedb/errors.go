@@ -92,7 +92,8 @@ var (
 
 	// ErrCommitUnknown: the connection was lost while committing, and the server could not be asked
 	// in time what became of the transaction, or has crashed or failed over since, or (in Exec,
-	// Query, QueryRow and SendBatch) had not answered anything yet. The data was written completely
+	// Query, QueryRow and SendBatch) had not answered anything yet; or a standby that COMMIT waited
+	// for has not answered. The data was written completely
 	// or not at all. Ask again later with fencedb.outcome, or acquire the lease again and look:
 	// under a higher token nothing of the old transaction can arrive any more.
 	ErrCommitUnknown error = &sentinel{"fencedb: unknown whether the transaction committed", false}

@@ -162,7 +162,7 @@ func (e *entry) blockers(ctx context.Context, server asker) []Blocker {
 	defer cancel()
 	var list []byte
 	resources := e.array(func(g Grant) any { return g.Resource() })
-	_ = server(ctx, &list, `SELECT coalesce(jsonb_agg(b), '[]')::pg_catalog.text FROM fencedb.blockers($1::pg_catalog.text[]) b`, resources)
+	_, _ = server(ctx, &list, `SELECT coalesce(jsonb_agg(b), '[]')::pg_catalog.text FROM fencedb.blockers($1::pg_catalog.text[]) b`, resources)
 	return named(list)
 }
 
@@ -198,7 +198,7 @@ func (e *entry) lookout(server asker, pid int) {
 		ctx, cancel := context.WithTimeout(context.Background(), lookoutTime)
 		defer cancel()
 		var found []byte
-		_ = server(ctx, &found, inTheWay, pid)
+		_, _ = server(ctx, &found, inTheWay, pid)
 		blockers := named(found)
 		e.blockedBy.Store(&blockers)
 	})

@@ -218,10 +218,11 @@ type sent struct {
 	implicit bool             // the batch is the transaction
 	results  pgx.BatchResults // nil unless sent; first those behind enter
 
-	err        error // why it was not sent, or results could not be read one by one
-	delivered  bool  // the results of the queries have all come, and were given to their callbacks
-	committed  bool  // so says the answer of COMMIT, or the end of the batch
-	rolledBack bool  // so says the answer of COMMIT; neither, if a callback has taken it for its own
+	err        error    // why it was not sent, or results could not be read one by one
+	delivered  bool     // the results of the queries have all come, and were given to their callbacks
+	committed  bool     // so says the answer of COMMIT, or the end of the batch
+	rolledBack bool     // so says the answer of COMMIT; neither, if a callback has taken it for its own
+	notice     *noticed // of what commits; nil before
 }
 
 // send checks the grant and sends everything. The caller must end what it returns.
@@ -252,6 +253,7 @@ func send(ctx context.Context, db DB, grant Grant, queries []*pgx.QueuedQuery, o
 		last.Fn = func(results pgx.BatchResults) error {
 			err := read(results)
 			s.delivered = err == nil
+			s.notice = listen(e.pg) // what is left is the end of the batch, which commits
 			return err
 		}
 	} else {
@@ -272,6 +274,7 @@ func send(ctx context.Context, db DB, grant Grant, queries []*pgx.QueuedQuery, o
 // results, for Close.
 func (s *sent) readCommit(results pgx.BatchResults) error {
 	s.delivered = s.delivered || !s.entry.lost() && s.err == nil
+	s.notice = listen(s.entry.pg)
 	tag, err := results.Exec()
 	s.committed = err == nil && tag.String() == "COMMIT"
 	s.rolledBack = err == nil && tag.String() == "ROLLBACK"
@@ -295,6 +298,8 @@ func (s *sent) settle() error {
 	closeErr := s.close()
 	err, lost := cmp.Or(s.err, closeErr), e.lost()
 	switch {
+	case s.committed && bool(*s.notice):
+		return e.settle(s.ctx, e.server, cmp.Or(err, errNoticed), lost, s.delivered)
 	case s.committed && s.delivered && (err == nil || lost): // if lost, then behind COMMIT's answer
 		return nil
 	case s.committed:
@@ -329,6 +334,9 @@ func (s *sent) close() error {
 		}
 	}()
 	err := s.results.Close()
+	if s.notice != nil {
+		s.notice.stop(s.entry.pg)
+	}
 	panicked = false
 	s.committed = s.committed || s.implicit && err == nil
 	return err

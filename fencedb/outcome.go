@@ -1,6 +1,7 @@
 package fencedb
 
 import (
+	"bytes"
 	"context"
 	"database/sql/driver"
 	"errors"
@@ -10,7 +11,9 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
 )
 
 // askTime is how long we ask for the fate of a commit beyond the time at which the server has ended
@@ -74,7 +77,7 @@ func (e *entry) ask(ctx context.Context, server asker) (outcome string, err erro
 			outcome = answer
 		}
 		switch {
-		case outcome == "committed", outcome == "aborted":
+		case err == nil && (outcome == "committed" || outcome == "aborted"):
 			return outcome, nil
 		case errors.Is(err, errForgotten), errors.Is(err, errNobodyLeft):
 			return "", err
@@ -87,16 +90,57 @@ func (e *entry) ask(ctx context.Context, server asker) (outcome string, err erro
 	}
 }
 
-const outcomeQuery = `SELECT coalesce(fencedb.outcome($1::pg_catalog.text::pg_catalog.xid8, $2::bigint), '')`
+// The setting keeps notices away that say nothing of the COMMIT of the question.
+const outcomeQuery = `SELECT coalesce(fencedb.outcome($1::pg_catalog.text::pg_catalog.xid8, $2::bigint), '') FROM pg_catalog.set_config('client_min_messages', 'warning', true)`
 
 var errForgotten = errors.New("the server has crashed or failed over since, or has forgotten so old a transaction")
 
-// askOnce answers "in progress" as well.
+// askOnce answers "in progress" as well. "committed" with an error is visible, and may be so on
+// this server alone: the answer comes before the COMMIT of the question, which waits for the
+// standby that the other has waited for (fencedb.outcome).
 func (e *entry) askOnce(ctx context.Context, server asker) (outcome string, err error) {
-	if err = server(ctx, &outcome, outcomeQuery, strconv.FormatUint(e.xid, 10), e.epoch); err == nil && outcome == "" {
+	noticed, err := server(ctx, &outcome, outcomeQuery, strconv.FormatUint(e.xid, 10), e.epoch)
+	switch {
+	case err == nil && outcome == "":
 		err = errForgotten
+	case err == nil && noticed && outcome == "committed":
+		err = errNoticed
 	}
 	return outcome, err
+}
+
+// A COMMIT that has succeeded with a notice may be known to this server alone: somebody has
+// cancelled its wait for a standby (pg_cancel_backend, a pooler, a late request to cancel), and
+// Postgres says so in a WARNING and commits. pgx shows notices to whoever has made the connection.
+// Tracing shows that there was one, and not which; so whatever it was, the server is asked.
+var errNoticed = errors.New("fencedb: COMMIT has succeeded with a notice, as when its wait for a standby was cancelled")
+
+// noticed is true once a notice has come since listen.
+type noticed bool
+
+// listen replaces a trace of pgproto3 that the application may have set. Of a DB that does not show
+// its connection it hears nothing. stop ends it.
+func listen(conn *pgx.Conn) *noticed {
+	n := new(noticed)
+	if conn == nil {
+		return n
+	}
+	conn.PgConn().Frontend().Trace(n, pgproto3.TracerOptions{SuppressTimestamps: true, RegressMode: true})
+	return n
+}
+
+func (n *noticed) stop(conn *pgx.Conn) {
+	if conn != nil {
+		conn.PgConn().Frontend().Untrace()
+	}
+}
+
+// Write gets a line for each message.
+func (n *noticed) Write(message []byte) (int, error) {
+	if bytes.HasPrefix(message, []byte("B\tNoticeResponse")) {
+		*n = true
+	}
+	return len(message), nil
 }
 
 // refused reports whether Postgres itself answered that it did not commit. After a FATAL answer, as

@@ -15,13 +15,13 @@ import (
 
 // answers after that time, or with the end of the try.
 func answers(after time.Duration, status string) asker {
-	return func(ctx context.Context, dest any, _ string, _ ...any) error {
+	return func(ctx context.Context, dest any, _ string, _ ...any) (bool, error) {
 		select {
 		case <-time.After(after):
 			*dest.(*string) = status
-			return nil
+			return false, nil
 		case <-ctx.Done():
-			return ctx.Err()
+			return false, ctx.Err()
 		}
 	}
 }
@@ -29,12 +29,12 @@ func answers(after time.Duration, status string) asker {
 // inProgress answers so for that time, and then aborted.
 func inProgress(lasts time.Duration) asker {
 	since := time.Now()
-	return func(_ context.Context, dest any, _ string, _ ...any) error {
+	return func(_ context.Context, dest any, _ string, _ ...any) (bool, error) {
 		*dest.(*string) = "in progress"
 		if time.Since(since) >= lasts {
 			*dest.(*string) = "aborted"
 		}
-		return nil
+		return false, nil
 	}
 }
 
@@ -89,13 +89,13 @@ func TestTheServerIsAskedForAsLongAsItCanKnow(t *testing.T) {
 func TestATryThatHangsIsNotTheLast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tries := 0
-		outcome, err := new(entry).ask(t.Context(), func(ctx context.Context, dest any, _ string, _ ...any) error {
+		outcome, err := new(entry).ask(t.Context(), func(ctx context.Context, dest any, _ string, _ ...any) (bool, error) {
 			if tries++; tries == 1 {
 				<-ctx.Done()
-				return errors.New("silent")
+				return false, errors.New("silent")
 			}
 			*dest.(*string) = "committed"
-			return nil
+			return false, nil
 		})
 		require.NoError(t, err)
 		require.Equal(t, "committed", outcome)
@@ -108,13 +108,13 @@ func TestALateTryDoesNotHideWhatTheServerHasAnswered(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		tries := 0
-		_, err := new(entry).ask(ctx, func(ctx context.Context, dest any, _ string, _ ...any) error {
+		_, err := new(entry).ask(ctx, func(ctx context.Context, dest any, _ string, _ ...any) (bool, error) {
 			if tries++; tries > 1 {
 				<-ctx.Done()
-				return ctx.Err()
+				return false, ctx.Err()
 			}
 			*dest.(*string) = "in progress"
-			return nil
+			return false, nil
 		})
 		require.ErrorContains(t, err, `got "in progress"`)
 		require.ErrorIs(t, err, context.DeadlineExceeded)

@@ -121,8 +121,12 @@ func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions
 		lost := !alive && (brokenConn(err) || overdue && (!own || errors.Is(err, sql.ErrTxDone)))
 		return e.rolledBackSQL(ctx, db, conn, alive, lost, err)
 	}
-	err = tx.Commit()
+	noticed, err := conn.listening(tx.Commit)
 	switch {
+	case err == nil && noticed:
+		err = errNoticed
+	case err == nil && bounded.Err() != nil: // lib/pq then asks for the COMMIT to be cancelled
+		err = fmt.Errorf("fencedb: COMMIT was under way when its time ended: %w", context.Cause(bounded))
 	case err == nil:
 		return nil
 	case refused(err):
@@ -138,12 +142,12 @@ func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions
 // alive, as in entry.server. lost is as for explain: it does not follow, since the connection may
 // have been lost behind err.
 func (e *entry) rolledBackSQL(ctx context.Context, db *sql.DB, conn *sqlConn, alive, lost bool, err error) error {
-	server := func(ctx context.Context, dest any, query string, args ...any) error {
+	server := func(ctx context.Context, dest any, query string, args ...any) (bool, error) {
 		if alive {
 			own, cancel := half(ctx)
 			defer cancel()
-			if err := askSQL(conn)(own, dest, query, args...); err == nil {
-				return nil
+			if noticed, err := conn.ask(own, dest, query, args...); err == nil {
+				return noticed, nil
 			}
 		}
 		conn.giveBack()
@@ -155,10 +159,15 @@ func (e *entry) rolledBackSQL(ctx context.Context, db *sql.DB, conn *sqlConn, al
 	return e.explain(ctx, nil, lost, err)
 }
 
-// askSQL asks on a connection of db, which is one itself or a pool.
-func askSQL(db SQLTx) asker {
-	return func(ctx context.Context, dest any, query string, args ...any) error {
-		return queryOne(ctx, db, query, args, dest)
+// askSQL asks on a connection of db.
+func askSQL(db *sql.DB) asker {
+	return func(ctx context.Context, dest any, query string, args ...any) (bool, error) {
+		conn, err := connSQL(ctx, db)
+		if err != nil {
+			return false, err
+		}
+		defer conn.giveBack()
+		return conn.ask(ctx, dest, query, args...)
 	}
 }
 
@@ -186,6 +195,29 @@ func connSQL(ctx context.Context, db *sql.DB) (*sqlConn, error) {
 	return c, nil
 }
 
+// ask is an asker.
+func (c *sqlConn) ask(ctx context.Context, dest any, query string, args ...any) (bool, error) {
+	return c.listening(func() error { return queryOne(ctx, c, query, args, dest) })
+}
+
+// listening reports whether a notice came during send, where the driver is pgx.
+func (c *sqlConn) listening(send func() error) (noticed bool, err error) {
+	notice := listen(nil)
+	c.locked(func() error { notice = listen(c.pgx); return nil })
+	err = send()
+	c.locked(func() error { notice.stop(c.pgx); return nil })
+	return bool(*notice), err
+}
+
+// locked calls f while no other goroutine of database/sql uses the connection, unless it is closed:
+// when the context of a transaction ends, database/sql rolls back and closes the connection in a
+// goroutine of its own, and Raw, if it looks in that very moment, follows a nil pointer.
+func (c *sqlConn) locked(f func() error) (open bool) {
+	defer func() { _ = recover() }()
+	_ = c.Raw(func(any) error { open = true; return f() })
+	return open
+}
+
 // closeWhenOverdue does what entry.watch does, for the statements of the function, which have
 // contexts of their own. database/sql waits for them before it rolls back.
 func (c *sqlConn) closeWhenOverdue(until time.Time) {
@@ -197,11 +229,8 @@ func (c *sqlConn) closeWhenOverdue(until time.Time) {
 }
 
 // giveBack gives the connection back, and closes one of pgx that is lost (see abandon). The second
-// time it does nothing.
-//
-// When the context of a transaction ends, database/sql rolls back and closes the connection in a
-// goroutine of its own. Then nobody else will get it, so it is ours to close; and Raw, if it looks
-// in that very moment, follows a nil pointer.
+// time it does nothing. Nobody else will get one that is closed already (see locked), so it is ours
+// to close.
 func (c *sqlConn) giveBack() {
 	if c.given {
 		return
@@ -211,12 +240,7 @@ func (c *sqlConn) giveBack() {
 	if c.overdue != nil && !c.overdue.Stop() {
 		bad = driver.ErrBadConn // the next user must not get it
 	}
-	closed := true
-	func() {
-		defer func() { _ = recover() }()
-		_ = c.Raw(func(any) error { closed = false; abandon(c.pgx); return bad })
-	}()
-	if closed && c.pgx != nil {
+	if open := c.locked(func() error { abandon(c.pgx); return bad }); !open && c.pgx != nil {
 		_ = c.pgx.PgConn().Conn().Close()
 	}
 	_ = c.Close()

@@ -35,8 +35,9 @@ import (
 //     one, or go through Conn. After such statements Tx asks the server before COMMIT, in one more
 //     round trip. TxEndedError says what was written.
 //   - ErrCommitUnknown: the connection was lost during COMMIT and the server could not tell when
-//     asked: it did not answer, or it has crashed or failed over since. This is the only case that
-//     leaves a doubt.
+//     asked: it did not answer, or it has crashed or failed over since; or COMMIT was cut short
+//     while it waited for a standby, which has not answered since. These are the only cases that
+//     leave a doubt.
 //
 // Do not call Tx for the same resource within fn: it would wait for itself, until the lease is
 // over. A panic in fn rolls back and goes on. tx is for one goroutine at a time: a second one is
@@ -157,8 +158,13 @@ func (tx *fencedTx) sendCommit(ctx context.Context) error {
 			return tx.abort(err)
 		}
 	}
+	conn := tx.inner.Conn()
+	notice := listen(conn)
 	err := tx.inner.Commit(ctx)
+	notice.stop(conn)
 	switch {
+	case err == nil && bool(*notice):
+		err = errNoticed
 	case err == nil:
 		tx.end()
 		return nil

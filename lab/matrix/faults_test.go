@@ -123,7 +123,7 @@ func mostly(s setup) []answer {
 
 func only(answers ...answer) func(setup) []answer {
 	return func(s setup) []answer {
-		if s.name == "Seal" && slices.Contains(answers, nothing) {
+		if s.name == "Seal" && !slices.Contains(answers, committed) {
 			return append(answers, noClaim)
 		}
 		return answers
@@ -162,7 +162,8 @@ var faults = []fault{
 		unless: func(s setup) bool { return s.rows == 0 }},
 	{name: "killed while COMMIT waits for a standby", means: "the session is ended when COMMIT has been carried out here and waits for a synchronous standby",
 		points: commitLost, do: killedWaiting, dead: true, runtime: map[string]string{"synchronous_commit": "on"},
-		allowed: mostly, unless: func(s setup) bool { return s.warm || s.level.isolation() != pgx.ReadCommitted }},
+		unasked: true, validity: silenceValidity, bound: silenceValidity + asking, // the questions wait for it as well
+		allowed: only(unknown), unless: func(s setup) bool { return s.warm || s.level.isolation() != pgx.ReadCommitted }},
 	{name: "stale", means: "a newer holder has entered",
 		points: once, before: overtaken, allowed: only(nothing), outcome: fencedb.ErrStale,
 		unless: func(s setup) bool { return strings.HasPrefix(s.name, "guard.") }}, // whose token is newer

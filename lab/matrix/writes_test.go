@@ -114,7 +114,7 @@ func setups(e *entry, nth, f int) (all []setup) {
 					if warm && (byDefault || full && (l == 0 || m == 0)) {
 						all = append(all, s)
 					}
-				case !full && fault.unasked && !(byDefault && warm):
+				case !full && fault.unasked && !(byDefault && (warm || fault.runtime != nil)):
 				case full, fault.name == "none" && (nth+l+m)%2 == again, byDefault && (fault.unasked || !warm), (nth+f+l)%5 == 0 && (nth+2*f+m)%5 == 0 && (nth+f)%2 == again:
 					all = append(all, s)
 				}

@@ -534,14 +534,21 @@ CREATE FUNCTION fencedb.outcome(xid xid8, epoch bigint) RETURNS text
 AS $$
 DECLARE
     this_run bigint := fencedb.epoch();
-BEGIN
-    RETURN CASE WHEN epoch = this_run OR epoch = pg_sequence_last_value('fencedb.former_epoch') AND xid::text::bigint < pg_sequence_last_value('fencedb.former_end')
+    answer   text   := CASE WHEN epoch = this_run OR epoch = pg_sequence_last_value('fencedb.former_epoch') AND xid::text::bigint < pg_sequence_last_value('fencedb.former_end')
         AND this_run <> 0 -- or what is noted is of another run
         THEN pg_xact_status(xid) END;
+BEGIN
+    -- A COMMIT whose wait for a standby was cancelled is visible here, and lost if that standby is
+    -- promoted. So the transaction that asks writes something: its own COMMIT then waits for the
+    -- standby too, and what is received there in order includes the other.
+    IF answer = 'committed' THEN
+        PERFORM pg_logical_emit_message(true, 'fencedb', '');
+    END IF;
+    RETURN answer;
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.outcome IS 'What became of a transaction, by what enter returned in it: committed, aborted or in progress. NULL if that cannot be known: the server has crashed, failed over or been stopped twice since, or is another, or the transaction is too old. Ask the server that is the primary now.';
+COMMENT ON FUNCTION fencedb.outcome IS 'What became of a transaction, by what enter returned in it: committed, aborted or in progress. NULL if that cannot be known: the server has crashed, failed over or been stopped twice since, or is another, or the transaction is too old. Ask the server that is the primary now. committed is as durable as synchronous_commit of the session that asks makes a commit, once the statement (or, in a transaction, its COMMIT) has returned without a warning: it waits for the standbys that the other waited for.';
 
 -- Postgres lets a role lock rows of which it may update a column. That column is share, which
 -- nobody can update, because the view computes it. Members of pg_read_all_data may read every view,
