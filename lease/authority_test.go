@@ -123,7 +123,7 @@ func TestARevocationWhoseReplyIsLostHappensOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
 		l := try(t, i, "a")
-		w.faults.Next(2, faulty.LoseReply)
+		w.faults.Next("revoke", "a", 2, faulty.LoseReply)
 		r, err := i.TakeOver(t.Context(), "a", l.Token())
 		require.NoError(t, err)
 		require.Equal(t, itoa(r.Token()), w.snapshot(t, "a").fence)
@@ -140,7 +140,7 @@ func TestARevocationThatIsRepeatedAfterAnotherEndsNobody(t *testing.T) {
 		_, err := i.Revoke(t.Context(), "a") // from now on the script is known
 		require.NoError(t, err)
 		try(t, i, "a")
-		w.faults.Next(1, faulty.LoseReply)
+		w.faults.Next("revoke", "a", 1, faulty.LoseReply)
 		first := make(chan *lease.Revocation)
 		go func() {
 			r, _ := i.Revoke(context.Background(), "a")
@@ -237,7 +237,7 @@ func TestARevocationOfNobodyNamesNobody(t *testing.T) {
 		id, token, held := first.Holder()
 		require.Equal(t, []any{l.LeaseID(), l.Token(), true}, []any{id, token, held})
 		for range 2 {
-			w.faults.Next(1, faulty.LoseReply) // asking again gives the same answer
+			w.faults.Next("revoke", "a", 1, faulty.LoseReply) // asking again gives the same answer
 			again, err := i.Revoke(t.Context(), "a")
 			require.NoError(t, err)
 			_, _, held = again.Holder()

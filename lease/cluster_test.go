@@ -271,7 +271,7 @@ func TestAcquireAllWaitsOnAClusterAfterALostReply(t *testing.T) {
 			i := (&world{client: client, namespace: "cluster"}).issuer(t, lease.Config{TTL: time.Minute})
 			others := (&world{client: cluster.Client(), namespace: "cluster"}).issuer(t, lease.Config{TTL: time.Minute})
 			holder := try(t, others, "b")
-			network.Next(1, fault)
+			network.Next("acquire", "a", 1, fault)
 			grants := make(chan error, 1)
 			go func() {
 				leases, err := i.AcquireAll(context.Background(), []string{"a", "b"})

@@ -82,7 +82,7 @@ func TestDo(t *testing.T) {
 		},
 		"release not answered": {
 			fn: func(_ *testing.T, w *world, _ context.Context, _ *lease.Lease) error {
-				w.faults.Next(3, faulty.LoseRequest)
+				w.faults.Next("release", "a", 3, faulty.LoseRequest)
 				return nil
 			},
 		},

@@ -27,7 +27,7 @@ func TestAcquireAll(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
 		n := w.requests()
-		w.faults.Next(1, faulty.LoseReply)
+		w.faults.Next("acquire", "a", 1, faulty.LoseReply)
 		ls, err := i.AcquireAll(t.Context(), []string{"c", "a", "b", "a"})
 		require.NoError(t, err)
 		require.Equal(t, []string{"a", "b", "c"}, names(ls), "in order, once each")

@@ -137,8 +137,8 @@ func TestCallsOfTheSameIDThatGiveUpSpareTheHolder(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		id := uuid.New()
 		l := try(t, w.issuer(t, lease.Config{TTL: time.Minute}), "a", lease.LeaseID(id))
-		w.faults.Set(func(cmd redis.Cmder) faulty.Fault {
-			if cmd.Args()[2] == 4 && len(cmd.Args()) == 3+4+7 { // an acquisition
+		w.faults.Set(func(r faulty.Request) faulty.Fault {
+			if r.Is("acquire", "a") {
 				return faulty.LoseReply
 			}
 			return faulty.None

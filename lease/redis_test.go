@@ -353,12 +353,12 @@ func TestAReplyLostOnTheWire(t *testing.T) {
 	i := w.issuer(t, lease.Config{TTL: time.Minute, RenewEvery: lease.Never})
 	require.NoError(t, try(t, i, "a").Release(t.Context())) // the server knows the scripts
 
-	wire.OnScript(faulty.Once(faulty.CutAfter))
+	wire.OnScript(faulty.Once("acquire", "a", faulty.CutAfter))
 	l := try(t, i, "a")
 	require.Equal(t, itoa(l.Token()), w.snapshot(t, "a").fence)
-	wire.OnScript(faulty.Once(faulty.CutAfter))
+	wire.OnScript(faulty.Once("extend", "a", faulty.CutAfter))
 	require.NoError(t, l.Extend(t.Context()))
-	wire.OnScript(faulty.Once(faulty.CutAfter))
+	wire.OnScript(faulty.Once("release", "a", faulty.CutAfter))
 	require.NoError(t, l.Release(t.Context()))
 	require.Empty(t, w.snapshot(t, "a").owner)
 }

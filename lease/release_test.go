@@ -70,7 +70,7 @@ func TestTheOutcomeOfAReleaseIsItsOwn(t *testing.T) {
 		returns error
 	}{
 		"it stands":            {func(*testing.T, *world, held) {}, "released", "", nil},
-		"the reply is lost":    {func(_ *testing.T, w *world, _ held) { w.faults.Next(1, faulty.LoseReply) }, "released", "", nil},
+		"the reply is lost":    {func(_ *testing.T, w *world, _ held) { w.faults.Next("", "a", 1, faulty.LoseReply) }, "released", "", nil},
 		"Redis is away":        {func(_ *testing.T, w *world, _ held) { w.faults.Always(faulty.LoseRequest) }, "unreachable", "", lease.ErrUnreachable},
 		"Redis refuses":        {func(_ *testing.T, w *world, _ held) { w.memory.SetError("NOPERM no permissions") }, "error", "", &lease.RefusedError{Code: "NOPERM"}},
 		"Redis has lost it":    {func(_ *testing.T, w *world, _ held) { w.memory.FlushAll() }, "gone", "", lease.ErrLost},

@@ -67,7 +67,7 @@ func TestABatchHasManyOutcomes(t *testing.T) {
 		require.ErrorIs(t, revoked.Err(), lease.ErrRevoked)
 		require.ErrorIs(t, taken.Err(), lease.ErrLost)
 
-		w.faults.Next(1, faulty.LoseReply)
+		w.faults.Next("extend", "kept", 1, faulty.LoseReply)
 		time.Sleep(9 * time.Second)
 		require.ErrorIs(t, corrupt.Err(), lease.ErrExpired)
 		require.NoError(t, kept.Err())

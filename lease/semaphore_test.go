@@ -300,7 +300,7 @@ func TestSemaphoreWithoutRedis(t *testing.T) {
 func TestSemaphoreAnAcquireThatIsNeverAnswered(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		s := w.semaphore(t, 1, lease.Config{})
-		w.faults.Next(3, faulty.LoseReply)
+		w.faults.Next("semaphore_acquire", "a", 3, faulty.LoseReply)
 		_, err := s.Acquire(t.Context(), "a", lease.NoWait())
 		require.ErrorIs(t, err, lease.ErrUnreachable)
 		tryPermit(t, s, "a")

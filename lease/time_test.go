@@ -107,7 +107,7 @@ func TestAnAnswerThatComesTooLateIsNone(t *testing.T) {
 func TestTheWatchdogRenewsEveryThird(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		var renewals atomic.Int64
-		w.faults.Set(func(redis.Cmder) faulty.Fault { renewals.Add(1); return faulty.None })
+		w.faults.Set(func(faulty.Request) faulty.Fault { renewals.Add(1); return faulty.None })
 		l := try(t, w.issuer(t, lease.Config{TTL: 9 * time.Second}), "a")
 		renewals.Store(0)
 		time.Sleep(5 * time.Minute)
@@ -138,21 +138,27 @@ func TestSilenceEndsTheLease(t *testing.T) {
 
 // The last attempt has no time left, or hangs. What is wrong is in the answer to an earlier one.
 func TestSilenceTellsWhatWentWrongBefore(t *testing.T) {
-	for name, call := range map[string]func(ctx context.Context, i *lease.Issuer, l *lease.Lease) error{
-		"Acquire": func(ctx context.Context, i *lease.Issuer, _ *lease.Lease) error {
+	for name, call := range map[string]struct {
+		script, resource string
+		make             func(ctx context.Context, i *lease.Issuer, l *lease.Lease) error
+	}{
+		"Acquire": {"acquire", "b", func(ctx context.Context, i *lease.Issuer, _ *lease.Lease) error {
 			_, err := i.Acquire(ctx, "b")
 			return err
-		},
-		"AcquireAll": func(ctx context.Context, i *lease.Issuer, _ *lease.Lease) error {
+		}},
+		"AcquireAll": {"acquire", "b", func(ctx context.Context, i *lease.Issuer, _ *lease.Lease) error {
 			_, err := i.AcquireAll(ctx, []string{"b", "c"})
 			return err
-		},
-		"Acquire NoWait": func(ctx context.Context, i *lease.Issuer, _ *lease.Lease) error {
+		}},
+		"Acquire NoWait": {"acquire", "b", func(ctx context.Context, i *lease.Issuer, _ *lease.Lease) error {
 			_, err := i.Acquire(ctx, "b", lease.NoWait())
 			return err
-		},
-		"Release": func(ctx context.Context, _ *lease.Issuer, l *lease.Lease) error { return l.Release(ctx) },
-		"Verify":  func(ctx context.Context, _ *lease.Issuer, l *lease.Lease) error { _, err := l.Verify(ctx); return err },
+		}},
+		"Release": {"release", "a", func(ctx context.Context, _ *lease.Issuer, l *lease.Lease) error { return l.Release(ctx) }},
+		"Verify": {"verify", "a", func(ctx context.Context, _ *lease.Issuer, l *lease.Lease) error {
+			_, err := l.Verify(ctx)
+			return err
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
@@ -161,14 +167,14 @@ func TestSilenceTellsWhatWentWrongBefore(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 				defer cancel()
 				var asked atomic.Bool
-				w.faults.Set(func(redis.Cmder) faulty.Fault {
-					if asked.Swap(true) {
+				w.faults.Set(func(r faulty.Request) faulty.Fault {
+					if !r.Is(call.script, call.resource) || asked.Swap(true) {
 						return faulty.Hang
 					}
 					return faulty.LoseRequest
 				})
 
-				err := call(ctx, i, l)
+				err := call.make(ctx, i, l)
 
 				require.ErrorIs(t, err, context.DeadlineExceeded)
 				require.ErrorIs(t, err, faulty.ErrBroken)
@@ -184,7 +190,7 @@ func TestOneRenewalMayFail(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
 				l := try(t, w.issuer(t, lease.Config{TTL: 9 * time.Second}), "a")
 				for range 5 {
-					w.faults.Next(1, fault)
+					w.faults.Next("extend", "a", 1, fault)
 					time.Sleep(9 * time.Second)
 				}
 				require.NoError(t, l.Err())
@@ -276,7 +282,7 @@ func TestACallerThatCancelsIsNotSilence(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		l := try(t, w.issuer(t, lease.Config{TTL: 9 * time.Second, RenewEvery: lease.Never}), "a")
 		time.Sleep(time.Second)
-		w.faults.Next(1, faulty.Hang)
+		w.faults.Next("extend", "a", 1, faulty.Hang)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		time.AfterFunc(time.Second, func() { cancel(errWork) }) // as an errgroup does
 		require.ErrorIs(t, l.Extend(ctx), errWork)
@@ -300,7 +306,7 @@ func TestReleaseEndsAnExtendThatHangs(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		l := try(t, w.issuer(t, lease.Config{TTL: 9 * time.Second, RenewEvery: lease.Never}), "a")
 		time.Sleep(time.Second)
-		w.faults.Next(1, faulty.Hang)
+		w.faults.Next("extend", "a", 1, faulty.Hang)
 		extended, released := make(chan error, 1), make(chan error, 1)
 		go func() { extended <- l.Extend(t.Context()) }()
 		synctest.Wait()
@@ -357,18 +363,18 @@ func TestAskingAgainStartsTheTTLAnew(t *testing.T) {
 func TestLostReplies(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
-		w.faults.Next(1, faulty.LoseReply)
+		w.faults.Next("acquire", "a", 1, faulty.LoseReply)
 		start := time.Now()
 		l := try(t, i, "a")
 		require.NotEqual(t, start, time.Now(), "it was asked twice")
 		require.Equal(t, w.client.Get(t.Context(), w.key("a", "fence")).Val(), itoa(l.Token()), "and granted once")
 
 		time.Sleep(time.Second) // or there is nothing to gain, and nothing is asked
-		w.faults.Next(1, faulty.LoseReply)
+		w.faults.Next("extend", "a", 1, faulty.LoseReply)
 		start = time.Now()
 		require.NoError(t, l.Extend(t.Context()))
 		require.NotEqual(t, start, time.Now(), "this was asked twice as well")
-		w.faults.Next(2, faulty.LoseReply)
+		w.faults.Next("release", "a", 2, faulty.LoseReply)
 		require.NoError(t, l.Release(t.Context()), "gone, by the request whose reply was lost")
 		require.Empty(t, w.client.Get(t.Context(), w.key("a", "owner")).Val())
 	})
@@ -378,7 +384,7 @@ func TestLostReplyOfAReleaseBeforeATakeOver(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
 		first := try(t, i, "a")
-		w.faults.Next(1, faulty.LoseReply)
+		w.faults.Next("release", "a", 1, faulty.LoseReply)
 		released := make(chan error)
 		go func() { released <- first.Release(context.Background()) }()
 		synctest.Wait() // it pauses before the second attempt
@@ -391,7 +397,7 @@ func TestLostReplyOfAReleaseBeforeATakeOver(t *testing.T) {
 func TestAcquireThatIsNeverAnswered(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
-		w.faults.Next(3, faulty.LoseReply)
+		w.faults.Next("acquire", "a", 3, faulty.LoseReply)
 		_, err := i.Acquire(t.Context(), "a", lease.NoWait())
 		require.ErrorIs(t, err, lease.ErrUnreachable)
 		require.ErrorIs(t, err, faulty.ErrBroken)
@@ -413,7 +419,7 @@ func TestAcquireWithADeadContextAsksNobody(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
 		var asked atomic.Int64
-		w.faults.Set(func(redis.Cmder) faulty.Fault { asked.Add(1); return faulty.None })
+		w.faults.Set(func(faulty.Request) faulty.Fault { asked.Add(1); return faulty.None })
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		_, err := i.Acquire(ctx, "a", lease.NoWait())
@@ -433,8 +439,8 @@ func TestAcquireCutShortInsideARequestIsStillHeld(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		var asked atomic.Int64
-		w.faults.Set(func(redis.Cmder) faulty.Fault {
-			if asked.Add(1) > 1 {
+		w.faults.Set(func(r faulty.Request) faulty.Fault {
+			if r.Is("acquire", "a") && asked.Add(1) > 1 {
 				return faulty.Hang
 			}
 			return faulty.None

@@ -213,15 +213,14 @@ func TestTracersAreToldWhoHasCancelled(t *testing.T) {
 			j := newJournal()
 			i := w.issuer(t, lease.Config{TTL: 9 * time.Second, Tracers: []lease.Tracer{j}})
 			l := try(t, i, "b")
-			w.faults.Next(1, faulty.Hang)
+			w.faults.Next("acquire", "a", 1, faulty.Hang)
 			ctx, cancel := context.WithCancelCause(t.Context())
 			time.AfterFunc(after, func() { cancel(errWork) })
 			_, err := i.Acquire(ctx, "a", lease.NoWait())
 			require.ErrorIs(t, err, errWork)
 			require.Equal(t, outcome, j.of(lease.OpAcquire)[1].Outcome())
-			time.Sleep(ms) // it is withdrawn behind the call
 
-			w.faults.Next(1, faulty.Hang)
+			w.faults.Next("extend", "b", 1, faulty.Hang)
 			ctx, cancel = context.WithCancelCause(t.Context())
 			time.AfterFunc(after, func() { cancel(errWork) })
 			require.ErrorIs(t, l.Extend(ctx), errWork)

@@ -8,7 +8,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/internal/faulty"
@@ -50,7 +49,7 @@ func requireCurrent(t *testing.T, l *lease.Lease) {
 // requests counts the script calls from now on.
 func (w *world) requests() *atomic.Int64 {
 	var n atomic.Int64
-	w.faults.Set(func(redis.Cmder) faulty.Fault { n.Add(1); return faulty.None })
+	w.faults.Set(func(faulty.Request) faulty.Fault { n.Add(1); return faulty.None })
 	return &n
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -28,68 +29,79 @@ const (
 
 // Redis is a [redis.Hook] that can break the calls of scripts. The zero value passes everything.
 type Redis struct {
-	choose atomic.Pointer[func(redis.Cmder) Fault]
-	owed   atomic.Bool // a LoseReply that met NOSCRIPT and applies to the next call instead
+	choose atomic.Pointer[func(Request) (fault Fault, unspent func())]
 }
 
-// Set sets the function that chooses the fault of each call of a script. Other commands pass. A
-// pipeline has the fault of its first command.
-func (f *Redis) Set(choose func(redis.Cmder) Fault) { f.choose.Store(&choose) }
+// Request is what is sent at once: one call of a script, or those of a pipeline, which share a
+// connection and so a fault.
+type Request []Call
 
-// Always sets the same fault for all calls of scripts.
-func (f *Redis) Always(fault Fault) { f.Set(func(redis.Cmder) Fault { return fault }) }
+// Is reports whether one of the calls is that, see [Call.Is].
+func (r Request) Is(script, resource string) bool {
+	return slices.ContainsFunc(r, func(c Call) bool { return c.Is(script, resource) })
+}
 
-// Next sets the fault for the next n calls of scripts only.
-func (f *Redis) Next(n int64, fault Fault) {
+// Set sets the function that chooses the fault of each request. Commands that call no script pass.
+func (f *Redis) Set(choose func(Request) Fault) {
+	f.set(func(r Request) (Fault, func()) { return choose(r), func() {} })
+}
+
+func (f *Redis) set(choose func(Request) (Fault, func())) { f.choose.Store(&choose) }
+
+// Always sets the same fault for all requests.
+func (f *Redis) Always(fault Fault) { f.Set(func(Request) Fault { return fault }) }
+
+// Next sets the fault for the next n requests with a call of that script about that resource, see
+// [Call.Is]. All others pass.
+func (f *Redis) Next(script, resource string, n int64, fault Fault) {
 	var left atomic.Int64
 	left.Store(n)
-	f.Set(func(redis.Cmder) Fault {
-		if left.Add(-1) < 0 {
-			return None
+	f.set(func(r Request) (Fault, func()) {
+		if !r.Is(script, resource) || left.Add(-1) < 0 {
+			return None, nil
 		}
-		return fault
+		return fault, func() { left.Add(1) }
 	})
 }
 
-// First sets the fault for each call of a script when it is sent for the first time. The same call
-// passes when it is sent again. Calls are compared by their text arguments, because their numbers
-// may count the attempts.
+// First sets the fault for each request when it is sent for the first time. The same request passes
+// when it is sent again. Requests are compared by the text arguments of their first call, because
+// their numbers may count the attempts.
 func (f *Redis) First(fault Fault) {
 	var seen sync.Map
-	f.Set(func(cmd redis.Cmder) Fault {
-		var call strings.Builder
-		for _, arg := range cmd.Args()[2:] { // without EVAL or EVALSHA and the script
-			if text, ok := arg.(string); ok {
-				call.WriteString(text + " ")
-			}
+	f.set(func(r Request) (Fault, func()) {
+		call := strings.Join(r[0].words, " ")
+		if _, again := seen.LoadOrStore(call, true); again {
+			return None, nil
 		}
-		if _, again := seen.LoadOrStore(call.String(), true); again {
-			return None
-		}
-		return fault
+		return fault, func() { seen.Delete(call) }
 	})
 }
 
-func (f *Redis) fault(cmd redis.Cmder) Fault {
+// fault is that of commands that are sent together. unspent is called if it had nothing to strike.
+func (f *Redis) fault(cmds []redis.Cmder) (fault Fault, unspent func()) {
+	var r Request
+	for _, cmd := range cmds {
+		if call, ok := callOf(cmd.Args()); ok {
+			r = append(r, call)
+		}
+	}
 	choose := f.choose.Load()
-	if choose == nil || !strings.HasPrefix(cmd.Name(), "eval") {
-		return None
+	if choose == nil || len(r) == 0 {
+		return None, nil
 	}
-	if f.owed.CompareAndSwap(true, false) {
-		return LoseReply
-	}
-	return (*choose)(cmd)
+	return (*choose)(r)
 }
 
 // apply carries out the fault of commands that are sent together. pass sends them.
 func (f *Redis) apply(ctx context.Context, cmds []redis.Cmder, pass func() error) error {
 	err := ErrBroken
-	switch f.fault(cmds[0]) {
+	switch fault, unspent := f.fault(cmds); fault {
 	case None:
 		return pass()
 	case LoseReply:
-		if answer := pass(); redis.HasErrorPrefix(answer, "NOSCRIPT") {
-			f.owed.Store(true)
+		if answer := pass(); redis.HasErrorPrefix(answer, "NOSCRIPT") { // no script ran: it will be sent in full
+			unspent()
 			err = answer
 		}
 	case Hang:

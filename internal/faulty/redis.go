@@ -4,13 +4,9 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"crypto/sha1"
-	"encoding/hex"
 	"fmt"
 	"io"
 	"net"
-	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -26,9 +22,12 @@ type Verdict struct {
 	Then func() // called after the fate has been carried out; may be nil
 }
 
-// Once judges the next call only: it has the fate, and the others pass.
-func Once(fate Fate) func(script string) Verdict {
-	return func(string) Verdict {
+// Once gives the fate to the next call of a script about a resource only, see [Call.Is].
+func Once(script, resource string, fate Fate) func(Call) Verdict {
+	return func(c Call) Verdict {
+		if !c.Is(script, resource) {
+			return Verdict{}
+		}
 		now := fate
 		fate = Pass
 		return Verdict{Fate: now}
@@ -41,9 +40,9 @@ func Once(fate Fate) func(script string) Verdict {
 // server ends with the one to the client.
 type RedisProxy struct {
 	mu    sync.Mutex
-	judge func(script string) Verdict // guarded by mu, also while it runs
-	gate  chan struct{}               // closed by Go; nil: not stopped
-	waits sync.WaitGroup              // requests that have met a gate; under mu while there is one
+	judge func(Call) Verdict // guarded by mu, also while it runs
+	gate  chan struct{}      // closed by Go; nil: not stopped
+	waits sync.WaitGroup     // requests that have met a gate; under mu while there is one
 	held  []held
 }
 
@@ -53,9 +52,9 @@ type held struct {
 	request []byte
 }
 
-// OnScript sets the function that decides the verdict on every call of a script. A script has the
-// name of its file, which its source says. Nil passes all calls.
-func (p *RedisProxy) OnScript(judge func(script string) Verdict) { set(&p.mu, &p.judge, judge) }
+// OnScript sets the function that decides the verdict on every call of a script. Nil passes all
+// calls.
+func (p *RedisProxy) OnScript(judge func(Call) Verdict) { set(&p.mu, &p.judge, judge) }
 
 // Stop holds up everything from now on, like a stopped server: clients can connect and write, and
 // what they wrote reaches the server after Go, even if the client is gone by then.
@@ -155,7 +154,7 @@ func (l *redisLink) relay() {
 			return
 		}
 		through := l.wait()
-		verb, name, request := script(request)
+		verb, call, request := readCall(request)
 		if strings.HasSuffix(verb, "subscribe") {
 			_, _ = l.server.Write(request)
 			through()
@@ -167,7 +166,7 @@ func (l *redisLink) relay() {
 		case request == nil:
 			verdict = Verdict{Fate: Answer, Text: "-NOSCRIPT this proxy has not seen it in full\r\n"}
 		case verb == "eval", verb == "evalsha":
-			verdict = judged(&l.mu, &l.judge, name)
+			verdict = judged(&l.mu, &l.judge, call)
 		}
 		if verdict.Fate == Silence {
 			through() // nobody answers it
@@ -262,46 +261,30 @@ func (g gated) Write(some []byte) (int, error) {
 	return g.to.Write(some)
 }
 
-// sources are the scripts that a proxy has seen in full, by their digests.
-var sources sync.Map
-
-var header = regexp.MustCompile(`(?m)^-- (\w+)\.lua:`)
-
-// helpers are the files that other scripts have in them, before their own text or after its
-// beginning.
-var helpers = []string{"common", "holder", "holders"}
-
-// script returns the verb of a request with arguments, and the name of the script that it calls,
-// which is in the last header that is not of a helper. The call is made one with the source, so
-// that a verdict is never spent on a NOSCRIPT error. For a digest that no proxy has seen in full,
-// the request is nil.
-func script(request []byte) (verb, name string, withSource []byte) {
-	words := strings.SplitN(string(request), "\r\n", 6) // *5 $7 EVALSHA $40 digest, and the rest
+// readCall returns the verb of a request with arguments, and the call if it is one. That is made
+// one with the source, so that a verdict is never spent on a NOSCRIPT error. For a digest that
+// no proxy has seen in full, the request is nil.
+func readCall(request []byte) (verb string, c Call, withSource []byte) {
+	words := strings.Split(string(request), "\r\n") // *5 $7 EVALSHA $40 digest, and the rest
 	if len(words) < 6 {
-		return "", "", request
+		return "", c, request
 	}
 	verb = strings.ToLower(words[2])
-	if verb != "eval" && verb != "evalsha" {
-		return verb, "", request
+	var plain []any // without the lengths; one with line ends in it is cut at these
+	for n := 2; n < len(words); n += 2 {
+		plain = append(plain, words[n])
 	}
-	body := words[4] // which has no CR
-	if verb == "eval" {
-		sum := sha1.Sum([]byte(body))
-		sources.Store(hex.EncodeToString(sum[:]), body)
-	} else {
-		source, known := sources.Load(body)
-		if !known {
-			return verb, "", nil
+	c, ok := callOf(plain)
+	if ok && verb == "evalsha" {
+		known, _ := scripts.Load(words[4])
+		s, seen := known.(source)
+		if !seen {
+			return verb, c, nil
 		}
-		body = source.(string)
-		request = fmt.Appendf(nil, "%s\r\n$4\r\nEVAL\r\n$%d\r\n%s\r\n%s", words[0], len(body), body, words[5])
+		request = fmt.Appendf(nil, "%s\r\n$4\r\nEVAL\r\n$%d\r\n%s\r\n%s",
+			words[0], len(s.text), s.text, strings.Join(words[5:], "\r\n"))
 	}
-	for _, h := range header.FindAllStringSubmatch(body, -1) {
-		if !slices.Contains(helpers, h[1]) {
-			name = h[1]
-		}
-	}
-	return verb, name, request
+	return verb, c, request
 }
 
 // readValue reads one complete value of the Redis protocol and returns its bytes.

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/internal/protocol"
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
@@ -41,8 +42,8 @@ func TestAProxyDoesToARequestWhatItIsTold(t *testing.T) {
 			defer client.Close()
 			require.NoError(t, count.Run(t.Context(), client, []string{key + ":taught"}).Err())
 
-			proxy.OnScript(func(script string) faulty.Verdict {
-				require.Equal(t, "count", script)
+			proxy.OnScript(func(c faulty.Call) faulty.Verdict {
+				require.Equal(t, "count", c.Script)
 				return want.verdict
 			})
 			n, err := count.EvalSha(t.Context(), client, []string{key}).Int()
@@ -74,4 +75,43 @@ func TestAProxyThatIsStoppedDeliversBehindItsClients(t *testing.T) {
 	proxy.Go()
 	require.Equal(t, "late", direct.Get(t.Context(), key).Val())
 	require.NoError(t, client.Ping(t.Context()).Err())
+}
+
+var grant = redis.NewScript("-- acquire.lua: grants.\nreturn redis.call('INCR', KEYS[1])")
+
+// Whatever else is sent meanwhile, in whatever order, and whether the server knows the scripts.
+func TestAFaultStrikesTheRequestThatItNames(t *testing.T) {
+	t.Parallel()
+	namespace := testenv.Namespace(t)
+	named := func(resource string) []string {
+		return []string{protocol.KeyOf(protocol.LeaseKind, namespace, resource, false).For("owner")}
+	}
+	for name, c := range map[string]struct {
+		fault faulty.Fault
+		after int // how often the server has counted
+	}{"request": {faulty.LoseRequest, 1}, "reply": {faulty.LoseReply, 2}} {
+		options := *testenv.Redis(t).Options()
+		client := redis.NewClient(&options)
+		t.Cleanup(func() { _ = client.Close() })
+		faults := new(faulty.Redis)
+		client.AddHook(faults)
+		a, b := named(name+":a"), named(name+":b")
+
+		faults.Next("acquire", name+":a", 1, c.fault)
+		require.NoError(t, count.Run(t.Context(), client, a).Err(), "another script")
+		require.NoError(t, grant.Run(t.Context(), client, b).Err(), "another resource")
+		pipe := client.Pipeline()
+		other, struck := count.Eval(t.Context(), pipe, b), grant.Eval(t.Context(), pipe, a)
+		_, err := pipe.Exec(t.Context())
+		require.ErrorIs(t, err, faulty.ErrBroken)
+		require.ErrorIs(t, struck.Err(), faulty.ErrBroken)
+		require.ErrorIs(t, other.Err(), faulty.ErrBroken, "it shares the connection")
+		require.Equal(t, strconv.Itoa(c.after), client.Get(t.Context(), a[0]).Val())
+		require.NoError(t, grant.Run(t.Context(), client, a).Err(), "once")
+
+		faults.Next("acquire", name+":a", 1, c.fault)
+		unknown := redis.NewScript("-- acquire.lua: grants.\n-- " + a[0] + "\nreturn 1")
+		require.ErrorIs(t, unknown.Run(t.Context(), client, a).Err(), faulty.ErrBroken)
+		faults.Always(faulty.None)
+	}
 }

@@ -46,7 +46,7 @@ func TestAScriptWhoseReplyIsLostIsNotSentAgain(t *testing.T) {
 	require.NoError(t, err)
 
 	call := count.Call(1, key)
-	wire.OnScript(faulty.Once(faulty.CutAfter))
+	wire.OnScript(faulty.Once("", key, faulty.CutAfter))
 	_, err = call.Run(t.Context(), protocol.Over(client))
 	require.ErrorIs(t, err, lease.ErrUnreachable)
 	require.Equal(t, "2", client.Get(t.Context(), key).Val())

@@ -188,7 +188,7 @@ func TestLostRepliesAndRequests(t *testing.T) {
 		w := newWorld(t)
 		l := w.limiter(t, admission.Config{Limit: 3, Window: time.Minute, Sliding: test.sliding})
 		requireAdmitted(t, l, "so that the script is known")
-		w.faults.Next(2, test.fault)
+		w.faults.Next("", "a", 2, test.fault)
 		for range 2 {
 			d, err := l.Allow(t.Context(), "a")
 			require.NoError(t, err)

@@ -295,7 +295,7 @@ func TestTheCallersContext(t *testing.T) {
 		require.NoError(t, err)
 		require.ErrorIs(t, d.Err, gone)
 
-		w.faults.Set(func(redis.Cmder) faulty.Fault { t.Error("asked"); return faulty.None })
+		w.faults.Set(func(faulty.Request) faulty.Fault { t.Error("asked"); return faulty.None })
 		d, err = l.Allow(ctx, "a")
 		require.ErrorIs(t, err, gone)
 		require.False(t, d.Allowed, "nobody is there any more")

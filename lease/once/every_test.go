@@ -5,11 +5,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/internal/faulty"
-	"github.com/fencedb/fencedb/internal/protocol"
 	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/lease/once"
 )
@@ -67,8 +65,8 @@ func TestAtMostOncePerPeriod(t *testing.T) {
 func TestWhatCannotBeWrittenDownDoesNotRun(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		o := w.once(t, once.Config{InFlight: time.Second})
-		w.faults.Set(func(cmd redis.Cmder) faulty.Fault {
-			if len(cmd.Args()) == 10 { // once_record: two keys and five arguments
+		w.faults.Set(func(r faulty.Request) faulty.Fault {
+			if r.Is("once_record", "once:hourly") {
 				return faulty.LoseRequest
 			}
 			return faulty.None
@@ -90,8 +88,8 @@ func TestWhatCannotBeWrittenDownDoesNotRun(t *testing.T) {
 func TestAnOutageCanUseUpAPeriod(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		o := w.once(t, once.Config{})
-		w.faults.Set(func(cmd redis.Cmder) faulty.Fault {
-			if len(cmd.Args()) == 10 { // once_record: two keys and five arguments
+		w.faults.Set(func(r faulty.Request) faulty.Fault {
+			if r.Is("once_record", "once:hourly") {
 				return faulty.LoseReply
 			}
 			return faulty.None
@@ -135,8 +133,8 @@ func TestWhoAsksAtTheSameMomentWaitsForTheRun(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
 				period := once.Every(55 * time.Minute)
-				w.faults.Set(func(cmd redis.Cmder) faulty.Fault {
-					if cmd.Args()[1] == redis.NewScript(protocol.OnceRecord.Source).Hash() {
+				w.faults.Set(func(r faulty.Request) faulty.Fault {
+					if r.Is("once_record", "once:hourly") {
 						time.Sleep(time.Second)
 					}
 					return faulty.None

@@ -7,11 +7,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/internal/faulty"
-	"github.com/fencedb/fencedb/internal/protocol"
 	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/lease/once"
 )
@@ -72,13 +70,13 @@ func TestALeaderThatIsCancelledDoesNotTakeItsFollowersAlong(t *testing.T) {
 
 // One after the other, each would spend the whole time that a call takes without an answer.
 func TestFollowersShareAnOutage(t *testing.T) {
-	for name, unanswered := range map[string]protocol.Script{"look": protocol.OnceLook, "claim": protocol.LeaseHolding.Acquire} {
+	for name, unanswered := range map[string]string{"look": "once_look", "claim": "acquire"} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
 				o := w.once(t, once.Config{InFlight: 10 * time.Second})
 				require.NoError(t, do(t.Context(), o, "so that the scripts are known", answers("")).err)
-				w.faults.Set(func(cmd redis.Cmder) faulty.Fault {
-					if cmd.Args()[1] == redis.NewScript(unanswered.Source).Hash() {
+				w.faults.Set(func(r faulty.Request) faulty.Fault {
+					if r.Is(unanswered, "once:a") {
 						return faulty.Hang
 					}
 					return faulty.None
@@ -106,15 +104,15 @@ func TestAResultThatIsForgottenIsNotShared(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		o, elsewhere := w.once(t, once.Config{Done: time.Second}), w.once(t, once.Config{Done: time.Minute})
 		released := faulty.LoseReply
-		w.faults.Set(func(cmd redis.Cmder) (now faulty.Fault) {
-			if cmd.Name() == "evalsha" && cmd.Args()[1] == redis.NewScript(protocol.LeaseHolding.Release.Source).Hash() {
+		w.faults.Set(func(r faulty.Request) (now faulty.Fault) {
+			if r.Is("release", "once:a") {
 				now, released = released, faulty.Hang
 			}
 			return now
 		})
 		first := begin(t.Context(), o, "a", answers("paid"))
 		time.Sleep(2 * time.Second)
-		w.faults.Set(func(cmd redis.Cmder) faulty.Fault { return faulty.None })
+		w.faults.Always(faulty.None)
 		require.Equal(t, outcome{"paid again", false, nil}, do(t.Context(), elsewhere, "a", answers("paid again")))
 		follower := begin(t.Context(), o, "a", forbidden(t))
 		require.Equal(t, outcome{"paid", false, nil}, <-first)
@@ -191,7 +189,7 @@ func TestNobodyJoinsAFlightFromBeforeAForget(t *testing.T) {
 		require.NoError(t, o.Forget(t.Context(), "a"))
 
 		var asked atomic.Int64
-		w.faults.Set(func(redis.Cmder) faulty.Fault { asked.Add(1); return faulty.None })
+		w.faults.Set(func(faulty.Request) faulty.Fault { asked.Add(1); return faulty.None })
 		second := begin(t.Context(), o, "a", after.thatAnswers("paid"))
 		synctest.Wait()
 		require.Positive(t, asked.Load())

@@ -26,7 +26,7 @@ func TestAThousandDuplicatesOneRun(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	var runs, asked atomic.Int64
-	w.faults.Set(func(redis.Cmder) faulty.Fault { asked.Add(1); return faulty.None })
+	w.faults.Set(func(faulty.Request) faulty.Fault { asked.Add(1); return faulty.None })
 	o := w.once(t, once.Config{})
 	h := newHeld()
 	var all sync.WaitGroup
@@ -153,7 +153,7 @@ func TestWithoutRedisNobodyRuns(t *testing.T) {
 
 func TestADeadContextAsksNobody(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		w.faults.Set(func(redis.Cmder) faulty.Fault { t.Error("asked"); return faulty.None })
+		w.faults.Set(func(faulty.Request) faulty.Fault { t.Error("asked"); return faulty.None })
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		require.ErrorIs(t, do(ctx, w.once(t, once.Config{}), "a", forbidden(t)).err, context.Canceled)
@@ -176,9 +176,8 @@ func TestWaitingCutShortInsideARequestIsStillInFlight(t *testing.T) {
 		h := newHeld()
 		first := begin(t.Context(), w.once(t, once.Config{}), "a", h.thatAnswers("paid"))
 		<-h.claim
-		var asked atomic.Int64
-		w.faults.Set(func(redis.Cmder) faulty.Fault {
-			if asked.Add(1) > 1 { // the look passes
+		w.faults.Set(func(r faulty.Request) faulty.Fault {
+			if !r.Is("once_look", "once:a") {
 				return faulty.Hang
 			}
 			return faulty.None
@@ -204,9 +203,8 @@ func TestAClaimThatIsTakenSinceTheLook(t *testing.T) {
 				var first <-chan outcome
 				elsewhere := w.once(t, once.Config{})
 				require.NoError(t, do(t.Context(), elsewhere, "warm", answers("")).err) // from now on the scripts are known
-				var asked atomic.Int64
-				w.faults.Set(func(redis.Cmder) faulty.Fault {
-					if asked.Add(1) == 2 { // the claim, after the look
+				w.faults.Set(func(r faulty.Request) faulty.Fault {
+					if r.Is("acquire", "once:a") { // the claim, after the look
 						w.faults.Always(faulty.None)
 						first = begin(t.Context(), elsewhere, "a", h.thatAnswers("paid"))
 						<-h.claim
@@ -236,9 +234,8 @@ func TestAClaimThatIsTakenSinceTheLook(t *testing.T) {
 func TestAResultThatIsRecordedBetweenLookAndClaim(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		elsewhere := w.once(t, once.Config{})
-		var asked atomic.Int64
-		w.faults.Set(func(redis.Cmder) faulty.Fault {
-			if asked.Add(1) == 2 {
+		w.faults.Set(func(r faulty.Request) faulty.Fault {
+			if r.Is("acquire", "once:a") {
 				w.faults.Always(faulty.None)
 				require.NoError(t, do(t.Context(), elsewhere, "a", answers("paid")).err)
 			}
@@ -251,10 +248,10 @@ func TestAResultThatIsRecordedBetweenLookAndClaim(t *testing.T) {
 // As of a process that is stopped between its claim and its run: meanwhile others may claim, run
 // and record.
 func TestNothingRunsUnderAClaimThatIsLost(t *testing.T) {
-	const look, record = 5, 10 // words of their requests
+	const look, record = "once_look", "once_record"
 	for name, test := range map[string]struct {
 		opts []once.Option
-		lost int // behind the second request of this kind
+		lost string // behind the second request of this script
 	}{
 		"until there is a result": {nil, look},
 		"does not wait":           {[]once.Option{once.NoWait()}, look},
@@ -264,14 +261,20 @@ func TestNothingRunsUnderAClaimThatIsLost(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
 				o := w.once(t, once.Config{InFlight: 3 * time.Second})
 				require.NoError(t, do(t.Context(), o, "b", answers("")).err) // from now on the scripts are known
-				var asked [32]atomic.Int64                                   // by words
-				w.faults.Set(func(cmd redis.Cmder) faulty.Fault {
-					words := len(cmd.Args())
-					switch nth := asked[words].Add(1); {
-					case words == test.lost && nth == 2:
+				var looks, records atomic.Int64
+				w.faults.Set(func(r faulty.Request) faulty.Fault {
+					nth := int64(0)
+					switch {
+					case r.Is(look, "once:a"):
+						nth = looks.Add(1)
+					case r.Is(record, "once:a"):
+						nth = records.Add(1)
+					}
+					switch {
+					case r.Is(test.lost, "once:a") && nth == 2:
 						require.NoError(t, w.client.Del(t.Context(), "lease:v1:{test/once:a}:owner").Err())
 						time.Sleep(2 * time.Second) // a renewal finds it lost
-					case words == record && nth == 1:
+					case r.Is(record, "once:a") && nth == 1:
 						return faulty.LoseReply
 					}
 					return faulty.None
@@ -370,12 +373,15 @@ func TestCloseEndsEveryRunAlsoWhileAResultCannotBeRecorded(t *testing.T) {
 // all the same.
 func TestALostReplyDoesNotLoseTheResult(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		got := do(t.Context(), w.once(t, once.Config{}), "a", func(context.Context, *lease.Lease) ([]byte, error) {
-			// The script is new to the server: once in vain, once in full, and the third time
-			// again.
+		o := w.once(t, once.Config{})
+		require.NoError(t, do(t.Context(), o, "warm", answers("")).err) // from now on the scripts are known
+		got := do(t.Context(), o, "a", func(context.Context, *lease.Lease) ([]byte, error) {
 			var sent atomic.Int64
-			w.faults.Set(func(redis.Cmder) faulty.Fault {
-				if sent.Add(1) == 1 {
+			w.faults.Set(func(r faulty.Request) faulty.Fault {
+				switch {
+				case !r.Is("once_record", "once:a"):
+					return faulty.None
+				case sent.Add(1) == 1:
 					return faulty.LoseReply
 				}
 				w.faults.Always(faulty.None)

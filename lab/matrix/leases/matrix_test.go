@@ -392,11 +392,11 @@ func (c *leaseCell) over() {
 }
 
 // strike is the proxy's judge.
-func (c *leaseCell) strike(script string) faulty.Verdict {
+func (c *leaseCell) strike(call faulty.Call) faulty.Verdict {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.sent++
-	script = script[strings.LastIndexByte(script, '_')+1:] // semaphore_acquire is an acquire
+	script := call.Script[strings.LastIndexByte(call.Script, '_')+1:] // semaphore_acquire is an acquire
 	if script != c.script && c.script != anyScript {
 		return faulty.Verdict{}
 	}
