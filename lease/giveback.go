@@ -98,7 +98,8 @@ func (r *registry) next() *debt {
 	return nil
 }
 
-// left is the error about what may be blocked still; nil if there is nothing.
+// left is the error about what may be blocked still, and about what has not ended when Close stops
+// waiting for that cause; nil if there is nothing.
 func (r *registry) left(cause error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -114,10 +115,10 @@ func (r *registry) left(cause error) error {
 		}
 	}
 	switch {
-	case len(latest) == 0 && cause == nil:
+	case len(latest) == 0 && len(r.debts) == 0:
 		return nil
-	case len(latest) == 0:
-		return protocol.Also(fmt.Errorf("lease: close: calls of this issuer have not returned yet: %s", protocol.WhyEnded(cause)), cause)
+	case len(latest) == 0: // a call is of no resources, and a release whose lease has expired blocks none
+		return protocol.Also(fmt.Errorf("lease: close: calls or releases of this issuer have not ended yet: %s", protocol.WhyEnded(cause)), cause)
 	}
 	e := &NotGivenBackError{Cause: cause}
 	for _, resource := range slices.Sorted(maps.Keys(latest)) {

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -248,7 +249,7 @@ func TestClose(t *testing.T) {
 		require.NoError(t, others.Err())
 
 		ctx := t.Context()
-		w.faults.Set(func(redis.Cmder) faulty.Fault { t.Error("Redis was asked for a lease"); return faulty.None })
+		w.faults.Set(func(faulty.Request) faulty.Fault { t.Error("Redis was asked for a lease"); return faulty.None })
 		_, err = i.Acquire(ctx, "b", lease.NoWait())
 		require.ErrorIs(t, err, lease.ErrClosed)
 		require.NotErrorIs(t, err, lease.ErrHeld)
@@ -285,6 +286,45 @@ func TestCloseDuringAnAcquisition(t *testing.T) {
 				require.ErrorIs(t, <-acquired, lease.ErrClosed)
 				require.Empty(t, w.client.Get(t.Context(), w.key("a", "owner")).Val())
 			})
+		})
+	}
+}
+
+// atTheSameTime is a context that ends while somebody looks at it, after everything else has.
+type atTheSameTime struct {
+	context.Context
+	everything func()
+}
+
+func (c atTheSameTime) Err() error { return context.DeadlineExceeded }
+
+func (c atTheSameTime) Done() <-chan struct{} {
+	c.everything()
+	done := make(chan struct{})
+	close(done)
+	return done
+}
+
+// On a busy processor both are noticed together.
+func TestCloseWhoseContextEndsWithTheLastCall(t *testing.T) {
+	for range 20 { // a select takes either
+		inBubble(t, func(t *testing.T, w *world) {
+			sealing, goOn, acquired := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+			i := w.issuer(t, lease.Config{TTL: 30 * time.Second, Seal: func(context.Context, ...lease.Grant) error {
+				close(sealing)
+				<-goOn
+				return nil
+			}})
+			go func() {
+				_, err := i.Acquire(context.Background(), "a")
+				acquired <- err
+			}()
+			<-sealing
+			require.NoError(t, i.Close(atTheSameTime{context.Background(), sync.OnceFunc(func() {
+				close(goOn)
+				require.ErrorIs(t, <-acquired, lease.ErrClosed)
+				synctest.Wait()
+			})}))
 		})
 	}
 }
@@ -496,7 +536,7 @@ func TestWhatWasNotAnsweredIsWithdrawnAgain(t *testing.T) {
 		hook := new(oneAnswer)
 		w.client.AddHook(hook)
 		i := w.issuer(t, lease.Config{TTL: time.Minute})
-		w.faults.Next(3, faulty.LoseReply)
+		w.faults.Next("acquire", "a", 3, faulty.LoseReply)
 		_, err := i.AcquireAll(t.Context(), []string{"a", "b"}, lease.NoWait())
 		require.ErrorIs(t, err, lease.ErrUnreachable)
 		time.Sleep(time.Second)

@@ -247,8 +247,10 @@ func (i *Issuer) Close(ctx context.Context) error {
 	for d := i.registry.next(); d != nil; d = i.registry.next() {
 		select {
 		case <-d.paid():
-		case <-ctx.Done():
-			return i.registry.left(context.Cause(ctx))
+		case <-ctx.Done(): // and perhaps the last debt was settled at the same time
+			if err := i.registry.left(context.Cause(ctx)); err != nil {
+				return err
+			}
 		}
 	}
 	i.lines.close()

@@ -106,8 +106,10 @@ func TestAPeriodCountsFromTheRunWhenAnAnswerWasLost(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		const period = 1500 * time.Millisecond
 		records := 0
-		w.faults.Set(func(cmd redis.Cmder) faulty.Fault {
-			if cmd.Args()[1] != redis.NewScript(protocol.OnceRecord.Source).Hash() {
+		known := do(t.Context(), w.once(t, once.Config{}), "so that the scripts are known", answers(""), once.Every(period))
+		require.NoError(t, known.err)
+		w.faults.Set(func(r faulty.Request) faulty.Fault {
+			if !r.Is("once_record", "once:often") {
 				return faulty.None
 			}
 			if records++; records == 1 {
