@@ -1,6 +1,6 @@
 # Every target works on a fresh clone and brings up what it needs. .ci/run runs the same targets.
 
-# Statement coverage, in percent, below which make test fails.
+# Statement coverage, in percent, below which make test-all fails.
 COVERAGE_BAR = 95
 
 # Major versions of Postgres for make test-versions, of those that internal/tools/package.json pins.
@@ -43,6 +43,35 @@ inventory: ## Sell a flash sale four ways, side by side, with processes stopped 
 	@internal/tools/ensure.sh go servers
 	go run ./lab/demo sale
 
+# What programs import. The longest come first, so that none of them runs alone at the end.
+PACKAGES = ./fencedb ./migrations ./lease/... ./guard ./fencedbtest ./grant ./internal/protocol ./observe/...
+
+# One test of each example.
+EXAMPLES = ./examples/quickstart ./examples/booking/booking ./examples/inventory/shop ./examples/jobs ./examples/cron ./examples/cache \
+	./examples/queues/river ./examples/queues/asynq
+EXAMPLES_RUN = TestTheProgramBooksOnAnEmptyDatabaseAndAgain|TestARequestThatWasStoppedBooksNothing|TestAPayerThatWasOvertakenIsRefused|$\
+	TestALateOwner|TestManySchedulersSendEachOnce|TestASlowBuilderDoesNotOverwrite|TestAJobThatWasOvertaken|TestATaskWaitsForItsCustomer
+
+# Three packages at once: on two processors, tests that wait leave a third of the time unused otherwise. A machine with
+# other load takes longer than the ten minutes of go test. make lint runs go vet. The summary has a line for each
+# package, failures in full, and says every ten seconds what goes on.
+TEST = go test -vet=off -count=1 -timeout 30m -p 3
+SUMMARY = go run internal/tools/testsum/main.go
+
+.PHONY: test
+test: ## Run the tests of what programs import, in small sizes, on real servers (five minutes on two processors)
+	@internal/tools/ensure.sh go programs
+	@$(SUMMARY) $(TEST) -short -parallel 4 $(PACKAGES) , $(TEST) -short -run '^($(EXAMPLES_RUN))' $(EXAMPLES)
+
+# What make check looks at.
+P = ./lease
+
+.PHONY: check
+check: ## Lint, build and test one package in small sizes: make check P=./lease (two minutes)
+	@internal/tools/ensure.sh go programs
+	@internal/tools/check.sh $(P)
+	@$(SUMMARY) $(TEST) -short -parallel 4 $(P)
+
 # The race detector watches what runs in the programs of users. The rest, which is mostly about servers and processes of
 # its own or uses libraries of others, runs without: under it a search in one goroutine takes six times as long, and all
 # it depends on is compiled once more. The pattern work is all modules of go.work.
@@ -51,17 +80,16 @@ UNRACED = ./lab/matrix ./cmd/fencedb/... ./migrations ./lab/... ./examples ./exa
 # These have targets of their own: test-web and interop.
 APART = ./lab/browser ./lab/interop
 
-# Three packages at once: on two processors, tests that wait leave a third of the time unused otherwise. The longest ones
-# come first, so that none of them runs alone at the end. Without the race detector, four tests of each package at once:
-# with it, the short leases of tests would be over too soon. A machine with other load takes longer than the ten minutes
-# of go test. make lint runs go vet.
-TEST = go test -vet=off -count=1 -timeout 30m -p 3 -coverpkg=./lease,./fencedb
+# Without the race detector, four tests of each package at once.
+COVERED = $(TEST) -coverpkg=./lease,./fencedb
 
-.PHONY: test
-test: ## Run every test on real servers, mostly with the race detector, and check coverage
+.PHONY: test-all
+test-all: ## Run every test in full size, mostly with the race detector, and check coverage (twenty minutes)
 	@internal/tools/ensure.sh go compiler programs prometheus
-	CGO_ENABLED=1 $(TEST) -race -coverprofile=coverage.out ./fencedb ./lease $$(go list work | grep -vxF "$$(go list $(UNRACED))")
-	$(TEST) -parallel 4 -coverprofile=unraced.out $$(go list $(UNRACED) | grep -vxF "$$(go list $(APART))")
+	@$(SUMMARY) env CGO_ENABLED=1 $(COVERED) -race -coverprofile=coverage.out \
+			./fencedb ./lease $$(go list work | grep -vxF "$$(go list $(UNRACED))") , \
+		$(COVERED) -parallel 4 -coverprofile=unraced.out $$(go list $(UNRACED) | grep -vxF "$$(go list $(APART))") , \
+		env GOWORK=off go -C internal/tools test -vet=off -count=1 ./testsum
 	@sed 1d unraced.out >>coverage.out
 	@internal/tools/coverage.sh coverage.out $(COVERAGE_BAR) lease fencedb
 
@@ -107,7 +135,7 @@ matrix: ## Hold every promise of the write layer against every fault, on each ma
 	@FENCEDB_MATRIX=full VERSIONS_TEST='-timeout 24h ./lab/matrix' internal/tools/versions.sh $(POSTGRES_VERSIONS)
 
 .PHONY: matrix-leases
-matrix-leases: ## Try every call of a lease under every fault, not only the sample that make test takes (ten minutes)
+matrix-leases: ## Try every call of a lease under every fault, not only the sample that make test-all takes (ten minutes)
 	@internal/tools/ensure.sh go programs
 	FENCEDB_MATRIX=full go test -count=1 -timeout 60m ./lab/matrix/leases
 

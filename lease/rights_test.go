@@ -19,7 +19,7 @@ import (
 func TestRights(t *testing.T) {
 	t.Parallel()
 	leasetest.RunRights(t, "lease", func(ctx context.Context, t *testing.T, client, admin redis.UniversalClient, namespace string, try func(error) error) {
-		cfg := lease.Config{TTL: 10 * time.Second, Namespace: namespace}
+		cfg := lease.Config{TTL: time.Minute, Namespace: namespace}
 		i, err := lease.New(client, cfg)
 		others, err2 := lease.New(admin, cfg)
 		if try(err) != nil || try(err2) != nil {
@@ -210,7 +210,7 @@ func TestAServerThatRunsAnEndlessScriptIsBusy(t *testing.T) {
 func TestSemaphoreRights(t *testing.T) {
 	t.Parallel()
 	leasetest.RunRights(t, "lease.Semaphore", func(ctx context.Context, t *testing.T, client, admin redis.UniversalClient, namespace string, try func(error) error) {
-		cfg := lease.SemaphoreConfig{Limit: 1, Lease: lease.Config{TTL: 10 * time.Second, Namespace: namespace}}
+		cfg := lease.SemaphoreConfig{Limit: 1, Lease: lease.Config{TTL: time.Minute, Namespace: namespace}}
 		s, err := lease.NewSemaphore(client, cfg)
 		others, err2 := lease.NewSemaphore(admin, cfg)
 		if try(err) != nil || try(err2) != nil {

@@ -26,6 +26,26 @@ fail() {
 	exit 1
 }
 
+# during WHAT COMMAND... runs a command that may say nothing for long, and says every ten seconds what goes on.
+during() {
+	what=$1
+	shift
+	(
+		trap 'kill "$pause"; exit' TERM
+		for tens in $(seq 60); do
+			sleep 10 &
+			pause=$!
+			wait "$pause"
+			say "... ${tens}0 s: $what"
+		done
+	) >&2 &
+	beat=$!
+	status=0
+	"$@" || status=$?
+	kill "$beat" 2>/dev/null || :
+	return "$status"
+}
+
 as_root() {
 	if [ "$(id -u)" -eq 0 ]; then
 		"$@"
@@ -48,8 +68,8 @@ install_apt() {
 		trap 'as_root rm -f "$policy"' EXIT
 		trap 'exit 1' HUP INT TERM
 	fi
-	as_root apt-get update --quiet=2
-	as_root env DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends --quiet=2 "$@"
+	during "apt-get update" as_root apt-get update --quiet=2
+	during "apt-get install $*" as_root env DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends --quiet=2 "$@"
 	[ -d /run/systemd/system ] || return 0
 	for service in postgresql redis-server pgbouncer prometheus; do
 		case " $* " in
@@ -67,7 +87,7 @@ install() {
 	elif command -v brew >/dev/null && [ -n "$2" ]; then
 		say "installing with Homebrew: $2"
 		# shellcheck disable=SC2086 # a list
-		brew install $2
+		during "brew install $2" brew install $2
 	else
 		fail "do not know how to install that here; neither apt-get nor brew will do"
 	fi
@@ -97,14 +117,14 @@ ensure_compiler() {
 
 # ensure_servers [-own], as lab/demo takes it
 ensure_servers() {
-	missing=$(go run ./lab/demo missing "$@")
+	missing=$(during "go compiles what looks for servers" go run ./lab/demo missing "$@")
 	[ -n "$missing" ] || return 0
 	apt='' brew=''
 	case $missing in *postgres*) apt='postgresql' brew='postgresql@17' ;; esac
 	case $missing in *redis*) apt="$apt redis-server" brew="$brew redis" ;; esac
 	case $missing in *pgbouncer*) apt="$apt pgbouncer" brew="$brew pgbouncer" ;; esac
 	install "${apt# }" "${brew# }"
-	missing=$(go run ./lab/demo missing "$@")
+	missing=$(during "go compiles what looks for servers" go run ./lab/demo missing "$@")
 	[ -z "$missing" ] || fail "installed, and still not to be had:" $missing
 }
 
@@ -132,7 +152,7 @@ ensure_interop() {
 	rm -rf $kept
 	mkdir -p $kept
 	cp $pins/package.json $pins/package-lock.json internal/tools/.npmrc $kept/
-	(cd $kept && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error)
+	(cd $kept && during "npm ci" npm ci --ignore-scripts --no-audit --no-fund --loglevel=error)
 	cp $pins/package-lock.json $kept/installed
 }
 

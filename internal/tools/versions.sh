@@ -55,7 +55,7 @@ if [ -n "${VERSIONS_TEST:-}" ]; then
 fi
 
 # All versions at once, because tests that wait leave the processors idle. The random tests are short here:
-# make test runs them at length.
+# make test-all runs them at length.
 go test -count=1 -run '^$' ./migrations ./fencedb >/dev/null # compiles what the others then find in the cache
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -113,6 +114,49 @@ func TestEveryPromiseHasItsEvidence(t *testing.T) {
 	require.Greater(t, len(mutants), 20)
 	for _, mutant := range mutants {
 		require.Contains(t, broken, strings.Join(strings.Fields(mutant[1]), " "))
+	}
+}
+
+// make test is short, and leaves out no promise and no example.
+func TestMakeTestHasATestOfEachPromiseAndExample(t *testing.T) {
+	t.Parallel()
+	makefile, err := os.ReadFile("../Makefile")
+	require.NoError(t, err)
+	variable := func(name string) string {
+		value := regexp.MustCompile(`(?m)^` + name + ` = ((?:.*\\\n)*.*)`).FindSubmatch(makefile)
+		require.NotNil(t, value, name)
+		return string(value[1])
+	}
+	var run string
+	for dir := range strings.FieldsSeq(variable("PACKAGES")) {
+		dir, below := strings.CutSuffix(dir, "/...")
+		require.NoError(t, filepath.WalkDir("../"+dir, func(path string, entry fs.DirEntry, err error) error {
+			if err == nil && entry.IsDir() && (below || path == filepath.Join("..", dir)) {
+				run += sources(t, path)
+			}
+			return err
+		}))
+	}
+	promises := regexp.MustCompile(`(?s)\n### ([SL]\d) .*?\*\*Shown by\*\* (.*?)\n- `).FindAllStringSubmatch(pages(t)["../docs/promises.md"], -1)
+	require.Len(t, promises, 16)
+	for _, promise := range promises {
+		shown := regexp.MustCompile("`(Test\\w+)`").FindAllStringSubmatch(promise[2], -1)
+		require.True(t, slices.ContainsFunc(shown, func(test []string) bool { return strings.Contains(run, "\nfunc "+test[1]+"(") }), promise[1])
+	}
+
+	names := strings.FieldsFunc(variable("EXAMPLES_RUN"), func(r rune) bool { return strings.ContainsRune("|$\\\n\t ", r) })
+	var named []string
+	for dir := range strings.FieldsSeq(strings.ReplaceAll(variable("EXAMPLES"), "\\", "")) {
+		named = append(named, strings.Split(dir, "/")[2])
+		text := sources(t, "../"+dir)
+		require.True(t, slices.ContainsFunc(names, func(name string) bool { return strings.Contains(text, "\nfunc "+name) }), dir)
+	}
+	examples, err := os.ReadDir("../examples")
+	require.NoError(t, err)
+	for _, example := range examples {
+		if example.IsDir() {
+			require.Contains(t, named, example.Name())
+		}
 	}
 }
 
