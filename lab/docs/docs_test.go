@@ -130,8 +130,9 @@ func TestMakeTestHasATestOfEachPromiseAndExample(t *testing.T) {
 	var run string
 	for dir := range strings.FieldsSeq(variable("PACKAGES")) {
 		dir, below := strings.CutSuffix(dir, "/...")
-		require.NoError(t, filepath.WalkDir("../"+dir, func(path string, entry fs.DirEntry, err error) error {
-			if err == nil && entry.IsDir() && (below || path == filepath.Join("..", dir)) {
+		root := filepath.Join("..", dir)
+		require.NoError(t, filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+			if err == nil && entry.IsDir() && (below || path == root) {
 				run += sources(t, path)
 			}
 			return err
