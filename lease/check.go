@@ -172,7 +172,7 @@ func (s *ServerHealth) askInfo(ctx context.Context, client *redis.Client, sharde
 	if n, err := strconv.Atoi(major); err == nil && n < minVersion {
 		s.warn(WarnVersion, "version %s is older than %d, with which this package is tested", s.Version, minVersion)
 	}
-	if !s.AOF {
+	if !s.AOF && info["loading"] != "1" { // while it loads its file, it says that it has none
 		s.warn(WarnUnlogged, "appendonly is off: after a crash it forgets leases that are held")
 	}
 	if good, known := info["min_slaves_good_slaves"]; s.Replicas > 0 && (!known || good == "") {

@@ -237,9 +237,9 @@ WHERE EXISTS (SELECT FROM fencedb.members(p.table_name) o JOIN pg_trigger t ON t
   AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_note_' || k.kind AND t.tgenabled IN ('O', 'A'))
 GROUP BY m.member ORDER BY 1;
 
--- warning unprotected_table: table %s has a column last_fencing_token but is not protected
+-- error unprotected_table: table %s has a column last_fencing_token but is not protected
 -- Why: it looks fenced, and any client can write to it without a token
--- Do: run SELECT fencedb.protect(...), or drop the column; if every write compares the column itself, leave it
+-- Do: run SELECT fencedb.protect(...), or drop the column; if every write compares the column itself, rename it
 SELECT c.oid::regclass::text FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
 WHERE a.attname = 'last_fencing_token' AND a.attislocal AND NOT a.attisdropped AND c.relkind IN ('r', 'p')
   AND c.relnamespace <> 'fencedb'::regnamespace AND c.relpersistence <> 't'
@@ -300,10 +300,18 @@ SELECT '' WHERE to_regproc('aurora_version') IS NOT NULL;
 -- warning long_transaction: a fenced transaction has been open for long: %s
 -- Why: whoever takes over waits for it
 -- Do: look at what its client does; SELECT pg_terminate_backend(pid) ends it, and it has written nothing then
-SELECT DISTINCT format('pid %s (%s, %s)', s.pid, s.application_name, s.state) FROM pg_locks l JOIN pg_stat_activity s ON s.pid = l.pid
-WHERE l.relation = 'fencedb.fences'::regclass AND l.mode IN ('RowShareLock', 'RowExclusiveLock') AND l.granted
-  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-  AND s.xact_start < clock_timestamp() - make_interval(secs => @long) ORDER BY 1;
+WITH RECURSIVE fenced AS (
+    SELECT DISTINCT l.pid FROM pg_locks l JOIN pg_stat_activity s ON s.pid = l.pid
+    WHERE l.relation = 'fencedb.fences'::regclass AND l.mode IN ('RowShareLock', 'RowExclusiveLock') AND l.granted
+      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      AND s.xact_start < clock_timestamp() - make_interval(secs => @long)
+), chain(pid) AS ( -- with whom those wait for, who may not be fenced
+    SELECT pid FROM fenced UNION SELECT b.pid FROM chain c, unnest(pg_blocking_pids(c.pid)) b(pid)
+)
+SELECT format('pid %s (%s, %s)', s.pid, s.application_name, s.state) || CASE WHEN c.pid NOT IN (TABLE fenced) THEN ', which is not fenced, is in the way of one' ELSE '' END
+FROM chain c JOIN pg_stat_activity s ON s.pid = c.pid
+WHERE s.xact_start < clock_timestamp() - make_interval(secs => @long)
+  AND NOT EXISTS (SELECT FROM pg_locks w WHERE w.pid = c.pid AND NOT w.granted) ORDER BY 1; -- who waits is no cause
 
 -- warning prepared_transaction: a prepared transaction holds fences: %s
 -- Why: no time limit ends it, and whoever takes over waits for it

@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
@@ -79,7 +80,7 @@ func TestDoctorNamesATableThatLostItsProtection(t *testing.T) {
 	t.Parallel()
 	w := sound(t)
 	w.exec(`DROP TRIGGER "~fencedb_row" ON seats; DROP TRIGGER "~fencedb_statement" ON seats; DROP TRIGGER "~fencedb_truncate" ON seats`)
-	require.Equal(t, []string{"error protection_lost", "warning guard_left", "warning unprotected_table"}, w.diagnosed(exitFailed))
+	require.Equal(t, []string{"error protection_lost", "error unprotected_table", "warning guard_left"}, w.diagnosed(exitFailed))
 
 	w.exec(`SELECT fencedb.protect('seats', 'seat:{id}')`)
 	require.Equal(t, []string{"warning guard_left"}, w.diagnosed(exitDone), "the table has a new one")
@@ -211,7 +212,7 @@ func TestDoctorNamesAServerThatHangsAndExaminesTheOther(t *testing.T) {
 	w := sound(t, "--appendonly", "no")
 	w.exec(`CREATE TABLE rooms (last_fencing_token bigint)`)
 
-	require.Equal(t, []string{"error redis_unreachable", "warning unprotected_table"},
+	require.Equal(t, []string{"error redis_unreachable", "error unprotected_table"},
 		w.as("--timeout", "6s").as("--redis", "redis://"+silent(t)).diagnosed(exitFailed))
 	require.Equal(t, []string{"error postgres_unreachable", "warning redis_unlogged"},
 		w.as("--redis", "redis://"+w.own.Addr()).as("--postgres", "postgres://ann@"+silent(t)+"/none?sslmode=disable").diagnosed(exitFailed))
@@ -267,7 +268,7 @@ func TestDoctorNamesABadDatabaseAndNothingElse(t *testing.T) {
 			CREATE TRIGGER "über" BEFORE UPDATE ON seats FOR EACH ROW EXECUTE FUNCTION moved()`, exitFailed, "error late_trigger"},
 		"not protected, beside a later trigger that changes nothing": {`CREATE TABLE rooms (last_fencing_token bigint);
 			CREATE FUNCTION kept() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
-			CREATE TRIGGER "über" BEFORE DELETE ON seats FOR EACH ROW EXECUTE FUNCTION kept()`, exitDone, "warning unprotected_table"},
+			CREATE TRIGGER "über" BEFORE DELETE ON seats FOR EACH ROW EXECUTE FUNCTION kept()`, exitFailed, "error unprotected_table"},
 		"inheritance child":         {`CREATE TABLE rooms () INHERITS (seats)`, exitFailed, "error unguarded_child"},
 		"truncate trigger dropped":  {`DROP TRIGGER "~fencedb_truncate" ON seats`, exitFailed, "error guard_incomplete"},
 		"statement trigger dropped": {`DROP TRIGGER "~fencedb_statement" ON seats`, exitFailed, "error guard_incomplete"},
@@ -279,7 +280,7 @@ func TestDoctorNamesABadDatabaseAndNothingElse(t *testing.T) {
 		"Aurora":                    {`CREATE FUNCTION aurora_version() RETURNS text LANGUAGE sql AS $$ SELECT '16.2' $$`, exitDone, "warning aurora"},
 		"read only database":        {`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_read_only = true', current_database()); END $$`, exitFailed, "error postgres_read_only"},
 		"later partition":           {latePartition, exitDone, "warning unguarded_partition"},
-		"detached late partition":   {lateAndDetached, exitDone, "warning unprotected_table"},
+		"detached late partition":   {lateAndDetached, exitFailed, "error unprotected_table"},
 		"detached partition":        {detached, exitFailed, "error guard_lost"},
 		"row trigger dropped":       {`DROP TRIGGER "~fencedb_row" ON seats`, exitFailed, "error guard_lost"},
 		"row trigger renamed":       {`ALTER TRIGGER "~fencedb_row" ON seats RENAME TO aaa`, exitDone, "warning guard_renamed"},
@@ -418,7 +419,7 @@ func TestDoctorNamesAServerThatIsAwayAndExaminesTheOther(t *testing.T) {
 	away := sound(t)
 	away.exec(`CREATE TABLE rooms (last_fencing_token bigint)`)
 	away.as("--redis", "redis://127.0.0.1:1")
-	require.Equal(t, []string{"error redis_unreachable", "warning unprotected_table"}, away.diagnosed(exitFailed))
+	require.Equal(t, []string{"error redis_unreachable", "error unprotected_table"}, away.diagnosed(exitFailed))
 
 	away = sound(t, "--appendonly", "no").as("--postgres", "postgres://ann:hunter2@127.0.0.1:1/app")
 	require.Equal(t, []string{"error postgres_unreachable", "warning redis_unlogged"}, away.diagnosed(exitFailed))
@@ -438,6 +439,67 @@ func TestDoctorNamesSuperusersAndLongTransactions(t *testing.T) {
 	require.NotContains(t, out, "long_transaction", "it has only just begun")
 	require.Contains(t, w.ok("doctor", "--long", "1ns"), "long_transaction")
 	require.NoError(t, tx.Rollback(t.Context()))
+}
+
+// Terminating who waits helps nobody, and the cause may not be fenced.
+func TestDoctorNamesWhoIsInTheWayAndNotWhoWaits(t *testing.T) {
+	t.Parallel()
+	w := sound(t)
+	w.exec(`CREATE TABLE notes (id int)`)
+	begin := func(application string, statements ...string) *pgx.Conn {
+		conn, err := pgx.Connect(t.Context(), w.pool.Config().ConnString()+"&application_name="+application)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = conn.Close(context.Background()) })
+		_, err = conn.Exec(t.Context(), strings.Join(append([]string{"BEGIN"}, statements...), ";"))
+		require.NoError(t, err)
+		return conn
+	}
+	waits := func(conn *pgx.Conn, statement string) {
+		go func() { _, _ = conn.Exec(context.Background(), statement) }()
+		require.Eventually(t, func() bool {
+			return w.one(fmt.Sprintf(`SELECT count(*) FROM pg_locks WHERE pid = %d AND NOT granted`, conn.PgConn().PID())) == "1"
+		}, time.Minute, 10*time.Millisecond)
+	}
+	enter := func(token int) string {
+		return fmt.Sprintf(`SELECT fencedb.enter('seat:1', %d, gen_random_uuid(), 600000)`, token)
+	}
+	begin("plain", `LOCK TABLE notes`)
+	first := begin("first", `SET deadlock_timeout = '1h'`, enter(41))
+	newcomer := begin("newcomer", `SET deadlock_timeout = '1h'`)
+	waits(newcomer, enter(42))
+
+	out := w.run("doctor", "--long", "1ns").out
+	require.Contains(t, flowing(out), "open for long: pid "+fmt.Sprint(first.PgConn().PID())+" (first, idle in transaction) Why")
+	require.Equal(t, 1, strings.Count(out, "long_transaction"), out)
+
+	waits(first, `LOCK TABLE notes`)
+	out = w.run("doctor", "--long", "1ns").out
+	require.Contains(t, flowing(out), "(plain, idle in transaction), which is not fenced, is in the way of one")
+	require.Equal(t, 1, strings.Count(out, "long_transaction"), out)
+}
+
+// While it reads its file it says that it has none.
+func TestDoctorDoesNotMistakeARedisThatLoads(t *testing.T) {
+	t.Parallel()
+	w := sound(t, "--enable-debug-command", "yes")
+	client := w.own.Client()
+	_, err := client.Pipelined(t.Context(), func(pipe redis.Pipeliner) error {
+		for n := range 32 * 1024 { // it looks up after 1024
+			pipe.Set(t.Context(), fmt.Sprint("filler:", n), n, 0)
+		}
+		return nil
+	})
+	require.NoError(t, err)
+	require.NoError(t, client.ConfigSet(t.Context(), "key-load-delay", "300").Err())
+	go client.Do(context.Background(), "DEBUG", "LOADAOF")
+	require.Eventually(t, func() bool {
+		return strings.Contains(client.Info(t.Context(), "persistence").Val(), "loading:1")
+	}, time.Minute, time.Millisecond)
+
+	said := w.run("doctor")
+	require.Equal(t, exitFailed, said.code)
+	require.Contains(t, said.out, "LOADING")
+	require.NotContains(t, said.out, "redis_unlogged")
 }
 
 // Whoever examines with the URL of an application must not take its sessions for their own.

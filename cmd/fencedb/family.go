@@ -25,6 +25,10 @@ const killAgain = 100 * time.Millisecond
 // runCommand runs the command until it and all that it has started have ended, and passes signals
 // on, SIGTERM too. It ends all of them if a lease is lost, and what outlives the command.
 func (w *wrapping) runCommand(ctx context.Context) error {
+	// Not ignored, which the command would inherit: whoever reads may be gone, as head is, and the
+	// command is still to be ended.
+	broken := make(chan os.Signal, 1)
+	signal.Notify(broken, syscall.SIGPIPE)
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, heeded(syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)...)
 	defer signal.Stop(signals)
@@ -79,26 +83,29 @@ func (w *wrapping) watchOver(ctx context.Context, command *exec.Cmd, all *family
 	for {
 		select {
 		case s := <-signals:
-			all.passOn(s.(syscall.Signal), ended == nil)
+			w.mayNot(all.passOn(s.(syscall.Signal), ended == nil))
 		case <-lost:
 			lost, w.lost, kill = nil, w.loss(), time.After(w.grace)
+			denied := all.signal(syscall.SIGTERM) // first: to write may fail, or wait for who reads
 			fmt.Fprintf(w.errOut, "fencedb: the lease is lost after %s: %s; %s gets SIGTERM\n", span(time.Since(w.began)), inWords(w.lost), name)
-			all.signal(syscall.SIGTERM)
+			w.mayNot(denied)
 		case <-ended:
 			ended, gone = nil, all.gone()
 			if w.lost == nil {
 				outlived = time.After(lingering)
 			}
 		case <-outlived:
-			fmt.Fprintf(w.errOut, "fencedb: %s has ended, but not what it has started, which gets SIGTERM\n", name)
 			kill = time.After(w.grace)
-			all.signal(syscall.SIGTERM)
+			denied := all.signal(syscall.SIGTERM)
+			fmt.Fprintf(w.errOut, "fencedb: %s has ended, but not what it has started, which gets SIGTERM\n", name)
+			w.mayNot(denied)
 		case <-kill:
+			denied := all.signal(syscall.SIGKILL)
 			if !w.killed {
 				fmt.Fprintf(w.errOut, "fencedb: %s, or what it has started, has not ended for %s; it gets SIGKILL\n", name, span(w.grace))
+				w.mayNot(denied)
 			}
 			w.killed, kill = true, time.After(killAgain)
-			all.signal(syscall.SIGKILL)
 		case <-gone:
 			if w.lost == nil {
 				w.lost = w.loss()
@@ -110,14 +117,27 @@ func (w *wrapping) watchOver(ctx context.Context, command *exec.Cmd, all *family
 
 // passOn passes on a signal that this process has got. A terminal has sent those of its keys to the
 // command too.
-func (f *family) passOn(s syscall.Signal, outlived bool) {
+func (f *family) passOn(s syscall.Signal, outlived bool) (denied []int) {
+	pid := -f.group
 	switch fromKey := s == syscall.SIGINT || s == syscall.SIGQUIT; {
 	case outlived:
-		f.signal(s)
-	case f.group != 0:
-		_ = syscall.Kill(-f.group, s)
-	case !fromKey:
-		_ = f.command.Signal(s)
+		return f.signal(s)
+	case f.group == 0 && fromKey:
+		return nil
+	case f.group == 0:
+		pid = f.command.Pid
+	}
+	if syscall.Kill(pid, s) == syscall.EPERM {
+		return []int{f.command.Pid}
+	}
+	return nil
+}
+
+// mayNot says which processes go on, and that this one waits for them.
+func (w *wrapping) mayNot(denied []int) {
+	if len(denied) > 0 {
+		fmt.Fprintf(w.errOut, "fencedb: no right to signal %v, of another user, as with sudo: it goes on, and fencedb waits for its end; "+
+			"end it yourself. Its writes to protected tables are refused once the lease is over and the next holder has written\n", denied)
 	}
 }
 

@@ -72,15 +72,19 @@ func (f *family) members() (pids []int) {
 	return pids
 }
 
-// signal sends one to all members, or to the group where /proc is not there to name them.
-func (f *family) signal(s syscall.Signal) {
+// signal sends one to all members, or to the group where /proc is not there to name them, and
+// returns those that are another user's, which this one may not signal.
+func (f *family) signal(s syscall.Signal) (denied []int) {
 	pids := f.members()
 	if len(pids) == 0 && f.group != 0 {
 		pids = []int{-f.group}
 	}
 	for _, pid := range pids {
-		_ = syscall.Kill(pid, s)
+		if syscall.Kill(pid, s) == syscall.EPERM {
+			denied = append(denied, pid)
+		}
 	}
+	return denied
 }
 
 // gone is closed when there are no members any more. Somebody else has waited for the command. What

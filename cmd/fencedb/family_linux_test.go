@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -131,4 +132,20 @@ func TestTheCommandMayAskInATerminal(t *testing.T) {
 	_ = command.Wait()
 	require.Equal(t, exitSignaled+int(syscall.SIGINT), command.ProcessState.ExitCode())
 	w.requireFree("seat:1")
+}
+
+// With sudo, or a program that is setuid, the command is another user's.
+func TestACommandOfAnotherUserIsSaidToGoOn(t *testing.T) {
+	t.Parallel()
+	text := &strings.Builder{}
+	w := &wrapping{servers: &servers{app: &app{errOut: text}}}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // which ends with this goroutine, as nobody
+		_, _, _ = syscall.RawSyscall(syscall.SYS_SETRESUID, 65534, 65534, 65534)
+		w.mayNot((&family{command: &os.Process{Pid: 1}}).passOn(0, false)) // asks for the right, and sends nothing
+	}()
+	<-done
+	require.Contains(t, text.String(), "no right to signal [1], of another user, as with sudo: it goes on, and fencedb waits for its end")
 }

@@ -17,13 +17,17 @@ type family struct {
 
 func newFamily() *family { return &family{} }
 
-// signal sends one to all members.
-func (f *family) signal(s syscall.Signal) {
-	if f.group == 0 {
-		_ = f.command.Signal(s)
-		return
+// signal sends one to all members, and returns the command if it is another user's, which this one
+// may not signal.
+func (f *family) signal(s syscall.Signal) (denied []int) {
+	pid := -f.group
+	if pid == 0 {
+		pid = f.command.Pid
 	}
-	_ = syscall.Kill(-f.group, s)
+	if syscall.Kill(pid, s) == syscall.EPERM {
+		return []int{f.command.Pid}
+	}
+	return nil
 }
 
 // gone is closed when there are no members any more. Somebody else has waited for the command.

@@ -627,7 +627,7 @@ var incidents = map[string]incident{
 		stage: func(n *night) {
 			n.exec(`DROP TRIGGER "~fencedb_row" ON seats; DROP TRIGGER "~fencedb_statement" ON seats; DROP TRIGGER "~fencedb_truncate" ON seats; INSERT INTO seats VALUES (1, 'late')`)
 		},
-		finds:  []string{"protection_lost", "guard_left", "unprotected_table"},
+		finds:  []string{"protection_lost", "unprotected_table", "guard_left"},
 		leaves: []string{"guard_left"},
 		names:  `protection_lost\s+table seats`,
 		repair: func(n *night) string {

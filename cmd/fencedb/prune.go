@@ -141,7 +141,7 @@ func (p *pruner) run(ctx context.Context) (*pruning, error) {
 	for more := r.Audit != nil; more && err == nil; {
 		var forgotten int64
 		p.changed = fmt.Sprintf("%d fences and %d records were forgotten, and perhaps %d records more", r.Forgotten, r.Audit.Forgotten, auditBatchSize)
-		forgotten, err = p.number(ctx, `SELECT fencedb.forget_audit(make_interval(secs => $1), $2, $3, $4)`,
+		forgotten, err = p.number(ctx, `SELECT fencedb.forget_audit(make_interval(secs => $1), $2, $3, $4::int)`,
 			p.auditOlder.Seconds(), p.operator, p.reason, auditBatchSize)
 		r.Audit.Forgotten += forgotten
 		more = forgotten == auditBatchSize

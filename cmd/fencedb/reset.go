@@ -112,6 +112,11 @@ func (s *servers) prepareReset(ctx context.Context, asked resetting) (*inspectio
 	switch {
 	case found.Holder != nil && !asked.force:
 		return nil, fmt.Errorf("%w: %s is held under token %d; wait for its end or revoke it, or reset with --force", errUnchanged, name, found.Holder.Token)
+	case value(found.LastToken) >= protocol.MaxNumber && !asked.force:
+		key := s.names.key(found.Resource).String()
+		return nil, fmt.Errorf("%w: Redis remembers %d for %s, the highest token that there is, so nobody gets one; --to the time of now, %d, with --force, "+
+			"and then RENAME '%s' 'exhausted:%[5]s' in Redis: see docs/runbook/repairs.md, a fence is too high",
+			errUnchanged, *found.LastToken, name, time.Now().Add(s.ahead.redis).UnixMicro(), key)
 	case value(found.LastToken) > asked.to && !asked.force:
 		return nil, fmt.Errorf("%w: Redis has issued tokens of %s up to %d, and whoever has one above --to could write again; --to %[3]d lets nobody in again, and with --force it is done all the same",
 			errUnchanged, name, *found.LastToken)

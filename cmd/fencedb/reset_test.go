@@ -73,6 +73,10 @@ func TestAfterAResetASealedHolderWritesOnceItsCounterIsGone(t *testing.T) {
 	require.NoError(t, w.redis.Rename(t.Context(), counter, counter+":away").Err())
 	require.ErrorIs(t, book(), lease.ErrExhausted, "it was raised again")
 
+	said := w.run("reset", "seat:1", "--to", "41", "--reason", "ticket 4713", "--yes").errOut
+	require.NotContains(t, said, fmt.Sprintf("--to %d", int64(protocol.MaxNumber)), "that would let nobody in")
+	require.Contains(t, said, "RENAME '"+counter+"' 'exhausted:"+counter+"'")
+
 	w.ok("reset", "seat:1", "--to", fmt.Sprint(time.Now().UnixMicro()), "--force", "--reason", "ticket 4713", "--yes")
 	require.ErrorIs(t, book(), lease.ErrExhausted)
 	require.NoError(t, w.redis.Rename(t.Context(), counter, counter+":away").Err())

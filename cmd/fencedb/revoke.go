@@ -3,12 +3,12 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"os/user"
 	"strings"
-	"time"
 	"unicode/utf8"
 
 	"github.com/google/uuid"
@@ -276,7 +276,8 @@ func (s *servers) revokeLease(ctx context.Context, e event, found *inspection) (
 		return nil, fmt.Errorf("the holder has changed since it was shown, nobody was revoked; look again: %w", err)
 	case errors.Is(err, lease.ErrUnreachable), err != nil && ctx.Err() != nil:
 		s.changed = "the lease may have ended, and nothing was sealed; look again" + s.withoutRedis()
-		return nil, err
+		_, unrecorded := s.recordHalf(ctx, e, &revocation{Resource: found.Resource, Former: found.former()})
+		return nil, errors.Join(err, unrecorded)
 	case err != nil:
 		return nil, fmt.Errorf("%w, Redis refuses: %w%s", errUnchanged, err, s.withoutRedis())
 	}
@@ -310,9 +311,7 @@ func (s *servers) endLease(ctx context.Context, found *inspection) (*lease.Revoc
 
 // seal enters the fence and records the event in one transaction.
 func (s *servers) seal(ctx context.Context, e event, done *revocation) error {
-	deadline, _ := ctx.Deadline()
-	const reserve = 10 // a tenth of the time is for recording a failure
-	until := deadline.Add(-time.Until(deadline) / reserve)
+	until, _ := ctx.Deadline()
 	grant := fencedb.NewGrant(done.Resource, done.Token, done.LeaseID, until)
 	err := fencedb.Tx(ctx, s.pool, grant, func(tx pgx.Tx) (err error) {
 		done.AuditID, err = e.record(ctx, tx, done.details(true))
@@ -331,19 +330,27 @@ func (s *servers) seal(ctx context.Context, e event, done *revocation) error {
 		s.changed = fmt.Sprintf("it is not known to be sealed: the former holder can still write until a token from %d on has entered; see fencedb inspect, end the transaction in the way, and call it again", done.Token)
 		return err
 	}
-	recording, cancel := context.WithDeadline(context.WithoutCancel(ctx), deadline) // also after Ctrl-C
-	defer cancel()
-	_, unrecorded := e.record(recording, s.pool, done.details(false))
+	sealed, unrecorded := s.recordHalf(ctx, e, done)
+	if sealed {
+		return nil
+	}
 	return errors.Join(fmt.Errorf(
 		"%w: the former holder can still write until a token from %d on has entered; see fencedb inspect, end the transaction in the way, and revoke again: %w",
 		errHalf, done.Token, err), unrecorded)
 }
 
+// former is the holder that was found.
+func (r *inspection) former() *former {
+	h := value(r.Holder)
+	return optional(former{h.LeaseID, h.Token, h.Label}, r.Holder != nil)
+}
+
+// details are what is recorded. A revocation without a token is one that Redis has not answered.
 func (r *revocation) details(sealed bool) map[string]any {
-	held := r.Former != nil
+	held, done := r.Former != nil, r.Token > 0
 	former := value(r.Former)
 	return map[string]any{
-		"token": r.Token, "lease_id": r.LeaseID, "sealed": sealed, "former_token": optional(former.Token, held),
+		"token": optional(r.Token, done), "lease_id": optional(r.LeaseID, done), "sealed": sealed, "former_token": optional(former.Token, held),
 		"former_lease_id": optional(former.LeaseID, held), "former_holder": optional(former.Label, held),
 	}
 }
@@ -426,9 +433,26 @@ type querier interface {
 }
 
 // record returns the id of the new row, which stays if the transaction of db commits.
-func (e event) record(ctx context.Context, db querier, details any) (id int64, err error) {
-	err = db.QueryRow(ctx, `SELECT fencedb.record($1, $2, $3, $4, $5)`, e.kind, e.resource, e.operator, e.reason, details).Scan(&id)
+func (e event) record(ctx context.Context, db querier, details map[string]any) (id int64, err error) {
+	text, err := json.Marshal(details) // not a map, of which pgx does not always know the type
+	if err == nil {
+		err = db.QueryRow(ctx, `SELECT fencedb.record($1, $2, $3, $4, $5::jsonb)`, e.kind, e.resource, e.operator, e.reason, string(text)).Scan(&id)
+	}
 	return id, err
+}
+
+// recordHalf records that a revocation was not sealed, unless its seal was committed although that
+// was not heard, and is recorded with it. It has its own time, also after Ctrl-C.
+func (s *servers) recordHalf(ctx context.Context, e event, done *revocation) (sealed bool, err error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(s.timeout, askedAgain))
+	defer cancel()
+	err = s.pool.QueryRow(ctx, `SELECT id FROM fencedb.audit WHERE event = 'revoke' AND resource = $1 AND details ->> 'lease_id' = $2`,
+		done.Resource, done.LeaseID.String()).Scan(&done.AuditID)
+	if !errors.Is(err, pgx.ErrNoRows) {
+		return err == nil, err
+	}
+	done.AuditID, err = e.record(ctx, s.pool, done.details(false))
+	return false, err
 }
 
 var errMayNot = errors.New("postgres: permission denied for this role; let the owner of the schema fencedb run SELECT fencedb.allow_operator('role')")

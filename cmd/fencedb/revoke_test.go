@@ -229,7 +229,7 @@ func TestRevokeSaysWhenItCouldNotSeal(t *testing.T) {
 	require.Equal(t, exitHalf, got.code, got.errOut)
 	require.Contains(t, got.errOut, "idle in transaction", "what is in the way")
 	require.ErrorIs(t, l.Extend(t.Context()), lease.ErrRevoked)
-	require.Equal(t, "false", w.one(`SELECT details ->> 'sealed' FROM fencedb.audit WHERE event <> 'protect'`))
+	require.Equal(t, "false", w.one(`SELECT string_agg(details ->> 'sealed', ' ') FROM fencedb.audit WHERE event <> 'protect'`), "once")
 	require.NoError(t, tx.Commit(t.Context()))
 
 	w.revoked("seat:1")
@@ -251,6 +251,43 @@ func TestANextHolderThatIsFasterSealsForTheRevocation(t *testing.T) {
 	var says strings.Builder
 	done.print(page{out: &says})
 	require.Contains(t, says.String(), "Nobody held seat:1. Its fence is at token 41 or above now.\n")
+}
+
+// The lease may have ended: the audit says who wanted that, once.
+func TestARevocationThatRedisDoesNotAnswerIsRecorded(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	held := w.acquire("seat:1")
+	s := w.servers()
+	found, err := s.look(t.Context(), "seat:1")
+	require.NoError(t, err)
+	s.timeout = 2 * time.Second
+	w.own.Pause()
+
+	_, err = s.revokeLease(t.Context(), event{"revoke", &found.Resource, "ann@host", "it hangs"}, found)
+
+	w.own.Resume()
+	require.Error(t, err)
+	require.Contains(t, s.changed, "the lease may have ended")
+	require.Equal(t, fmt.Sprintf("ann@host false %d -", held.Token()), w.one(`SELECT string_agg(concat_ws(' ', operator, details ->> 'sealed', details ->> 'former_token', coalesce(details ->> 'token', '-')), ' ') FROM fencedb.audit WHERE event = 'revoke'`))
+}
+
+// The answer to its COMMIT was lost: what has recorded its seal is not recorded again as half.
+func TestASealThatWasCommittedUnheardIsRecordedOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.servers()
+	done := &revocation{Resource: "seat:1", Token: w.acquire("seat:1").Token(), LeaseID: uuid.New()}
+	e := event{"revoke", &done.Resource, "ann@host", "it hangs"}
+	id, err := e.record(t.Context(), w.pool, done.details(true))
+	require.NoError(t, err)
+
+	sealed, err := s.recordHalf(t.Context(), e, done)
+
+	require.NoError(t, err)
+	require.True(t, sealed)
+	require.Equal(t, id, done.AuditID)
+	require.Equal(t, "true", w.one(`SELECT string_agg(details ->> 'sealed', ' ') FROM fencedb.audit WHERE event = 'revoke'`))
 }
 
 // Ctrl-C while it waits for the seal: the lease has ended, and the audit says who ended it.

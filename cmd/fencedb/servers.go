@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
@@ -70,6 +71,9 @@ func (a *app) open(ctx context.Context, where needs) (s *servers, err error) {
 			return s, usage("--postgres: %w", err) // pgx blanks the password
 		}
 		config.ConnConfig.RuntimeParams["application_name"] = "fencedb" // not that of a program, which doctor looks for
+		// A connection pooler gives each statement another session, so nothing prepared is used again,
+		// whatever the URL of the programs says.
+		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
 		s.pool, err = pgxpool.NewWithConfig(ctx, config)
 		return s, err
 	}

@@ -348,6 +348,30 @@ func TestSignalsArePassedOn(t *testing.T) {
 	}
 }
 
+// Its output goes to head, or to a tee that has died: the command is ended all the same.
+func TestALossEndsTheCommandThoughNobodyReads(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	command, _ := w.process(under([]string{"seat:1"}, "sh", "-c", "exec 2>/dev/null; trap 'echo ended >&3; exit 7' TERM; echo ready >&3; while :; do sleep 1; done")...)
+	read, write, err := os.Pipe()
+	require.NoError(t, err)
+	out, told, err := os.Pipe()
+	require.NoError(t, err)
+	command.Stderr, command.Stdout, command.ExtraFiles = write, write, []*os.File{told}
+	require.NoError(t, command.Start())
+	require.NoError(t, told.Close())
+	require.NoError(t, write.Close())
+	next := linesOf(t, out)
+	require.Equal(t, "ready", next())
+	require.NoError(t, read.Close())
+
+	w.ok("revoke", "seat:1", "--reason", "it hangs", "--yes")
+
+	require.Equal(t, "ended", next())
+	_ = command.Wait()
+	require.Equal(t, 7, command.ProcessState.ExitCode())
+}
+
 func TestNohupIsPassedOn(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -1,0 +1,69 @@
+package main
+
+import (
+	"net/url"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/testenv"
+)
+
+// The URL of the programs has the mode that suits their pooler, and the pooler gives each statement
+// another session. Each command is called three times, as one session remembers what another has
+// prepared. migrate up wants a session, and goes past a pooler: docs/postgres.md.
+func TestEachCommandInEachQueryModeAndBehindPgBouncer(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	bouncer := testenv.PgBouncer(t, w.pool.Config().ConnString(), "transaction", "default_pool_size=3")
+	pgBouncer, err := url.Parse(bouncer.URL())
+	require.NoError(t, err)
+	direct, err := url.Parse(w.pool.Config().ConnString())
+	require.NoError(t, err)
+	w.exec(`INSERT INTO fencedb.fences (resource, last_fencing_token, lease_id, advanced_at) VALUES ('a:1', 7, gen_random_uuid(), clock_timestamp() - interval '31 days')`)
+	for _, address := range []*url.URL{direct, pgBouncer} {
+		for _, mode := range []string{"", "cache_statement", "cache_describe", "describe_exec", "exec", "simple_protocol"} {
+			to := *address
+			query := to.Query()
+			if mode != "" {
+				query.Set("default_query_exec_mode", mode)
+			}
+			to.RawQuery = query.Encode()
+			w.as("--postgres", to.String())
+			for name := range calls {
+				if slices.Contains([]string{"migrate up", "migrate down", "migrate reset", "chaos", "drill", "watch", "ttl"}, name) {
+					continue
+				}
+				for range 3 {
+					args := call(name)
+					switch name {
+					case "revoke", "reset":
+						l := w.acquire("seat:1")
+						require.NoError(t, w.book(l))
+						if name == "reset" {
+							require.NoError(t, l.Release(t.Context()))
+							args = append(args, "--force")
+						}
+					}
+					got := w.run(args...)
+					require.Zero(t, got.code, "%s in mode %q of %s: %s", name, mode, address.Host, got.errOut)
+				}
+			}
+			for _, args := range [][]string{
+				{"revoke", "--behind", "--reason", "restored", "--yes"}, {"revoke", "seat:1", "--seal-only", "--reason", "away", "--yes"},
+				{"adopt"}, {"prune"}, {"history", "seat:1", "--at", "12:00"}, {"prune", "--apply", "--reason", "m", "--yes", "--audit-older-than", "2161h"},
+			} {
+				l := w.acquire("seat:1")
+				w.exec(`DELETE FROM fencedb.fences WHERE resource = 'seat:1'`)
+				got := w.run(args...)
+				require.Zero(t, got.code, "%v in mode %q of %s: %s", args, mode, address.Host, got.errOut)
+				if slices.Contains(args, "--behind") {
+					require.ErrorIs(t, w.book(fencedb.NewGrant("seat:1", l.Token()-1, l.LeaseID(), fencedb.NoEnd)), fencedb.ErrStale)
+				}
+				require.NoError(t, l.Release(t.Context()))
+			}
+		}
+	}
+}
