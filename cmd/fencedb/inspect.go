@@ -74,6 +74,7 @@ type inspection struct {
 	Transactions    []transaction `json:"transactions"`
 	Refusals        []refused     `json:"refusals"` // newest first; nil: no program publishes events
 	feedReplaced    bool
+	standby         bool    // Postgres is one
 	Elsewhere       []place `json:"elsewhere"` // nil: not found out, for the reason unsearched
 	unsearched      error
 	namespace       string
@@ -113,7 +114,7 @@ func (s *servers) look(ctx context.Context, resource string) (*inspection, error
 	if err := protocol.CheckRequired("resource", resource, "table:12", protocol.MaxResource); err != nil {
 		return nil, usage("%w", err)
 	}
-	found := &inspection{Resource: resource, namespace: s.names.namespace,
+	found := &inspection{Resource: resource, namespace: s.names.namespace, standby: s.standby,
 		Transactions: []transaction{}, Missing: []missing{}}
 	if s.redisAway == nil {
 		var known lease.Inspection
@@ -405,7 +406,11 @@ func (r *inspection) whatRedisKnows(add adding) {
 		add("not_searched", "Whether it is in another namespace too was not found out: %s.", inWords(r.unsearched))
 	}
 	if fence := value(r.Fence); r.proven > fence.Token && !fence.foreign && !fence.setBack {
-		add("seal_missing", "Token %d of it has entered or was revoked, and the ledger does not have that: Postgres has lost it, in a fail-over or when it was restored, or the revocation was not sealed. fencedb revoke --behind shuts former holders out.", r.proven)
+		if r.standby {
+			add("standby_behind", "Token %d of it has entered or was revoked, and this standby does not have that: not yet, or Postgres has lost it. Ask the primary.", r.proven)
+		} else {
+			add("seal_missing", "Token %d of it has entered or was revoked, and the ledger does not have that: Postgres has lost it, in a fail-over or when it was restored, or the revocation was not sealed. fencedb revoke --behind shuts former holders out.", r.proven)
+		}
 	}
 	if len(r.Transactions) > 0 && r.Fence != nil && r.Holder == nil && len(others) == 0 {
 		add("kept_without_lease", "Nobody holds a lease, and the fence is kept by %s: whoever acquires waits for that. If it is ended, nothing of it is written.", r.Transactions[0].name())

@@ -6,17 +6,22 @@ import (
 	"time"
 )
 
-// patience is how long a person at a terminal waits without a word, and then between two.
-const patience, repeated = time.Second, 10 * time.Second
+// patience is how long a person at a terminal waits without a word, unwatched how long a script or
+// a person behind a pipe does, and repeated is the time between two words.
+const patience, unwatched, repeated = time.Second, 5 * time.Second, 10 * time.Second
 
-// waits tells a person at a terminal what the command waits for, if that takes longer than
-// patience, until it is called that it is over. A wait within another one is not told.
+// waits tells on stderr what the command waits for, if that takes longer than patience, until it is
+// called that it is over. A wait within another one is not told.
 func (a *app) waits(what string, args ...any) (over func()) {
-	if !a.watched || a.waiting {
+	if a.waiting {
 		return func() {}
 	}
+	first := unwatched
+	if a.watched {
+		first = patience
+	}
 	a.waiting = true
-	began, next, stop, stopped := time.Now(), time.NewTimer(patience), make(chan struct{}), make(chan struct{})
+	began, next, stop, stopped := time.Now(), time.NewTimer(first), make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
 		defer next.Stop()

@@ -12,7 +12,7 @@ import (
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
-// A person at a terminal learns what is in the way; a script gets the error only.
+// A person at a terminal learns what is in the way; a script that is done soon gets the error only.
 func TestAPersonLearnsWhatIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	redis, _ := hanging(t)
@@ -40,6 +40,12 @@ func TestAPersonLearnsWhatIsWaitedFor(t *testing.T) {
 				require.NotZero(t, <-got.code)
 			}
 		})
+	}
+
+	slow := newConsole(t, "--timeout", "30s", "--redis", "redis://"+redis, "--postgres", w.pool.Config().ConnString())
+	for _, args := range [][]string{{"inspect", "seat:1"}, {"leases"}, {"doctor"}} {
+		got := slow.start(args...)
+		require.Regexp(t, `fencedb: [5-9](\.\d)?s: waiting for `, got.next(got.errOut), args)
 	}
 
 	w.acquire("seat:1")

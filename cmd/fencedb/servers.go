@@ -27,6 +27,7 @@ type servers struct {
 	pool   *pgxpool.Pool
 
 	replica bool // Redis is one, and who holds what may be old
+	standby bool // Postgres is one, and what has entered may be missing there
 
 	redisAway, postgresAway error // why one does not answer, for commands that take halves
 }
@@ -260,7 +261,7 @@ func (s *servers) connectPostgres(ctx context.Context) error {
 		return err
 	}
 	s.ahead.postgres = time.Until(at)
-	if standby {
+	if s.standby = standby; standby {
 		fmt.Fprintln(s.errOut, "fencedb: this Postgres is a standby: what it says may be old, and nothing can be changed there. "+
 			"Name the primary with --postgres.")
 	}
@@ -280,7 +281,7 @@ func explained(err error) error {
 	case insufficientPrivilege:
 		return fmt.Errorf("%w, and GRANT USAGE ON SCHEMA fencedb TO PUBLIC if that is missing: %w", errMayNot, err)
 	case undefinedTable, undefinedSchema, undefinedFunction:
-		return fmt.Errorf("postgres: the schema fencedb is missing or older than this command; run fencedb migrate up: %w", err)
+		return fmt.Errorf("postgres: the schema fencedb of this database is missing, or older than this command: see that --postgres names the database of the programs, and run fencedb migrate up: %w", err)
 	}
 	return err
 }

@@ -183,4 +183,11 @@ func TestEachCommandSaysThatItsPostgresIsAStandby(t *testing.T) {
 		require.Contains(t, w.run(slices.Concat([]string{"--postgres", standby.URL()}, args)...).errOut, "is a standby: what it says may be old", args[0])
 	}
 	require.NotContains(t, w.run("inspect", "seat:1").errOut, "standby")
+
+	w.publish(fmt.Sprintf(`{"kind":"committed","resource":"seat:1","worker":"w","token":%d}`, w.acquire("seat:1").Token()))
+	notes := codes(w.as("--postgres", standby.URL()).inspected("seat:1").Notes)
+	require.Contains(t, notes, "standby_behind")
+	require.NotContains(t, notes, "seal_missing", "the primary may have it")
+	said := w.run("--postgres", testenv.PostgresURL(t), "inspect", "seat:1").errOut
+	require.Contains(t, said, "see that --postgres names the database of the programs")
 }
