@@ -162,7 +162,7 @@ var writes = map[string]write{
 func stride(mode pgx.QueryExecMode, name string) int {
 	own, wider := mode == pgx.QueryExecModeCacheStatement || mode == pgx.QueryExecModeSimpleProtocol, 1
 	if testing.Short() {
-		wider = 5
+		wider = 13
 	}
 	switch {
 	case own && !strings.HasPrefix(name, "Tx"):
@@ -315,7 +315,7 @@ func TestRandomCutsRoundCommit(t *testing.T) {
 
 	cuts := 1000
 	if testing.Short() {
-		cuts = 300
+		cuts = 100
 	}
 	tally := w.cutAtRandom(cuts, func(ctx context.Context, pool *pgxpool.Pool, id int, fn func(pgx.Tx) error) answer {
 		g := grant(fmt.Sprintf("effect:%d", id), 1)

@@ -81,13 +81,13 @@ func (w *world) awaitBlocked(pid uint32) {
 	w.Helper()
 	require.Eventually(w, func() bool {
 		return collect[int](w, `SELECT cardinality(pg_blocking_pids($1))`, pid)[0] > 0
-	}, 10*time.Second, 2*time.Millisecond, "backend %d does not wait for anybody", pid)
+	}, time.Minute, 2*time.Millisecond, "backend %d does not wait for anybody", pid)
 }
 
 // awaitIdle waits until every connection is back: pgxpool destroys a broken one in the background.
 func (w *world) awaitIdle(pool *pgxpool.Pool) {
 	w.Helper()
-	require.Eventually(w, func() bool { return pool.Stat().AcquiredConns() == 0 }, 10*time.Second, time.Millisecond,
+	require.Eventually(w, func() bool { return pool.Stat().AcquiredConns() == 0 }, time.Minute, time.Millisecond,
 		"a connection was not given back")
 }
 

@@ -28,7 +28,7 @@ import (
 
 const (
 	asking = 5 * time.Second  // how long a call may outlast its lease, or its context
-	slack  = 15 * time.Second // of a machine that is busy; what nothing bounds lasts longer
+	slack  = 45 * time.Second // of a machine that is busy; what nothing bounds lasts longer
 )
 
 // silences are the places where a connection falls silent in a write.

@@ -40,7 +40,7 @@ func TestPropertiesS1ToS5(t *testing.T) {
 
 	atLeast := 10_000
 	if testing.Short() {
-		atLeast = 2000
+		atLeast = 800
 	}
 	for steps < atLeast { // a history ends when it likes
 		rapid.Check(t, func(r *rapid.T) {
@@ -353,7 +353,7 @@ func (m *model) die(r *rapid.T) {
 		var gone bool
 		err := m.pool.QueryRow(context.Background(), `SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)`, pid).Scan(&gone)
 		return err == nil && gone
-	}, 10*time.Second, time.Millisecond)
+	}, time.Minute, time.Millisecond)
 }
 
 func (m *model) forget(t *modelTx) {

@@ -321,7 +321,7 @@ func TestTxSQLCommitsOrWritesNothing(t *testing.T) {
 	})
 	require.Equal(t, []string{"ann"}, w.guests())
 	require.NoError(t, fencedb.TxSQL(t.Context(), db, g, second))
-	require.Eventually(t, func() bool { return db.Stats().InUse == 0 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return db.Stats().InUse == 0 }, time.Minute, time.Millisecond)
 }
 
 func TestTxSQLTakesTheAccessMode(t *testing.T) {
@@ -349,7 +349,7 @@ func TestCancellingBetweenStatementsLeavesNoDoubt(t *testing.T) {
 	err := fencedb.TxSQL(ctx, w.sqlDB(), grant("table:12", 41), func(tx *sql.Tx) error {
 		require.NoError(t, inSQL(bookAnn)(tx))
 		cancel()
-		require.Eventually(t, func() bool { return errors.Is(inSQL(`SELECT 1`)(tx), sql.ErrTxDone) }, 10*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return errors.Is(inSQL(`SELECT 1`)(tx), sql.ErrTxDone) }, time.Minute, time.Millisecond)
 		return mine
 	})
 
@@ -463,7 +463,7 @@ func TestALostConnectionThatDatabaseSQLHasClosedIsGivenUp(t *testing.T) {
 		_, err := tx.ExecContext(late, bookAnn)
 		require.Error(t, err)
 		cancel()
-		require.Eventually(t, func() bool { return db.Stats().OpenConnections == 0 }, 10*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return db.Stats().OpenConnections == 0 }, time.Minute, time.Millisecond)
 		return err
 	})
 

@@ -63,7 +63,7 @@ func TestARedisThatIsAwayHoldsNobodyUpWhoHasWritten(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	server := testenv.OwnRedis(t)
-	w.config.TTL = 8 * time.Second
+	w.config.TTL = 2 * time.Minute
 	issuer, err := lease.New(server.Client(), w.config)
 	require.NoError(t, err)
 	desk := guard.New(issuer, w.pool)
@@ -82,7 +82,7 @@ func TestARedisThatIsAwayHoldsNobodyUpWhoHasWritten(t *testing.T) {
 	} {
 		begin := time.Now()
 		require.NoError(t, call(), name)
-		require.Less(t, time.Since(begin), 4*time.Second, name)
+		require.Less(t, time.Since(begin), time.Minute, name)
 		server.Resume()
 	}
 }

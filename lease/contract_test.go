@@ -86,7 +86,7 @@ const (
 )
 
 // patience is how long a server may fail to answer before the contract is broken.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // newIssuer makes an issuer for one test. Issuers of one test share resources, those of two tests
 // do not.

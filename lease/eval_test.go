@@ -264,7 +264,7 @@ func TestAWriteThatIsUnderWayHasTheValuesOfItsCall(t *testing.T) {
 	text, address[0], bytes[0] = "y", 'y', 'y'
 	hook.end()
 	for _, name := range []string{"text", "address", "bytes"} {
-		require.Eventually(t, func() bool { return w.client.Exists(t.Context(), w.dataKey("page")+name).Val() == 1 }, 10*time.Second, ms)
+		require.Eventually(t, func() bool { return w.client.Exists(t.Context(), w.dataKey("page")+name).Val() == 1 }, time.Minute, ms)
 		require.Equal(t, "x", w.stored(t, w.dataKey("page")+name), name)
 	}
 }

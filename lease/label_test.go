@@ -46,7 +46,7 @@ func TestTheHolderIsNamed(t *testing.T) {
 				_, err := b.Acquire(t.Context(), resource)
 				got <- err
 			}()
-			require.Eventually(t, func() bool { return w.snapshot(t, resource).waiters == 1 }, 10*time.Second, ms)
+			require.Eventually(t, func() bool { return w.snapshot(t, resource).waiters == 1 }, time.Minute, ms)
 			require.NoError(t, l.Release(t.Context()))
 			require.NoError(t, <-got)
 			return bob

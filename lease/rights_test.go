@@ -200,7 +200,7 @@ func TestAServerThatRunsAnEndlessScriptIsBusy(t *testing.T) {
 	require.NoError(t, w.client.Ping(t.Context()).Err())
 	ended := make(chan error, 1)
 	go func() { ended <- server.Client().Eval(t.Context(), "while true do end", nil).Err() }()
-	require.Eventually(t, func() bool { return redis.HasErrorPrefix(w.client.Get(t.Context(), "a").Err(), "BUSY") }, 10*time.Second, ms)
+	require.Eventually(t, func() bool { return redis.HasErrorPrefix(w.client.Get(t.Context(), "a").Err(), "BUSY") }, time.Minute, ms)
 	require.ErrorIs(t, acquireOn(t, w, lease.Config{TTL: 2 * time.Second}), &lease.RefusedError{Code: "BUSY"})
 	require.NoError(t, w.client.ScriptKill(t.Context()).Err())
 	require.Error(t, <-ended)

@@ -366,5 +366,5 @@ func awaitWaiters(t *testing.T, s *lease.Semaphore, resource string, n int) {
 		found, err := s.Inspect(t.Context(), resource)
 		require.NoError(t, err)
 		return found.Waiters == n
-	}, 10*time.Second, 2*ms)
+	}, time.Minute, 2*ms)
 }

@@ -62,7 +62,7 @@ func usedUp(t *testing.T) *redis.Client {
 	blocked := regexp.MustCompile(`blocked_clients:1\b`)
 	require.Eventually(t, func() bool {
 		return blocked.MatchString(server.Client().Info(ctx, "clients").Val())
-	}, 10*time.Second, ms)
+	}, time.Minute, ms)
 	return client
 }
 
@@ -179,7 +179,7 @@ func TestAWaiterInLineIsToldThatRedisDoesNotAnswer(t *testing.T) {
 			front, leave := context.WithTimeout(t.Context(), c.front)
 			t.Cleanup(leave)
 			go func() { _, _ = i.Acquire(front, "a") }()
-			require.Eventually(t, func() bool { return client.PoolStats().TotalConns > 0 }, 10*time.Second, ms)
+			require.Eventually(t, func() bool { return client.PoolStats().TotalConns > 0 }, time.Minute, ms)
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 			defer cancel()
 			_, err = i.Acquire(ctx, "a")

@@ -69,7 +69,7 @@ func (j *journal) of(op lease.Op) (ends []lease.TraceEnd) {
 // only returns the one end of that kind, once it has come.
 func (j *journal) only(t *testing.T, op lease.Op) lease.TraceEnd {
 	t.Helper()
-	require.Eventually(t, func() bool { return len(j.of(op)) == 1 }, 10*time.Second, time.Millisecond, "one end of %s", op)
+	require.Eventually(t, func() bool { return len(j.of(op)) == 1 }, time.Minute, time.Millisecond, "one end of %s", op)
 	return j.of(op)[0]
 }
 
@@ -85,7 +85,7 @@ func (j *journal) closed(t *testing.T) {
 			}
 		}
 		return true
-	}, 10*time.Second, time.Millisecond)
+	}, time.Minute, time.Millisecond)
 	require.Zero(t, j.foreign)
 }
 

@@ -111,7 +111,7 @@ func (s *session) awaitBlocked(pid uint32) {
 	s.Helper()
 	require.Eventually(s, func() bool {
 		return s.one(`SELECT cardinality(pg_blocking_pids($1)) > 0`, pid) == "true"
-	}, 10*time.Second, 2*time.Millisecond, "backend %d does not wait for anybody", pid)
+	}, time.Minute, 2*time.Millisecond, "backend %d does not wait for anybody", pid)
 }
 
 func open(t *testing.T, url string) *sql.DB {

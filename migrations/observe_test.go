@@ -185,7 +185,7 @@ func TestTheModeIsSwitchedUnderTraffic(t *testing.T) {
 			s.exec(`SELECT fencedb.` + step.call + `('seats')`)
 			for _, count := range []*atomic.Int64{step.count, &fenced} {
 				before := count.Load()
-				require.Eventually(t, func() bool { return count.Load() > before+2 }, 20*time.Second, time.Millisecond, step.call)
+				require.Eventually(t, func() bool { return count.Load() > before+2 }, time.Minute, time.Millisecond, step.call)
 			}
 		}
 	}

@@ -368,7 +368,7 @@ func TestRandomTransactionsWriteWhatTheyEntered(t *testing.T) {
 	w.acquire(rand.New(rand.NewPCG(seed, 0)))
 	wanted := int64(*randomTransactions)
 	if testing.Short() {
-		wanted = min(wanted, 300)
+		wanted = min(wanted, 100)
 	}
 	const sessions = 6
 	var running errgroup.Group

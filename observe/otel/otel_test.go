@@ -46,7 +46,7 @@ func (r *recorder) span(t *testing.T, name string) trace.ReadOnlySpan {
 	require.Eventually(t, func() bool {
 		found = r.named(name)
 		return len(found) > 0
-	}, 10*time.Second, time.Millisecond, "no span %q", name)
+	}, time.Minute, time.Millisecond, "no span %q", name)
 	require.Len(t, found, 1, name)
 	return found[0]
 }
