@@ -183,7 +183,7 @@ sqlc: ## Generate the code that sqlc makes from queries, in lab/compat
 	.bin/sqlc generate --file lab/compat/sqlc/sqlc.yaml
 
 .PHONY: release
-release: ## Date the changelog and tag VERSION=0.1.0, if all of .ci/run passes; publishes nothing
+release: ## Date the changelog and tag all modules with VERSION=0.1.0, if all of .ci/run passes; publishes nothing
 	@internal/tools/ensure.sh go
 	@internal/tools/release.sh $(VERSION)
 

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Makes a release in this clone: dates the changelog, sets the version of the SBOM, and tags the commit. Publishes nothing: that is
-# git push with the tag.
+# Makes a release of all published modules in this clone: dates the changelog, sets the version of the SBOM, lets the
+# modules need each other in this version instead of replacing each other, and tags that commit once for each module.
+# The next commit brings the replacements back. Publishes nothing: that is git push with the tags.
 #
 #     internal/tools/release.sh VERSION
 #
@@ -13,6 +14,9 @@ fail() {
 	exit 1
 }
 
+nested='observe grant/grpc cmd/fencedb' # the modules that are published with the one in the root
+module=$(GOWORK=off go list -m)
+
 version=${1:-}
 expr "$version" : '[0-9][0-9]*\.[0-9][0-9]*\.[0-9][0-9]*$' >/dev/null || fail "\"$version\" is no version; VERSION must be such as 0.1.0"
 tag=v$version
@@ -24,18 +28,21 @@ sed -n '/^## \[Unreleased\]$/,/^## \[[0-9]/p' CHANGELOG.md | grep -q '^- ' || fa
 before=$(git describe --tags --abbrev=0 --match 'v[0-9]*' 2>/dev/null || true)
 if [ -n "$before" ]; then
 	apidiff="go run golang.org/x/exp/cmd/apidiff@v0.0.0-20261014143641-f0251eb4aa3e"
-	module=$(GOWORK=off go list -m)
 	old=$(mktemp -d)
 	trap 'git worktree remove --force "$old/tree" 2>/dev/null; rm -rf "$old"' EXIT
 	git worktree add --quiet --detach "$old/tree" "$before"
-	(cd "$old/tree" && $apidiff -m -w "$old/api" "$module")
 	echo "release: the API since $before"
-	$apidiff -m "$old/api" "$module"
-	breaks=$($apidiff -m -incompatible "$old/api" "$module")
-	case $version in
-	"$(echo "${before#v}" | sed 's/\.[0-9]*$//')".*) [ -z "$breaks" ] || fail "a patch release keeps the API; these changes break callers:
+	for dir in . observe grant/grpc; do # the command has none
+		path=$module/$dir work=
+		[ "$dir" != . ] || path=$module work=off # ./... of the root would be all modules of go.work
+		(cd "$old/tree/$dir" && GOWORK=$work $apidiff -m -w "$old/api" "$path")
+		(cd "$dir" && GOWORK=$work $apidiff -m "$old/api" "$path")
+		breaks=$(cd "$dir" && GOWORK=$work $apidiff -m -incompatible "$old/api" "$path")
+		case $version in
+		"$(echo "${before#v}" | sed 's/\.[0-9]*$//')".*) [ -z "$breaks" ] || fail "a patch release keeps the API; these changes break callers:
 $breaks" ;;
-	esac
+		esac
+	done
 fi
 
 .ci/run all || fail ".ci/run has failed; nothing was released"
@@ -44,6 +51,17 @@ fi
 dated="## [$version] - $(date -u +%Y-%m-%d)"
 sed -i.before "s/^## \[Unreleased\]$/## [Unreleased]\n\n$dated/" CHANGELOG.md && rm CHANGELOG.md.before
 sed -i.before '/"name": "github.com\/fencedb\/fencedb",/,/"version"/ s/"version": ".*"/"version": "'"$version"'"/' sbom.cdx.json && rm sbom.cdx.json.before
-git commit --quiet --message "release: $tag" CHANGELOG.md sbom.cdx.json
+for dir in $nested; do
+	for needed in "$module" "$module/observe"; do
+		grep -q "^	$needed v" "$dir/go.mod" || continue
+		go mod edit -dropreplace="$needed" -require="$needed@$tag" "$dir/go.mod"
+	done
+done
+git commit --quiet --all --message "release: $tag"
 git tag --annotate --message "fencedb $tag" "$tag"
-echo "release: $tag is tagged. To publish it: git push --follow-tags"
+for dir in $nested; do
+	git tag --annotate --message "fencedb $dir $tag" "$dir/$tag"
+	git checkout --quiet HEAD~ -- "$dir/go.mod"
+done
+git commit --quiet --message "release: build the modules of a checkout from each other again"
+echo "release: $tag is tagged, for each module. To publish it: git push --follow-tags"

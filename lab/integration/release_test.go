@@ -27,20 +27,13 @@ var root = "../.."
 
 // published is the module of the libraries. The others that are released lie in directories below
 // it, and need it and each other in the same version.
-var published = module.Version{Path: "github.com/fencedb/fencedb", Version: "v0.1.0-rehearsal"}
+var published = module.Version{Path: "github.com/fencedb/fencedb", Version: "v0.1.0"}
 
 var nested = []string{"observe", "grant/grpc", "cmd/fencedb"}
 
 func TestTheReleaseInstalls(t *testing.T) {
 	t.Parallel()
 	r := rehearse(t)
-
-	t.Run("go.mod", func(t *testing.T) {
-		mod, err := modfile.Parse("go.mod", read(t, filepath.Join(root, "go.mod")), nil)
-		require.NoError(t, err)
-		require.Empty(t, mod.Replace, "go install refuses a module that replaces another")
-		require.Equal(t, published.Path, mod.Module.Mod.Path)
-	})
 
 	t.Run("the program of the README", func(t *testing.T) {
 		dir := r.module()
@@ -89,6 +82,18 @@ func main() { _ = []lease.Tracer{prom.New(prom.Config{}), fenceotel.New(fenceote
 		r.run(dir, "go", "run", ".")
 	})
 
+	t.Run("a grant over gRPC", func(t *testing.T) {
+		dir := r.module()
+		write(t, filepath.Join(dir, "main.go"), `package main
+
+import fencegrpc "github.com/fencedb/fencedb/grant/grpc"
+
+func main() { _ = fencegrpc.UnaryClient }
+`)
+		r.run(dir, "go", "get", published.Path+"/grant/grpc@"+published.Version)
+		r.run(dir, "go", "run", ".")
+	})
+
 	t.Run("the command", func(t *testing.T) {
 		dir := t.TempDir()
 		r.env = append(r.env, "GOBIN="+dir)
@@ -106,23 +111,29 @@ type rehearsal struct {
 
 func rehearse(t *testing.T) *rehearsal {
 	t.Helper()
-	proxy := filepath.Join(t.TempDir(), "proxy")
-	tree := copied(t)
+	proxy, tree := filepath.Join(t.TempDir(), "proxy"), checkout(t)
+	tree.passes("exit 0")
+	tree.commit()
+	tree.run(tree.dir, "sh", "internal/tools/release.sh", strings.TrimPrefix(published.Version, "v"))
 	for _, dir := range append([]string{"."}, nested...) {
+		tree.run(tree.dir, "git", "checkout", "--quiet", path.Join(dir, published.Version))
+		mod, err := modfile.Parse("go.mod", read(t, filepath.Join(tree.dir, dir, "go.mod")), nil)
+		require.NoError(t, err)
+		require.Empty(t, mod.Replace, "%s: go install refuses a module that replaces another", dir)
 		m := module.Version{Path: path.Join(published.Path, dir), Version: published.Version}
+		require.Equal(t, m.Path, mod.Module.Mod.Path)
+
 		versions := filepath.Join(proxy, filepath.FromSlash(m.Path), "@v")
 		require.NoError(t, os.MkdirAll(versions, 0o700))
 		at := filepath.Join(versions, m.Version)
 		write(t, filepath.Join(versions, "list"), m.Version+"\n")
-		name := filepath.Join(tree, dir, "go.mod")
-		write(t, name, released(t, name))
-		write(t, at+".mod", string(read(t, name)))
+		write(t, at+".mod", string(read(t, filepath.Join(tree.dir, dir, "go.mod"))))
 		info, err := json.Marshal(map[string]any{"Version": m.Version, "Time": time.Now().UTC()})
 		require.NoError(t, err)
 		write(t, at+".info", string(info))
 		archive, err := os.Create(at + ".zip")
 		require.NoError(t, err)
-		require.NoError(t, zip.CreateFromDir(archive, m, filepath.Join(tree, dir)))
+		require.NoError(t, zip.CreateFromDir(archive, m, filepath.Join(tree.dir, dir)))
 		require.NoError(t, archive.Close())
 	}
 
@@ -138,40 +149,38 @@ func rehearse(t *testing.T) *rehearsal {
 	return r
 }
 
-// released is a go.mod as its tag has it: with the versions of the siblings, and nothing replaced.
-func released(t *testing.T, name string) string {
-	t.Helper()
-	mod, err := modfile.Parse(name, read(t, name), nil)
-	require.NoError(t, err)
-	for _, r := range mod.Replace {
-		require.NoError(t, mod.DropReplace(r.Old.Path, r.Old.Version))
-	}
-	for _, r := range mod.Require {
-		if strings.HasPrefix(r.Mod.Path, published.Path) {
-			require.NoError(t, mod.AddRequire(r.Mod.Path, published.Version))
-		}
-	}
-	mod.Cleanup()
-	text, err := mod.Format()
-	require.NoError(t, err)
-	return string(text)
+// clone is a repository with the files of this one.
+type clone struct {
+	rehearsal
+	dir string
 }
 
-// make release, with a .ci/run that only says whether it passes.
+func checkout(t *testing.T) *clone {
+	t.Helper()
+	c := &clone{rehearsal{T: t, env: []string{
+		"GIT_AUTHOR_NAME=x", "GIT_AUTHOR_EMAIL=x@example.test", "GIT_COMMITTER_NAME=x", "GIT_COMMITTER_EMAIL=x@example.test",
+	}}, copied(t)}
+	c.run(c.dir, "git", "init", "--quiet")
+	return c
+}
+
+func (c *clone) commit() {
+	c.Helper()
+	c.run(c.dir, "git", "add", "--all")
+	c.run(c.dir, "git", "commit", "--quiet", "--message", "x")
+}
+
+// passes makes .ci/run a script that only says whether it passes.
+func (c *clone) passes(script string) {
+	c.Helper()
+	write(c.T, filepath.Join(c.dir, ".ci", "run"), "#!/bin/sh\n"+script+"\n")
+	require.NoError(c, os.Chmod(filepath.Join(c.dir, ".ci", "run"), 0o700))
+}
+
 func TestMakeRelease(t *testing.T) {
 	t.Parallel()
-	r := &rehearsal{T: t, env: []string{
-		"GIT_AUTHOR_NAME=x", "GIT_AUTHOR_EMAIL=x@example.test", "GIT_COMMITTER_NAME=x", "GIT_COMMITTER_EMAIL=x@example.test",
-	}}
-	dir := copied(t)
-	commit := func() {
-		r.run(dir, "git", "add", "--all")
-		r.run(dir, "git", "commit", "--quiet", "--message", "x")
-	}
-	passes := func(script string) {
-		write(t, filepath.Join(dir, ".ci", "run"), "#!/bin/sh\n"+script+"\n")
-		require.NoError(t, os.Chmod(filepath.Join(dir, ".ci", "run"), 0o700))
-	}
+	r := checkout(t)
+	dir, commit, passes := r.dir, r.commit, r.passes
 	refuses := func(version, because string) {
 		release := exec.CommandContext(t.Context(), "sh", "internal/tools/release.sh", version)
 		release.Dir, release.Env = dir, append(os.Environ(), r.env...)
@@ -182,7 +191,6 @@ func TestMakeRelease(t *testing.T) {
 	}
 	changelog := func() string { return string(read(t, filepath.Join(dir, "CHANGELOG.md"))) }
 
-	r.run(dir, "git", "init", "--quiet")
 	passes("exit 0")
 	refuses("0.2.0", "not committed")
 	commit()
@@ -199,7 +207,8 @@ func TestMakeRelease(t *testing.T) {
 	passes("exit 0")
 	commit()
 	r.run(dir, "sh", "internal/tools/release.sh", "0.1.0")
-	require.Contains(t, r.run(dir, "git", "tag", "--list"), "v0.1.0")
+	require.Equal(t, []string{"cmd/fencedb/v0.1.0", "grant/grpc/v0.1.0", "observe/v0.1.0", "v0.1.0"}, strings.Fields(r.run(dir, "git", "tag", "--list")))
+	require.Equal(t, "CHANGELOG.md\nsbom.cdx.json\n", r.run(dir, "git", "diff", "--name-only", "HEAD~2"), "the replacements are back")
 	require.Regexp(t, `## \[Unreleased\]\n\n## \[0\.1\.0\] - \d{4}-\d\d-\d\d\n`, changelog())
 	var sbom struct {
 		Metadata struct{ Component struct{ Version string } }
