@@ -248,8 +248,8 @@ func NoWait() Option { return func(c *call) { c.noWait = true } }
 
 // Every makes a key one that runs at most once in each period, for schedulers: several ask at about
 // the same time, and their clocks differ. The period counts, on Redis's clock, from when it is
-// written down that the run begins, right before it. It should be shorter than the interval of the schedule
-// by more than clocks and timers differ: 55 minutes for a job of each hour.
+// written down that the run begins, right before it. It should be shorter than the interval of the
+// schedule by more than clocks and timers differ: 55 minutes for a job of each hour.
 //
 // The key is done as soon as fn begins, and so also if fn fails, panics or dies with its process:
 // what failed is for the next period. What fn returns goes to its own caller. The others get
