@@ -92,9 +92,9 @@
 // that a fail-over may lose what everybody can see. The question waits for standbys as
 // synchronous_commit of the session says, and not as a SET LOCAL of the transaction did. With
 // drivers other than pgx nobody notices if a stranger cancels the wait of a COMMIT
-// (pg_cancel_backend). ErrTxEnded means that a statement of the caller's own has ended the transaction, and tells what it has written. Every
-// other error means that nothing was written (S6). lease.IsLost is true for those that mean "busy,
-// try again": somebody else has the resource.
+// (pg_cancel_backend). ErrTxEnded means that a statement of the caller's own has ended the
+// transaction, and tells what it has written. Every other error means that nothing was written
+// (S6). lease.IsLost is true for those that mean "busy, try again": somebody else has the resource.
 //
 // # What it does not give you
 //

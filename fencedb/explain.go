@@ -21,8 +21,10 @@ import (
 func (e *entry) explain(ctx context.Context, server asker, lost bool, err error) error {
 	code := answered(err).code
 	// A transaction_timeout of the role; nothing came before the wait for the fence.
-	if code == codeTransactionTimeout && e.xid == 0 && server != nil {
-		return e.busy(e.blockers(ctx, server), err)
+	if code == codeTransactionTimeout && e.xid == 0 {
+		if found := e.blockers(ctx, server); len(found) > 0 {
+			return e.busy(found, err)
+		}
 	}
 	if e.overtime(code, lost || passedOn(ctx, err)) {
 		return e.timeOver(err)
@@ -57,10 +59,14 @@ func (e *entry) explain(ctx context.Context, server asker, lost bool, err error)
 	case codeLockNotAvailable, codeQueryCanceled:
 		var told struct{ Blockers json.RawMessage }
 		answered(err).values(&told)
-		if told.Blockers == nil { // another limit ended the wait
-			return e.busy(e.blockers(ctx, server), err)
+		if told.Blockers != nil {
+			return e.busy(named(told.Blockers), err)
 		}
-		return e.busy(named(told.Blockers), err)
+		// A limit of the role, or somebody's request to cancel: it waited for the fence only if a
+		// session is seen to hold that.
+		if found := e.blockers(ctx, server); len(found) > 0 || server == nil && code == codeLockNotAvailable {
+			return e.busy(found, err)
+		}
 	case codeSerializationFailure:
 		return &rejection{ErrUnsealed, err}
 	case codeInvalidSchema, codeUndefinedFunction:

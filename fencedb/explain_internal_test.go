@@ -2,6 +2,7 @@ package fencedb
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -33,6 +34,29 @@ func TestAnAnswerCountsAlsoWhenTheDeadlineEndedTheConnection(t *testing.T) {
 		require.ErrorIs(t, err, want, code)
 		if busy, ok := err.(*BusyError); ok {
 			require.Equal(t, 4711, busy.Blockers[0].PID)
+		}
+	}
+}
+
+// A limit of the role, and a request to cancel, end any wait. That another holder has the resource
+// is said only if a session was seen to hold the fence.
+func TestALimitOfTheRoleIsBusyOnlyBehindAHolder(t *testing.T) {
+	t.Parallel()
+	for _, code := range []string{codeLockNotAvailable, codeQueryCanceled, codeTransactionTimeout} {
+		for _, held := range []string{`[]`, `[{"pid": 4711}]`} {
+			e, err := newEntry(nil, NewGrant("table:12", 42, uuid.New(), time.Now().Add(time.Hour)), nil)
+			require.NoError(t, err)
+			server := func(_ context.Context, dest any, _ string, _ ...any) (bool, error) {
+				*dest.(*[]byte) = []byte(held)
+				return false, nil
+			}
+
+			err = e.explain(t.Context(), server, false, &pgconn.PgError{Code: code, Severity: "ERROR"})
+
+			require.Equal(t, held != `[]`, errors.Is(err, ErrBusy), "%s, %s: %v", code, held, err)
+			require.Equal(t, code, answered(err).code)
+			var lost interface{ LeaseLost() bool } // lease.IsLost
+			require.Equal(t, held != `[]`, errors.As(err, &lost) && lost.LeaseLost(), "%s, %s: %v", code, held, err)
 		}
 	}
 }

@@ -265,6 +265,7 @@ var guards = []struct {
 		{"S7", "a connection that is lost is not asked again", ", errors.Is(err, errNobodyLeft):", ":", "fencedb.TestAServerThatCannotBeAskedLeavesTheOutcomeUnknown"},
 	}},
 	{"fencedb/explain.go", []guard{
+		{"S7", "a limit of the role is busy only behind a holder", "len(found) > 0 || server == nil && code == codeLockNotAvailable {", "true {", "fencedb.TestALimitOfTheRoleIsBusyOnlyBehindAHolder"},
 		{"S7", "what the server ends a little early has ended with the lease", "time.Now().Before(e.limit)", "time.Now().Before(e.until)", "fencedb.TestWhatTheServerEndsALittleEarlyHasEndedByItsLimit"},
 		{"S7", "a transaction that outlasts its time under a renewed lease says so", "return !until.IsZero() && (same ||", "return true || (same ||", "fencedb.TestATransactionThatOutlastsItsValidityIsNotALeaseThatIsOver"},
 		{"S6", "an error from before the first statement says nothing of the fence", "case e.db != nil && e.conn == nil:", "case false:", "fencedb.TestAnErrorFromElsewhereIsNotTakenForTheFence"},
