@@ -155,11 +155,11 @@ var underALease = map[string]func(w *world, work func(fencedb.Grant) error) erro
 		return sealed.Do(w.Context(), "table:12", func(_ context.Context, l *lease.Lease) error { return work(l) })
 	},
 	"door": func(w *world, work func(fencedb.Grant) error) error {
-		return guard.New(w.leases.Issuer, w.pool).Do(w.Context(), "table:12", func(_ context.Context, h *guard.Holder) error { return work(h) })
+		return guard.New(w.leases.Issuer, w.pool).Do(w.Context(), "table:12", func(_ context.Context, h *guard.Holder) error { return work(h.Grant()) })
 	},
 	"door of several": func(w *world, work func(fencedb.Grant) error) error {
 		return guard.New(w.leases.Issuer, w.pool).DoAll(w.Context(), []string{"table:12", "table:13"},
-			func(_ context.Context, h *guard.Holder) error { return work(h) })
+			func(_ context.Context, h *guard.Holder) error { return work(h.Grant()) })
 	},
 }
 

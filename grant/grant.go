@@ -4,7 +4,7 @@
 //
 //	client := &http.Client{Transport: grant.Transport(nil)}
 //	err := desk.Do(ctx, "table:12", func(ctx context.Context, h *guard.Holder) error {
-//		r, err := http.NewRequestWithContext(grant.NewContext(ctx, h), http.MethodPost, url, body)
+//		r, err := http.NewRequestWithContext(grant.NewContext(ctx, h.Grant()), http.MethodPost, url, body)
 //		...
 //		answer, err := client.Do(r)
 //		...

@@ -190,7 +190,7 @@ func TestTheTokenOfTheCallerIsInTheRow(t *testing.T) {
 
 	client := &http.Client{Transport: grant.Transport(nil)}
 	err := desk.Do(ctx, "table:12", func(ctx context.Context, h *guard.Holder) error {
-		r, err := http.NewRequestWithContext(grant.NewContext(ctx, h), http.MethodPost, url, nil)
+		r, err := http.NewRequestWithContext(grant.NewContext(ctx, h.Grant()), http.MethodPost, url, nil)
 		if err != nil {
 			return err
 		}
@@ -198,7 +198,7 @@ func TestTheTokenOfTheCallerIsInTheRow(t *testing.T) {
 		require.Equal(t, http.StatusOK, answer.status, answer.body)
 		var token int64
 		require.NoError(t, w.pool.QueryRow(ctx, `SELECT last_fencing_token FROM seats`).Scan(&token))
-		require.Equal(t, h.Token(), token)
+		require.Equal(t, h.Grant().Token(), token)
 		return answer.err
 	})
 

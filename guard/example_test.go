@@ -273,14 +273,27 @@ func ExampleUnsealed() {
 	// Output: <nil>
 }
 
-// The holder is a grant for every function of package fencedb, here of two resources.
 func ExampleHolder() {
+	err := opened().Do(context.Background(), "sku:28", func(ctx context.Context, h *guard.Holder) error {
+		tag, err := h.Exec(ctx, `UPDATE stock SET pieces = 8 WHERE sku = 28`)
+		fmt.Println(tag)
+		return err
+	})
+
+	fmt.Println(err)
+	// Output:
+	// UPDATE 1
+	// <nil>
+}
+
+// The grant of a holder is for every function of package fencedb, here of two resources.
+func ExampleHolder_Grant() {
 	ctx := context.Background()
 	issuer, pool := halves()
 	desk := guard.New(issuer, pool)
 
 	err := desk.DoAll(ctx, []string{"sku:14", "sku:15"}, func(ctx context.Context, h *guard.Holder) error {
-		tag, err := fencedb.Exec(ctx, pool, h, `UPDATE stock SET pieces = 0 WHERE sku IN (14, 15)`)
+		tag, err := fencedb.Exec(ctx, pool, h.Grant(), `UPDATE stock SET pieces = 0 WHERE sku IN (14, 15)`)
 		fmt.Println(tag)
 		return err
 	})
@@ -291,10 +304,10 @@ func ExampleHolder() {
 	// <nil>
 }
 
-func ExampleHolder_Grants() {
+func ExampleHolder_Leases() {
 	err := opened().DoAll(context.Background(), []string{"sku:15", "sku:14"}, func(_ context.Context, h *guard.Holder) error {
-		for _, grant := range h.Grants() {
-			fmt.Println(grant.Resource())
+		for _, l := range h.Leases() {
+			fmt.Println(l.Resource())
 		}
 		return nil
 	})
@@ -471,27 +484,43 @@ func ExampleHolder_SendBatch() {
 }
 
 // What to tell the caller of a service.
-func ExampleIsUnavailable() {
-	status := func(err error) int {
-		switch {
-		case errors.Is(err, pgx.ErrNoRows): // of QueryRow: before the rest, since it has committed
-			return 404
-		case err == nil, errors.Is(err, lease.ErrWorkDone), errors.Is(err, fencedb.ErrCommitted):
-			return 200
-		case errors.Is(err, fencedb.ErrCommitUnknown):
-			return 202 // look, or let fencedb.Once replay
-		case lease.IsLost(err):
-			return 409 // busy, try again
-		case guard.IsUnavailable(err):
-			return 503 // try again later
-		}
-		return 500
-	}
+func ExampleAnswer() {
 	over, cancel := context.WithTimeout(context.Background(), 0)
 	defer cancel()
 
 	_, err := opened().Exec(over, "sku:28", `UPDATE stock SET pieces = 0 WHERE sku = 28`)
 
-	fmt.Println(status(err))
-	// Output: 503
+	answer := guard.Answer(err)
+	fmt.Println(answer, answer.HTTPStatus(), guard.RetryAfter(err))
+	// Output: unavailable 503 1s
+}
+
+func ExampleRetryAfter() {
+	fmt.Println(guard.RetryAfter(fmt.Errorf("book: %w", &lease.HeldError{RetryAfter: 3 * time.Second})))
+	fmt.Println(guard.RetryAfter(fencedb.ErrNoToken))
+	// Output:
+	// 3s
+	// 0s
+}
+
+func ExampleOutcome() {
+	fmt.Println(guard.Answer(fencedb.ErrStale) == guard.Busy)
+	// Output: true
+}
+
+func ExampleOutcome_HTTPStatus() {
+	for _, o := range []guard.Outcome{guard.Done, guard.Busy, guard.Unavailable, guard.Unknown, guard.Refused} {
+		fmt.Println(o.HTTPStatus())
+	}
+	// Output:
+	// 200
+	// 409
+	// 503
+	// 504
+	// 500
+}
+
+func ExampleOutcome_String() {
+	fmt.Println(guard.Answer(lease.ErrHeld))
+	// Output: busy
 }

@@ -62,10 +62,9 @@ import (
 // Desk acquires leases and writes behind their fences. One for each issuer and database is enough;
 // it is safe for concurrent use.
 type Desk struct {
-	issuer *lease.Issuer // for what enters before anything else happens
-	sealed *lease.Issuer // of the same leases
-	holds  *lease.Issuer // for work: sealed, unless Unsealed
-	db     fencedb.DB
+	issuer   *lease.Issuer
+	unsealed bool // Do, DoAll and Lead do not seal
+	db       fencedb.DB
 }
 
 // Option changes a Desk.
@@ -77,34 +76,45 @@ type Option func(*Desk)
 // nothing by it, or read it again in the transaction. And a Redis that went backwards is not healed
 // by these three: their writes are refused until [lease.Issuer.Raise], or a call that seals, has
 // raised its counter.
-func Unsealed() Option { return func(d *Desk) { d.holds = d.issuer } }
+func Unsealed() Option { return func(d *Desk) { d.unsealed = true } }
 
-// New returns a desk for leases of issuer and writes to db. Both stay the caller's; neither is
-// asked. Leases of all desks of an issuer exclude each other. An issuer with a [lease.Config.Seal]
-// seals by that every time, and not twice.
+// New returns a desk for leases of issuer and writes to db. Both stay the caller's: New contacts
+// neither server. Leases of all desks of an issuer exclude each other. An issuer with a
+// [lease.Config.Seal] seals by that every time, and not twice.
 //
 // Options of the acquisition come with each call, or with the issuer, as issuer.With(...), for
 // Exec, Query and QueryRow, which end with the arguments of their statement. Options of the
 // transactions come with the database, as fencedb.With(pool, ...). Above READ COMMITTED every
 // transaction is sealed before it begins.
 func New(issuer *lease.Issuer, db fencedb.DB, opts ...Option) *Desk {
-	sealed := issuer.Sealed(fencedb.Sealer(db))
-	d := &Desk{issuer, sealed, sealed, db}
+	d := &Desk{issuer: issuer, db: db}
 	for _, opt := range opts {
 		opt(d)
 	}
 	return d
 }
 
+// sealed is the issuer with a seal in Postgres, unless it has a seal of its own.
+func (d *Desk) sealed() *lease.Issuer { return d.issuer.Sealed(fencedb.Sealer(d.db)) }
+
+// forWork is the issuer of Do, DoAll and Lead.
+func (d *Desk) forWork() *lease.Issuer {
+	if d.unsealed {
+		return d.issuer
+	}
+	return d.sealed()
+}
+
 // Do acquires resource, waiting if it must, seals the lease, runs fn and gives the lease back. The
 // context of fn ends with ctx or with the lease; [context.Cause] tells which.
 //
-// What is true then of the data and of the lease is told as by [lease.Issuer.Do]: nil means that fn
-// returned nil under a lease that was valid to the end; [lease.ErrWorkDone] that fn returned nil
-// and its lease did not last: what it committed stands. An error of fn comes back as it is, those
-// of its transactions among them, such as [fencedb.ErrCommitUnknown], with the cause of the loss if
-// the lease was lost; that of a write past h is [fencedb.ErrNoToken]. If fn did not run, nothing
-// was written. [lease.IsLost] tells if an error means "busy, try again".
+// Nil means that fn has returned nil: what it committed behind the fence stands, whatever became of
+// the lease afterwards. A lease that ended early, or could not be released, is reported to the
+// tracers of the issuer; what fn wrote elsewhere is then as safe as its own key makes it. An error
+// of fn comes back as it is, those of its transactions among them, such as
+// [fencedb.ErrCommitUnknown], with the cause of the loss if the lease was lost; that of a write
+// past h is [fencedb.ErrNoToken]. If fn did not run, nothing was written. [Answer] says what an
+// error means to a caller.
 //
 // Write with h in fn: a call of the desk for the same resource would wait for this one, until the
 // context ends.
@@ -121,21 +131,29 @@ func (d *Desk) DoAll(ctx context.Context, resources []string,
 	if fn == nil {
 		return protocol.ErrNoFunction
 	}
-	return d.holds.DoAll(ctx, resources, func(ctx context.Context, ls lease.Leases) error {
-		return explained(fn(ctx, d.holder(ctx, ls)))
+	done := false
+	err := d.forWork().DoAll(ctx, resources, func(ctx context.Context, ls lease.Leases) error {
+		err := explained(fn(ctx, &Holder{ls, ctx, d.db}))
+		done = err == nil
+		return err
 	}, opts...)
+	if done { // the fence has decided; err is only that the lease ended early
+		return nil
+	}
+	return err
 }
 
 // Lead is [lease.Issuer.Lead] with sealed terms: fn runs for as long as this process leads, and
 // again in each of its terms, until ctx ends. A term begins with a write in Postgres: while
-// Postgres is away nobody leads, which is told to [lease.OnTerm].
+// Postgres is away nobody leads, which is told to [lease.OnTerm], as is the loss of a lease under
+// which fn returned nil.
 func (d *Desk) Lead(ctx context.Context, role string,
 	fn func(ctx context.Context, h *Holder) error, opts ...lease.LeadOption) error {
 	if fn == nil {
 		return protocol.ErrNoFunction
 	}
-	return d.holds.Lead(ctx, role, func(ctx context.Context, l *lease.Lease) error {
-		return explained(fn(ctx, d.holder(ctx, lease.Leases{l})))
+	return d.forWork().Lead(ctx, role, func(ctx context.Context, l *lease.Lease) error {
+		return explained(fn(ctx, &Holder{lease.Leases{l}, ctx, d.db}))
 	}, opts...)
 }
 
@@ -163,7 +181,7 @@ func (d *Desk) Tx(ctx context.Context, resource string,
 	if fn == nil {
 		return protocol.ErrNoFunction
 	}
-	return d.write(ctx, []string{resource}, opts, func(t *turn) error {
+	return d.write(ctx, []string{resource}, opts, func(t *attempt) error {
 		return t.Tx(t.ctx, func(tx pgx.Tx) error {
 			if err := tx.SendBatch(t.ctx, new(pgx.Batch)).Close(); err != nil { // BEGIN and the entry
 				return err
@@ -179,11 +197,11 @@ func (d *Desk) Tx(ctx context.Context, resource string,
 //
 //	impatient := guard.New(issuer.With(lease.NoWait()), pool)
 func (d *Desk) Exec(ctx context.Context, resource, sql string, args ...any) (tag pgconn.CommandTag, err error) {
-	err = d.write(ctx, []string{resource}, nil, func(t *turn) (err error) {
+	err = d.write(ctx, []string{resource}, nil, func(t *attempt) (err error) {
 		tag, err = t.Exec(t.ctx, sql, args...)
 		return err
 	})
-	return tag, on(resource, err)
+	return tag, withResource(resource, err)
 }
 
 // Query is [Desk.Exec] for a statement that returns rows. They keep the lease, which is renewed,
@@ -191,7 +209,7 @@ func (d *Desk) Exec(ctx context.Context, resource, sql string, args ...any) (tag
 // [fencedb.Query], and tells what became of the statement.
 func (d *Desk) Query(ctx context.Context, resource, sql string, args ...any) (pgx.Rows, error) {
 	var kept pgx.Rows
-	err := d.write(ctx, []string{resource}, nil, func(t *turn) error {
+	err := d.write(ctx, []string{resource}, nil, func(t *attempt) error {
 		result, err := t.Query(t.ctx, sql, args...)
 		if err != nil {
 			return err
@@ -199,12 +217,12 @@ func (d *Desk) Query(ctx context.Context, resource, sql string, args ...any) (pg
 		t.kept = true
 		kept = rows.OnClose(result, func() error {
 			defer t.giveBack()
-			return on(resource, t.why(result.Err()))
+			return withResource(resource, t.why(result.Err()))
 		})
 		return nil
 	})
 	if err != nil {
-		return rows.Failed(on(resource, err))
+		return rows.Failed(withResource(resource, err))
 	}
 	return kept, nil
 }
@@ -215,7 +233,7 @@ func (d *Desk) Query(ctx context.Context, resource, sql string, args ...any) (pg
 // no row, pgx.ErrNoRows and [fencedb.ErrCommitted] are both in the error.
 func (d *Desk) QueryRow(ctx context.Context, resource, sql string, args ...any) pgx.Row {
 	return rows.Once(func(dest ...any) error {
-		return on(resource, d.write(ctx, []string{resource}, nil, func(t *turn) error {
+		return withResource(resource, d.write(ctx, []string{resource}, nil, func(t *attempt) error {
 			return t.QueryRow(t.ctx, sql, args...).Scan(dest...)
 		}))
 	})
@@ -224,5 +242,5 @@ func (d *Desk) QueryRow(ctx context.Context, resource, sql string, args ...any) 
 // SendBatch is [Desk.Exec] for several statements, on one or more resources. Its callbacks run
 // after the statements, as those of [fencedb.SendBatch].
 func (d *Desk) SendBatch(ctx context.Context, resources []string, b *pgx.Batch, opts ...lease.Option) error {
-	return d.write(ctx, resources, opts, func(t *turn) error { return t.SendBatch(t.ctx, b) })
+	return d.write(ctx, resources, opts, func(t *attempt) error { return t.SendBatch(t.ctx, b) })
 }

@@ -117,7 +117,7 @@ var work = map[string]func(ctx context.Context, w *world, h *guard.Holder, sql s
 	},
 	"fencedb.Enter": func(ctx context.Context, w *world, h *guard.Holder, sql string) error {
 		return pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error {
-			if _, err := fencedb.Enter(ctx, tx, h); err != nil {
+			if _, err := fencedb.Enter(ctx, tx, h.Grant()); err != nil {
 				return err
 			}
 			_, err := tx.Exec(ctx, sql)
@@ -125,7 +125,7 @@ var work = map[string]func(ctx context.Context, w *world, h *guard.Holder, sql s
 		})
 	},
 	"fencedb.All": func(ctx context.Context, w *world, h *guard.Holder, sql string) error {
-		_, err := fencedb.Exec(ctx, w.pool, fencedb.All(h), sql)
+		_, err := fencedb.Exec(ctx, w.pool, fencedb.All(h.Grant()), sql)
 		return err
 	},
 }
@@ -331,8 +331,46 @@ func TestTheWorkEndsWithTheLease(t *testing.T) {
 		require.ErrorIs(t, h.Err(), lease.ErrRevoked)
 		return nil
 	})
-	require.ErrorIs(t, err, lease.ErrWorkDone, "what it committed stands")
+	require.NoError(t, err, "what it committed stands")
 	require.Equal(t, 1, w.bookings())
+}
+
+// The fence has decided by then, so the caller is not told of an error.
+func TestWorkThatReturnedNilIsDoneWhateverBecameOfItsLease(t *testing.T) {
+	t.Parallel()
+	type work = func(ctx context.Context, h *guard.Holder) error
+	for name, lose := range map[string]func(t *testing.T, w *world, key string) error{
+		"revoked": func(t *testing.T, w *world, _ string) error {
+			_, err := w.issuer.Revoke(t.Context(), "table:12")
+			return err
+		},
+		"gone from Redis": func(t *testing.T, w *world, key string) error { return w.redis.Del(t.Context(), key).Err() },
+		"not to be released": func(t *testing.T, w *world, key string) error {
+			return errors.Join(w.redis.Del(t.Context(), key).Err(), w.redis.LPush(t.Context(), key, "x").Err())
+		},
+	} {
+		for call, try := range map[string]func(w *world, fn work) error{
+			"Do":    func(w *world, fn work) error { return w.desk.Do(t.Context(), "table:12", fn) },
+			"DoAll": func(w *world, fn work) error { return w.desk.DoAll(t.Context(), []string{"table:11", "table:12"}, fn) },
+		} {
+			t.Run(call+" "+name, func(t *testing.T) {
+				t.Parallel()
+				w := newWorld(t)
+				owner := "lease:v1:{" + w.config.Namespace + "/table:12}:owner"
+				require.NoError(t, try(w, func(ctx context.Context, h *guard.Holder) error {
+					_, err := h.Exec(ctx, insertAnn)
+					return errors.Join(err, lose(t, w, owner))
+				}))
+				require.Equal(t, 1, w.bookings())
+				require.NoError(t, w.redis.Del(t.Context(), owner).Err())
+
+				failed := errors.New("failed")
+				require.ErrorIs(t, try(w, func(context.Context, *guard.Holder) error {
+					return errors.Join(failed, lose(t, w, owner))
+				}), failed)
+			})
+		}
+	}
 }
 
 func TestAServerThatIsAwayGivesNoLease(t *testing.T) {
@@ -368,7 +406,7 @@ func TestAHolderOfSeveralIsOverWithTheFirst(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	err := w.desk.DoAll(t.Context(), []string{"table:12", "table:13"}, func(ctx context.Context, h *guard.Holder) error {
-		require.Len(t, h.Grants(), 2)
+		require.Len(t, h.Leases(), 2)
 		require.NoError(t, h.Err())
 		before := h.ValidUntil()
 		require.NoError(t, h.Extend(ctx))
@@ -450,7 +488,7 @@ func TestAHolderThatNobodyMadeIsNoGrant(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	for _, h := range []*guard.Holder{nil, {}} {
-		_, err := fencedb.Exec(t.Context(), w.pool, h, insertAnn)
+		_, err := fencedb.Exec(t.Context(), w.pool, h.Grant(), insertAnn)
 		require.ErrorIs(t, err, fencedb.ErrInvalidGrant)
 	}
 }
@@ -540,7 +578,7 @@ func TestOptionsOfTheAcquisition(t *testing.T) {
 
 	id := uuid.New()
 	require.NoError(t, w.desk.Do(t.Context(), "table:12", func(_ context.Context, h *guard.Holder) error {
-		require.Equal(t, id, h.LeaseID())
+		require.Equal(t, id, h.Leases()[0].LeaseID())
 		return nil
 	}, lease.LeaseID(id), lease.NoWait()))
 }

@@ -89,7 +89,7 @@ func TestWhoSeals(t *testing.T) {
 	w := newWorld(t)
 	for name, desk := range map[string]*guard.Desk{"sealed": w.desk, "unsealed": guard.New(w.issuer, w.pool, guard.Unsealed())} {
 		knows := func(ctx context.Context, h *guard.Holder) error {
-			for _, g := range h.Grants() {
+			for _, g := range h.Leases() {
 				require.Equal(t, name == "sealed", w.stored(g.Resource()) == g.Token(), name)
 			}
 			return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -13,33 +14,29 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// Holder is what the work of a [Desk] holds: a [*lease.Lease], and the way to write under it. It is
-// a grant for every function of package fencedb, and of all its resources if it has several; of the
-// methods of a lease, those that are not below then answer for the first of them. It is safe for
-// concurrent use, and over when the function that got it returns.
+// Holder is what the work of a [Desk] holds: the leases on all its resources, and the way to write
+// under all of them. It is safe for concurrent use, and over when the function that got it returns.
 type Holder struct {
-	*lease.Lease // the first
-
 	leases lease.Leases
 	ctx    context.Context // of the function
 	db     fencedb.DB
 }
 
-func (d *Desk) holder(ctx context.Context, ls lease.Leases) *Holder {
-	return &Holder{ls[0], ls, ctx, d.db}
-}
-
-// Grants are those of all its resources, in their byte order. Package fencedb asks for them.
-func (h *Holder) Grants() []fencedb.Grant {
-	if h == nil {
+// Grant is for the functions of package fencedb, and for grant.NewContext: it stands for all the
+// leases. A transaction with it enters the fence of each resource.
+func (h *Holder) Grant() fencedb.Grant {
+	if h == nil || len(h.leases) == 0 {
 		return nil // refused by package fencedb
 	}
-	var all []fencedb.Grant
-	for _, l := range h.leases {
-		all = append(all, l)
+	if len(h.leases) == 1 {
+		return h.leases[0]
 	}
-	return all
+	return fencedb.All(h.leases...)
 }
+
+// Leases are those that are held, in the byte order of their resources. Each says its resource and
+// its token, and asks Redis about itself.
+func (h *Holder) Leases() lease.Leases { return slices.Clone(h.leases) }
 
 // Context is that of the work: it ends with the context of the call or with the first lease that
 // ends, and [context.Cause] tells which.
@@ -58,13 +55,8 @@ func (h *Holder) Err() error {
 
 // ValidUntil is when the first of the leases ends, unless it is renewed, on this process's clock.
 func (h *Holder) ValidUntil() time.Time {
-	until := h.Lease.ValidUntil()
-	for _, l := range h.leases {
-		if end := l.ValidUntil(); end.Before(until) {
-			until = end
-		}
-	}
-	return until
+	first := slices.MinFunc(h.leases, func(a, b *lease.Lease) int { return a.ValidUntil().Compare(b.ValidUntil()) })
+	return first.ValidUntil()
 }
 
 // Extend renews all leases for a full TTL from now, as [lease.Lease.Extend] does. Renewal does it
@@ -84,34 +76,34 @@ func (h *Holder) Release(ctx context.Context) error { return h.leases.Release(ct
 // Tx is [fencedb.Tx] under the leases: nil means committed. Acquire what else is needed before it,
 // with [Desk.DoAll]: within fn it takes a second connection.
 func (h *Holder) Tx(ctx context.Context, fn func(tx pgx.Tx) error, opts ...fencedb.Option) error {
-	return fencedb.Tx(ctx, h.db, h, fn, opts...)
+	return fencedb.Tx(ctx, h.db, h.Grant(), fn, opts...)
 }
 
 // TxSQL is [fencedb.TxSQL] under the leases, for database/sql: on db, which leads to the same
 // database as that of the desk. Without one, stdlib.OpenDBFromPool makes it of the pool.
 func (h *Holder) TxSQL(ctx context.Context, db *sql.DB, fn func(tx *sql.Tx) error, opts ...fencedb.Option) error {
-	return fencedb.TxSQL(ctx, db, h, fn, opts...)
+	return fencedb.TxSQL(ctx, db, h.Grant(), fn, opts...)
 }
 
 // Exec is [fencedb.Exec] under the leases: one statement, in one round trip.
 func (h *Holder) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	return fencedb.Exec(ctx, h.db, h, sql, args...)
+	return fencedb.Exec(ctx, h.db, h.Grant(), sql, args...)
 }
 
 // Query is [fencedb.Query] under the leases: one statement that returns rows. Close them, or read
 // them to their end, and ask their Err.
 func (h *Holder) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	return fencedb.Query(ctx, h.db, h, sql, args...)
+	return fencedb.Query(ctx, h.db, h.Grant(), sql, args...)
 }
 
 // QueryRow is [fencedb.QueryRow] under the leases: one statement that returns a row. It is sent
 // when the row is scanned.
 func (h *Holder) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	return fencedb.QueryRow(ctx, h.db, h, sql, args...)
+	return fencedb.QueryRow(ctx, h.db, h.Grant(), sql, args...)
 }
 
 // SendBatch is [fencedb.SendBatch] under the leases: several statements, in one transaction and one
 // round trip.
 func (h *Holder) SendBatch(ctx context.Context, b *pgx.Batch, opts ...fencedb.Option) error {
-	return fencedb.SendBatch(ctx, h.db, h, b, opts...)
+	return fencedb.SendBatch(ctx, h.db, h.Grant(), b, opts...)
 }

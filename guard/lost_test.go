@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/guard"
 	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/lease/once"
 )
@@ -30,54 +31,55 @@ const (
 
 // verdicts has every sentinel of the packages whose errors a handler can meet.
 var verdicts = map[string]struct {
-	err  error
-	says string
+	err    error
+	says   string
+	answer guard.Outcome
 }{
-	"lease.ErrHeld":     {lease.ErrHeld, lost},
-	"lease.ErrReleased": {lease.ErrReleased, lost},
-	"lease.ErrExpired":  {lease.ErrExpired, lost},
-	"lease.ErrLost":     {lease.ErrLost, lost},
-	"lease.ErrRevoked":  {lease.ErrRevoked, lost},
-	"lease.ErrStale":    {lease.ErrStale, lost},
-	"lease.ErrWorkDone": {lease.ErrWorkDone, settled},
+	"lease.ErrHeld":     {lease.ErrHeld, lost, guard.Busy},
+	"lease.ErrReleased": {lease.ErrReleased, lost, guard.Busy},
+	"lease.ErrExpired":  {lease.ErrExpired, lost, guard.Busy},
+	"lease.ErrLost":     {lease.ErrLost, lost, guard.Busy},
+	"lease.ErrRevoked":  {lease.ErrRevoked, lost, guard.Busy},
+	"lease.ErrStale":    {lease.ErrStale, lost, guard.Busy},
+	"lease.ErrWorkDone": {lease.ErrWorkDone, settled, guard.Done},
 
-	"lease.ErrInvalid":     {lease.ErrInvalid, neither},
-	"lease.ErrCorrupt":     {lease.ErrCorrupt, neither},
-	"lease.ErrExhausted":   {lease.ErrExhausted, neither},
-	"lease.ErrRefused":     {&lease.RefusedError{Code: "BUSY"}, neither}, // that is Redis, not the resource
-	"lease.ErrClosed":      {lease.ErrClosed, neither},
-	"lease.ErrUnfit":       {lease.ErrUnfit, neither},
-	"lease.ErrProtocol":    {lease.ErrProtocol, neither},
-	"lease.ErrUnreachable": {lease.ErrUnreachable, neither}, // an outage; TestDo has it as the end of a lease
+	"lease.ErrInvalid":     {lease.ErrInvalid, neither, guard.Refused},
+	"lease.ErrCorrupt":     {lease.ErrCorrupt, neither, guard.Refused},
+	"lease.ErrExhausted":   {lease.ErrExhausted, neither, guard.Refused},
+	"lease.ErrRefused":     {&lease.RefusedError{Code: "BUSY"}, neither, guard.Unavailable}, // that is Redis, not the resource
+	"lease.ErrClosed":      {lease.ErrClosed, neither, guard.Unavailable},
+	"lease.ErrUnfit":       {lease.ErrUnfit, neither, guard.Refused},
+	"lease.ErrProtocol":    {lease.ErrProtocol, neither, guard.Refused},
+	"lease.ErrUnreachable": {lease.ErrUnreachable, neither, guard.Unavailable}, // an outage; TestDo has it as the end of a lease
 
-	"once.ErrInFlight":    {once.ErrInFlight, lost},
-	"once.ErrNotRecorded": {once.ErrNotRecorded, settled},
-	"once.ErrKeyReused":   {once.ErrKeyReused, neither},
+	"once.ErrInFlight":    {once.ErrInFlight, lost, guard.Busy},
+	"once.ErrNotRecorded": {once.ErrNotRecorded, settled, guard.Done},
+	"once.ErrKeyReused":   {once.ErrKeyReused, neither, guard.Refused},
 
-	"fencedb.ErrStale":          {fencedb.ErrStale, lost},
-	"fencedb.ErrLeaseOver":      {fencedb.ErrLeaseOver, lost},
-	"fencedb.ErrBusy":           {fencedb.ErrBusy, lost},
-	"fencedb.ErrCommitUnknown":  {fencedb.ErrCommitUnknown, settled},
-	"fencedb.ErrTxEnded":        {fencedb.ErrTxEnded, settled},
-	"fencedb.ErrCommitted":      {fencedb.ErrCommitted, settled},
-	"fencedb.ErrNoToken":        {fencedb.ErrNoToken, neither},
-	"fencedb.ErrWrongResource":  {fencedb.ErrWrongResource, neither},
-	"fencedb.ErrTooLong":        {fencedb.ErrTooLong, neither}, // its own lease still stands
-	"fencedb.ErrUnsealed":       {fencedb.ErrUnsealed, neither},
-	"fencedb.ErrAlreadyWritten": {fencedb.ErrAlreadyWritten, settled}, // by this very holder, most likely
-	"fencedb.ErrInvalidGrant":   {fencedb.ErrInvalidGrant, settled},   // a mistake, which stays one
-	"fencedb.ErrKeyReused":      {fencedb.ErrKeyReused, neither},
+	"fencedb.ErrStale":          {fencedb.ErrStale, lost, guard.Busy},
+	"fencedb.ErrLeaseOver":      {fencedb.ErrLeaseOver, lost, guard.Busy},
+	"fencedb.ErrBusy":           {fencedb.ErrBusy, lost, guard.Busy},
+	"fencedb.ErrCommitUnknown":  {fencedb.ErrCommitUnknown, settled, guard.Unknown},
+	"fencedb.ErrTxEnded":        {fencedb.ErrTxEnded, settled, guard.Unknown},
+	"fencedb.ErrCommitted":      {fencedb.ErrCommitted, settled, guard.Done},
+	"fencedb.ErrNoToken":        {fencedb.ErrNoToken, neither, guard.Refused},
+	"fencedb.ErrWrongResource":  {fencedb.ErrWrongResource, neither, guard.Refused},
+	"fencedb.ErrTooLong":        {fencedb.ErrTooLong, neither, guard.Refused}, // its own lease still stands
+	"fencedb.ErrUnsealed":       {fencedb.ErrUnsealed, neither, guard.Refused},
+	"fencedb.ErrAlreadyWritten": {fencedb.ErrAlreadyWritten, settled, guard.Refused}, // by this very holder, most likely
+	"fencedb.ErrInvalidGrant":   {fencedb.ErrInvalidGrant, settled, guard.Refused},   // a mistake, which stays one
+	"fencedb.ErrKeyReused":      {fencedb.ErrKeyReused, neither, guard.Refused},
 
-	"*lease.HeldError":            {&lease.HeldError{}, lost},
-	"*lease.WorkDoneError":        {&lease.WorkDoneError{Cause: lease.ErrExpired}, settled},
-	"*once.InFlightError":         {&once.InFlightError{}, lost},
-	"*fencedb.StaleError":         {&fencedb.StaleError{}, lost},
-	"*fencedb.BusyError":          {&fencedb.BusyError{}, lost},
-	"*fencedb.CommitUnknownError": {&fencedb.CommitUnknownError{}, settled},
-	"*fencedb.TxEndedError":       {&fencedb.TxEndedError{}, settled},
-	"*fencedb.WrongResourceError": {&fencedb.WrongResourceError{}, neither},
-	"of somebody else's":          {errors.New("the kitchen is closed"), neither},
-	"none":                        {nil, neither},
+	"*lease.HeldError":            {&lease.HeldError{}, lost, guard.Busy},
+	"*lease.WorkDoneError":        {&lease.WorkDoneError{Cause: lease.ErrExpired}, settled, guard.Done},
+	"*once.InFlightError":         {&once.InFlightError{}, lost, guard.Busy},
+	"*fencedb.StaleError":         {&fencedb.StaleError{}, lost, guard.Busy},
+	"*fencedb.BusyError":          {&fencedb.BusyError{}, lost, guard.Busy},
+	"*fencedb.CommitUnknownError": {&fencedb.CommitUnknownError{}, settled, guard.Unknown},
+	"*fencedb.TxEndedError":       {&fencedb.TxEndedError{}, settled, guard.Unknown},
+	"*fencedb.WrongResourceError": {&fencedb.WrongResourceError{}, neither, guard.Refused},
+	"of somebody else's":          {errors.New("the kitchen is closed"), neither, guard.Refused},
+	"none":                        {nil, neither, guard.Done},
 }
 
 // Every error in every company: a loss is one beside a neutral error, and none beside work that was

@@ -12,8 +12,8 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// turn is the time under the leases of one call that enters before anything else happens.
-type turn struct {
+// attempt is one try of a call that enters before anything else happens, with its leases.
+type attempt struct {
 	*Holder
 	giveBack func()
 	kept     bool // longer than the call, by its rows
@@ -22,22 +22,22 @@ type turn struct {
 
 // write acquires, runs f and gives the leases back. If the leases that are refused still stand, it
 // does so once more with sealed ones: sealing raises a Redis that went backwards above the fence.
-func (d *Desk) write(ctx context.Context, resources []string, opts []lease.Option, f func(*turn) error) error {
-	behind, err := d.attempt(ctx, d.issuer, resources, opts, f)
+func (d *Desk) write(ctx context.Context, resources []string, opts []lease.Option, f func(*attempt) error) error {
+	behind, err := d.try(ctx, d.issuer, resources, opts, f)
 	if behind {
-		_, err = d.attempt(ctx, d.sealed, resources, opts, f)
+		_, err = d.try(ctx, d.sealed(), resources, opts, f)
 	}
 	return err
 }
 
-func (d *Desk) attempt(ctx context.Context, issuer *lease.Issuer, resources []string, opts []lease.Option,
-	f func(*turn) error) (behind bool, err error) {
+func (d *Desk) try(ctx context.Context, issuer *lease.Issuer, resources []string, opts []lease.Option,
+	f func(*attempt) error) (behind bool, err error) {
 	leases, err := issuer.AcquireAll(ctx, resources, opts...)
 	if err != nil {
 		return false, err
 	}
 	work, unbind := leases.Bind(ctx)
-	t := &turn{Holder: d.holder(work, leases), giveBack: func() { unbind(); leases.GiveBack(ctx) }}
+	t := &attempt{Holder: &Holder{leases, work, d.db}, giveBack: func() { unbind(); leases.GiveBack(ctx) }}
 	defer func() {
 		if !t.kept { // also after a panic
 			t.giveBack()
@@ -49,16 +49,16 @@ func (d *Desk) attempt(ctx context.Context, issuer *lease.Issuer, resources []st
 
 // why adds to err why the leases ended, if they have: a transaction that had not begun says only
 // that its lease is over.
-func (t *turn) why(err error) error {
+func (t *attempt) why(err error) error {
 	if cause := context.Cause(t.ctx); err != nil && cause != nil && !errors.Is(err, cause) {
 		return fmt.Errorf("%w: %w", cause, err)
 	}
 	return err
 }
 
-// on is err with the resource, unless it names that: a call of two strings may have them the wrong
-// way round, and then Postgres says only that it cannot read its SQL.
-func on(resource string, err error) error {
+// withResource adds the resource to err, unless its text has it: a call of two strings may have
+// them the wrong way round, and then Postgres says only that it cannot read its SQL.
+func withResource(resource string, err error) error {
 	if err == nil || strings.Contains(err.Error(), strconv.Quote(resource)) {
 		return err
 	}
@@ -72,7 +72,7 @@ func on(resource string, err error) error {
 // behind reports whether err is the refusal of a lease that stands. If the lease is gone, Postgres
 // was right. What has committed, or may have, must not run again, even if a callback has met a
 // refusal of another database.
-func (t *turn) behind(err error) bool {
+func (t *attempt) behind(err error) bool {
 	stale, refused := errors.AsType[*fencedb.StaleError](err)
 	if !refused || t.final || errors.Is(err, fencedb.ErrCommitted) || errors.Is(err, fencedb.ErrTxEnded) ||
 		errors.Is(err, fencedb.ErrCommitUnknown) {

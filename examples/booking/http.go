@@ -26,7 +26,6 @@ import (
 	"github.com/fencedb/fencedb/examples/booking/booking"
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/guard"
-	"github.com/fencedb/fencedb/lease"
 )
 
 // desk is what takes the requests: *booking.Service.
@@ -151,8 +150,9 @@ func explain(err error) (p problem) {
 	say := func(status int, kind, title string, after time.Duration) {
 		p = problem{Status: status, Type: "urn:problem-type:booking:" + kind, Title: title, retryAfter: after}
 	}
+	answer := guard.Answer(err)
 	switch {
-	case is(fencedb.ErrCommitUnknown): // first: it is the only one that leaves a doubt
+	case answer == guard.Unknown: // first, since it leaves a doubt
 		say(503, "unsettled", "Not known whether it was written; send it again with the same Idempotency-Key", shortly)
 	case is(booking.ErrInvalid):
 		say(400, "invalid", "The request is not valid", never)
@@ -165,12 +165,9 @@ func explain(err error) (p problem) {
 		say(404, "unknown-booking", "There is no such booking", never)
 	case is(booking.ErrTaken):
 		say(409, "taken", "The table is taken at that time", never)
-	case lease.IsLost(err):
-		say(409, "busy", "Somebody else has the table now, or may have it; nothing was written", shortly)
-		if held, is := errors.AsType[*lease.HeldError](err); is {
-			p.retryAfter = max(held.RetryAfter, shortly)
-		}
-	case guard.IsUnavailable(err):
+	case answer == guard.Busy:
+		say(409, "busy", "Somebody else has the table now, or may have it; nothing was written", max(guard.RetryAfter(err), shortly))
+	case answer == guard.Unavailable:
 		say(503, "unavailable", "A store does not answer; nothing was written", 2*shortly)
 	default:
 		say(500, "internal", "Something is wrong here; the log has the request ID", never)

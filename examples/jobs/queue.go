@@ -114,8 +114,9 @@ func (q *Queue) run(ctx context.Context, id uuid.UUID, work Work) (ran bool, err
 	err = q.desk.Do(ctx, resource(id), func(bound context.Context, h *guard.Holder) error {
 		// Not bounded by the lease's time: a late result is as good as one in time while no other
 		// owner has begun, and the fence knows whether one has.
-		grant := fencedb.NewGrant(h.Resource(), h.Token(), h.LeaseID(), fencedb.NoEnd)
-		run := &Run{ID: id, Token: h.Token(), queue: q, grant: grant}
+		held := h.Grant()
+		grant := fencedb.NewGrant(held.Resource(), held.Token(), held.LeaseID(), fencedb.NoEnd)
+		run := &Run{ID: id, Token: held.Token(), queue: q, grant: grant}
 		var state string
 		err := fencedb.QueryRow(ctx, q.db, grant, `
 			UPDATE report_jobs SET progress = 0, queued_at = clock_timestamp(), attempts = least(attempts + 1, $2),
@@ -138,9 +139,6 @@ func (q *Queue) run(ctx context.Context, id uuid.UUID, work Work) (ran bool, err
 		}
 		return run.write(ctx, `UPDATE report_jobs SET state = 'DONE', progress = 100, result = $2 WHERE id = $1`, result)
 	}, lease.NoWait())
-	if errors.Is(err, lease.ErrWorkDone) { // its lease has ended early; the fence has decided that its work counts
-		err = nil
-	}
 	return ran, err
 }
 

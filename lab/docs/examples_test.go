@@ -66,6 +66,9 @@ func exported(decl ast.Decl) (names []string) {
 			add(of + "_" + d.Name.Name)
 		}
 	case *ast.GenDecl:
+		if d.Tok == token.CONST && len(d.Specs) > 1 { // the values of a type, which has an example itself
+			return nil
+		}
 		for _, spec := range d.Specs {
 			switch s := spec.(type) {
 			case *ast.TypeSpec:

@@ -281,8 +281,9 @@ var guards = []struct {
 		{"S6", "a COMMIT without an error is asked about", "\tif err == nil {\n\t\terr = errors.New(", "\tif err == nil {\n\t\treturn nil\n\t}\n\tif err == nil {\n\t\terr = errors.New(", "fencedb.TestOutcomeAsksTheServerWhateverCommitSaid"},
 	}},
 	{"guard/guard.go", []guard{
-		{"S8", "work is sealed unless told otherwise", "d := &Desk{issuer, sealed, sealed, db}", "d := &Desk{issuer, sealed, issuer, db}", "guard.TestAStoppedSellerSellsNothingTwice"},
+		{"S8", "work is sealed unless told otherwise", "\tif d.unsealed {\n", "\tif true {\n", "guard.TestAStoppedSellerSellsNothingTwice"},
 		{"S2", "a transaction enters before its function runs", "err := tx.SendBatch(t.ctx, new(pgx.Batch)).Close(); err != nil {", "err := error(nil); err != nil {", "guard.TestTxEntersBeforeItsFunctionRuns"},
+		{"S6", "work that returned nil is done, whatever became of its lease", "\tif done {", "\tif false {", "guard.TestWorkThatReturnedNilIsDoneWhateverBecameOfItsLease"},
 		{"S6", "a function that has run does not run again", "t.final = true", "", "guard.TestWhatHasHappenedIsNotDoneAgain"},
 	}},
 	{"guard/turn.go", []guard{

@@ -57,7 +57,7 @@ func TestASealThatHangsNamesPostgres(t *testing.T) {
 			}
 			require.NotContains(t, err.Error(), "redis")
 			require.False(t, lease.IsLost(err), "%v", err)
-			require.True(t, guard.IsUnavailable(err), "%v", err)
+			require.Equal(t, guard.Unavailable, guard.Answer(err), "%v", err)
 		})
 	}
 }

@@ -111,7 +111,7 @@ func (s *Service) Reserve(ctx context.Context, key string, b Booking) (answer An
 	err = s.desk.Do(ctx, Resource(b.Table), func(held context.Context, h *guard.Holder) error {
 		if key != "" {
 			look := func(bookings) (Answer, error) { return Answer{}, errNew }
-			if answer, err = s.once(ctx, h, key, b, look); !errors.Is(err, errNew) {
+			if answer, err = s.once(ctx, h.Grant(), key, b, look); !errors.Is(err, errNew) {
 				return err
 			}
 		}
@@ -127,12 +127,9 @@ func (s *Service) Reserve(ctx context.Context, key string, b Booking) (answer An
 		}
 		// Under ctx, not under that of the lease: the grant bounds the transaction, on the server
 		// too, and Postgres decides whether it is too late.
-		answer, err = s.once(ctx, h, key, b, func(in bookings) (Answer, error) { return in.save(ctx, b) })
+		answer, err = s.once(ctx, h.Grant(), key, b, func(in bookings) (Answer, error) { return in.save(ctx, b) })
 		return err
 	})
-	if errors.Is(err, lease.ErrWorkDone) { // it is booked; only the lease has ended early
-		err = nil
-	}
 	return answer, err
 }
 

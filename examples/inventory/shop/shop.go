@@ -135,17 +135,9 @@ func (s *Shop) Reserve(ctx context.Context, buyer string, lines []Line) (Cart, e
 // alone runs fn in one transaction behind the fences of all resources, when it is our turn for all
 // of them.
 func (s *Shop) alone(ctx context.Context, resources []string, fn func(Tables) error) error {
-	return done(s.desk.DoAll(ctx, resources, func(_ context.Context, h *guard.Holder) error {
-		return s.repo.Write(ctx, h, fn)
-	}, s.wait))
-}
-
-// done: what has been written stands, though the lease has ended early.
-func done(err error) error {
-	if errors.Is(err, lease.ErrWorkDone) {
-		return nil
-	}
-	return err
+	return s.desk.DoAll(ctx, resources, func(_ context.Context, h *guard.Holder) error {
+		return s.repo.Write(ctx, h.Grant(), fn)
+	}, s.wait)
 }
 
 // Stock puts a SKU up for sale. One that is there already stays as it is.
@@ -185,9 +177,9 @@ func (s *Shop) Cart(ctx context.Context, id uuid.UUID) (c Cart, err error) {
 // the same charge counts. After any other error pay again: the bank takes the money once. If nobody
 // does, the reservation runs out and the money goes back.
 func (s *Shop) Pay(ctx context.Context, id uuid.UUID) error {
-	return done(s.desk.Do(ctx, cartResource(id), func(held context.Context, h *guard.Holder) error {
+	return s.desk.Do(ctx, cartResource(id), func(held context.Context, h *guard.Holder) error {
 		var cents int64 // written down before the bank is asked
-		err := s.repo.Write(ctx, h, func(t Tables) (err error) {
+		err := s.repo.Write(ctx, h.Grant(), func(t Tables) (err error) {
 			cents, err = t.BeginPayment(ctx, id)
 			return err
 		})
@@ -208,9 +200,9 @@ func (s *Shop) Pay(ctx context.Context, id uuid.UUID) error {
 		// Not bounded by the lease's time: a payment that comes late, while nobody has taken the
 		// cart over, is as good as one in time. Postgres knows who has: the fence of the cart has
 		// their token. So the cart is still RESERVED if this commits.
-		grant := fencedb.NewGrant(h.Resource(), h.Token(), h.LeaseID(), fencedb.NoEnd)
-		return s.repo.Write(ctx, grant, func(t Tables) error { return t.Sell(ctx, id) })
-	}, lease.NoWait()))
+		late := fencedb.NewGrant(h.Grant().Resource(), h.Grant().Token(), h.Grant().LeaseID(), fencedb.NoEnd)
+		return s.repo.Write(ctx, late, func(t Tables) error { return t.Sell(ctx, id) })
+	}, lease.NoWait())
 }
 
 // Sweep ends reservations that nobody has paid in time, and refunds money that was taken for them.
@@ -223,10 +215,10 @@ func (s *Shop) Sweep(ctx context.Context) error {
 	err := s.leases.Do(ctx, "sweeper", func(ctx context.Context, _ *lease.Lease) error {
 		return errors.Join(s.Each(ctx, Overdue, s.expire), s.Each(ctx, RefundsDue, s.refund))
 	}, lease.NoWait())
-	if errors.Is(err, lease.ErrHeld) {
+	if errors.Is(err, lease.ErrHeld) || errors.Is(err, lease.ErrWorkDone) {
 		return nil
 	}
-	return done(err)
+	return err
 }
 
 // expire puts the units of a cart back. Not while it is being paid: then the payer has the lease on

@@ -73,9 +73,6 @@ func (w *Worker) Work(ctx context.Context, job *river.Job[Invoice]) error {
 			return err
 		})
 	}, lease.NoWait()) // who waits here keeps one of the queue's workers from the other customers
-	if errors.Is(err, lease.ErrWorkDone) { // completed; only its lease has ended early
-		return nil
-	}
 	if lease.IsLost(err) {
 		return river.JobSnooze(later(err)) // no attempt of River's is used up
 	}

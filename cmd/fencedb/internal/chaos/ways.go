@@ -92,13 +92,13 @@ func (d *desk) guarded(ctx context.Context, resources []string, level pgx.TxIsoL
 	fn func(pgx.Tx, []fencedb.Grant) error) error {
 	if !d.way.lock && d.way.begin == nil {
 		door := guard.New(d.issuers[true], d.at(level))
-		err := door.DoAll(ctx, resources, func(ctx context.Context, h *guard.Holder) error {
-			return h.Tx(ctx, func(tx pgx.Tx) error { return fn(tx, h.Grants()) })
+		return door.DoAll(ctx, resources, func(ctx context.Context, h *guard.Holder) error {
+			var grants []fencedb.Grant
+			for _, l := range h.Leases() {
+				grants = append(grants, l)
+			}
+			return h.Tx(ctx, func(tx pgx.Tx) error { return fn(tx, grants) })
 		})
-		if errors.Is(err, lease.ErrWorkDone) { // it has committed
-			err = nil
-		}
-		return err
 	}
 	var grants []fencedb.Grant
 	for _, resource := range slices.Sorted(slices.Values(resources)) { // or two would wait for each other

@@ -1,0 +1,133 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/protocol"
+	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/lease/once"
+)
+
+// Outcome is what became of a call, as far as its caller is concerned. See [Answer].
+type Outcome int
+
+const (
+	// Done: the work stands. HTTP status 200.
+	Done Outcome = iota
+	// Busy: another holder has the resource, or may have it by now, or another transaction was in
+	// the way. The transaction that failed wrote nothing; those before it stand. The same call may
+	// succeed later. 409.
+	Busy
+	// Unavailable: Redis or Postgres did not answer, refuses work for now, or was not done before
+	// the context ended. Nothing was acquired, or the transaction that failed wrote nothing; those
+	// before it stand. The same call may succeed later. 503.
+	Unavailable
+	// Unknown: the work was done or not, and nobody could be asked. Look before doing it again, or
+	// let fencedb.Once decide. 504.
+	Unknown
+	// Refused: the work itself returned an error, or the program or its configuration is wrong. The
+	// same call fails again. Ask for the errors of your own first. 500.
+	Refused
+)
+
+// HTTPStatus is the status that says it to a client.
+func (o Outcome) HTTPStatus() int {
+	return [...]int{http.StatusOK, http.StatusConflict, http.StatusServiceUnavailable, http.StatusGatewayTimeout,
+		http.StatusInternalServerError}[o]
+}
+
+func (o Outcome) String() string {
+	return [...]string{"done", "busy", "unavailable", "unknown", "refused"}[o]
+}
+
+// Answer says what err means to the caller of a service. It knows the errors of this package and of
+// packages fencedb, lease, once and grant, those of pgx and of the network, anywhere in the tree of
+// err; what it does not know is Refused. An error of the work itself that looks like that of a
+// network, such as that of a bank that does not answer, is judged in the same way.
+//
+// Where several errors are joined, a doubt comes first, then a mistake, then work that was done,
+// then a loss, and an outage last. The error of a QueryRow without a row is Done, since its
+// statement has committed: ask for pgx.ErrNoRows before.
+func Answer(err error) Outcome {
+	is := func(target error) bool { return errors.Is(err, target) }
+	lost, settled := protocol.LostIn(err)
+	switch {
+	case err == nil:
+		return Done
+	case is(fencedb.ErrCommitUnknown), is(fencedb.ErrTxEnded):
+		return Unknown
+	case slices.ContainsFunc(mistakes, is):
+		return Refused
+	case is(lease.ErrWorkDone), is(fencedb.ErrCommitted), is(once.ErrNotRecorded):
+		return Done
+	case settled: // by an error of another package
+		return Unknown
+	case lost:
+		return Busy
+	}
+	if answer, answered := errors.AsType[*pgconn.PgError](err); answered {
+		return ofSQLState(answer.Code)
+	}
+	if slices.ContainsFunc(away, is) || errors.As(err, new(*pgconn.ConnectError)) || errors.As(err, new(net.Error)) {
+		return Unavailable
+	}
+	return Refused
+}
+
+// RetryAfter is how long to wait before the same call, for an err that is Busy or Unavailable: at
+// the latest when the lease in the way runs out, and a second where err does not say when. Zero for
+// other errors: the same call does not help.
+func RetryAfter(err error) time.Duration {
+	if o := Answer(err); o != Busy && o != Unavailable {
+		return 0
+	}
+	if held, is := errors.AsType[*lease.HeldError](err); is && held.RetryAfter > 0 {
+		return held.RetryAfter
+	}
+	if running, is := errors.AsType[*once.InFlightError](err); is && running.RetryAfter > 0 {
+		return running.RetryAfter
+	}
+	return time.Second
+}
+
+// ofSQLState is the answer of Postgres for what package fencedb does not explain.
+func ofSQLState(code string) Outcome {
+	switch code {
+	case "40001", "40P01", "55P03": // a conflict, a deadlock, a lock that was not to be had
+		return Busy
+	case "25006", "57014": // a standby, after a fail-over; cancelled, or too slow
+		return Unavailable
+	case "57P04": // the database was dropped
+		return Refused
+	}
+	if len(code) == len("57P01") {
+		switch code[:2] { // the class
+		case "08", "53", "57": // connection, resources, shutting down or starting up
+			return Unavailable
+		}
+	}
+	return Refused
+}
+
+// mistakes do not pass by themselves, whatever else went wrong.
+var mistakes = []error{
+	fencedb.ErrInvalidGrant, fencedb.ErrAlreadyWritten, fencedb.ErrUnsealed, fencedb.ErrNoToken,
+	fencedb.ErrWrongResource, fencedb.ErrTooLong, fencedb.ErrKeyReused,
+	lease.ErrInvalid, lease.ErrCorrupt, lease.ErrExhausted, lease.ErrUnfit, lease.ErrProtocol,
+	&lease.RefusedError{Code: protocol.Denied}, once.ErrKeyReused,
+}
+
+// away are the errors of a server that does not answer, or not in time, and of a program that ends.
+var away = []error{
+	lease.ErrUnreachable, lease.ErrRefused, lease.ErrClosed, context.DeadlineExceeded, context.Canceled,
+	io.EOF, io.ErrUnexpectedEOF, net.ErrClosed,
+}

@@ -1,0 +1,169 @@
+package guard_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/grant"
+	"github.com/fencedb/fencedb/guard"
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/lease/once"
+)
+
+func TestAnswer(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		err  error
+		want guard.Outcome
+	}{
+		"nothing":               {nil, guard.Done},
+		"shutting down":         {&pgconn.PgError{Code: "57P01"}, guard.Unavailable},
+		"too many clients":      {&pgconn.PgError{Code: "53300"}, guard.Unavailable},
+		"cancelled":             {&pgconn.PgError{Code: "57014"}, guard.Unavailable},
+		"on a standby":          {&pgconn.PgError{Code: "25006"}, guard.Unavailable},
+		"hung up":               {fmt.Errorf("read: %w", io.ErrUnexpectedEOF), guard.Unavailable},
+		"closed":                {net.ErrClosed, guard.Unavailable},
+		"no route":              {&net.OpError{Op: "dial", Err: errors.New("no route")}, guard.Unavailable},
+		"not connected":         {new(pgconn.ConnectError), guard.Unavailable},
+		"too slow":              {context.DeadlineExceeded, guard.Unavailable},
+		"given up":              {context.Canceled, guard.Unavailable},
+		"full Redis":            {&lease.RefusedError{Code: "OOM"}, guard.Unavailable},
+		"no rights in Redis":    {errors.Join(&lease.RefusedError{Code: "NOPERM"}, context.Canceled), guard.Refused},
+		"no rights":             {&pgconn.PgError{Code: "42501"}, guard.Refused},
+		"a wrong password":      {errors.Join(new(pgconn.ConnectError), &pgconn.PgError{Code: "28P01"}), guard.Refused},
+		"no database":           {errors.Join(new(pgconn.ConnectError), &pgconn.PgError{Code: "3D000"}), guard.Refused},
+		"a dropped database":    {&pgconn.PgError{Code: "57P04"}, guard.Refused},
+		"too long":              {errors.Join(fencedb.ErrTooLong, context.DeadlineExceeded), guard.Refused},
+		"a constraint":          {&pgconn.PgError{Code: "23514"}, guard.Refused},
+		"without a code":        {&pgconn.PgError{}, guard.Refused},
+		"a bug":                 {errors.New("a bug"), guard.Refused},
+		"a malformed line":      {grant.ErrMalformed, guard.Refused},
+		"a conflict":            {&pgconn.PgError{Code: "40001"}, guard.Busy},
+		"a deadlock":            {&pgconn.PgError{Code: "40P01"}, guard.Busy},
+		"no lock":               {&pgconn.PgError{Code: "55P03"}, guard.Busy},
+		"lost":                  {errors.Join(lease.ErrLost, context.Canceled), guard.Busy},
+		"held too long":         {errors.Join(lease.ErrHeld, context.DeadlineExceeded), guard.Busy},
+		"done":                  {fmt.Errorf("%w: %w", lease.ErrWorkDone, lease.ErrUnreachable), guard.Done},
+		"committed":             {errors.Join(fencedb.ErrCommitted, io.EOF), guard.Done},
+		"no row":                {errors.Join(fencedb.ErrCommitted, pgx.ErrNoRows), guard.Done},
+		"not recorded":          {fmt.Errorf("%w: %w", once.ErrNotRecorded, lease.ErrUnreachable), guard.Done},
+		"in doubt":              {errors.Join(fencedb.ErrCommitUnknown, io.EOF), guard.Unknown},
+		"in doubt, and lost":    {errors.Join(lease.ErrExpired, fencedb.ErrCommitUnknown), guard.Unknown},
+		"ended":                 {errors.Join(fencedb.ErrTxEnded, io.EOF), guard.Unknown},
+		"settled by a stranger": {settledElsewhere{}, guard.Unknown},
+	} {
+		require.Equal(t, tc.want, guard.Answer(tc.err), name)
+	}
+	const strange = "of somebody else's" // which may say anything
+	for name, v := range verdicts {
+		require.Equal(t, v.answer, guard.Answer(v.err), name)
+		for other, w := range verdicts { // the first in this order decides
+			order := []guard.Outcome{guard.Unknown, guard.Refused, guard.Done, guard.Busy, guard.Unavailable}
+			if v.err == nil || w.err == nil || name == strange || other == strange {
+				continue
+			}
+			first := min(slices.Index(order, v.answer), slices.Index(order, w.answer))
+			require.Equal(t, order[first], guard.Answer(fmt.Errorf("pay: %w", errors.Join(v.err, w.err))), "%s with %s", name, other)
+		}
+	}
+}
+
+type settledElsewhere struct{ error }
+
+func (settledElsewhere) LeaseLost() bool { return false }
+func (settledElsewhere) Error() string   { return "may have been done" }
+
+func TestWhenToTryAgain(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		err   error
+		after time.Duration
+	}{
+		"held":        {fmt.Errorf("book: %w", &lease.HeldError{RetryAfter: 3 * time.Second}), 3 * time.Second},
+		"waited":      {&lease.HeldError{Cause: context.DeadlineExceeded}, time.Second},
+		"in flight":   {&once.InFlightError{RetryAfter: 2 * time.Second}, 2 * time.Second},
+		"stale":       {fencedb.ErrStale, time.Second},
+		"unavailable": {lease.ErrUnreachable, time.Second},
+		"unknown":     {fencedb.ErrCommitUnknown, 0},
+		"refused":     {errors.New("a bug"), 0},
+		"done":        {nil, 0},
+	} {
+		require.Equal(t, tc.after, guard.RetryAfter(tc.err), name)
+	}
+}
+
+// What is written is told at once, though the lease cannot be released.
+func TestARedisThatIsAwayHoldsNobodyUpWhoHasWritten(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	server := testenv.OwnRedis(t)
+	w.config.TTL = 8 * time.Second
+	issuer, err := lease.New(server.Client(), w.config)
+	require.NoError(t, err)
+	desk := guard.New(issuer, w.pool)
+	for name, call := range map[string]func() error{
+		"Do": func() error {
+			return desk.Do(t.Context(), "table:12", func(context.Context, *guard.Holder) error { server.Pause(); return nil })
+		},
+		"Tx": func() error {
+			return desk.Tx(t.Context(), "table:12", func(context.Context, pgx.Tx) error { server.Pause(); return nil })
+		},
+		"Query": func() error {
+			rows, err := desk.Query(t.Context(), "table:12", insertAnn)
+			server.Pause()
+			return read(rows, err)
+		},
+	} {
+		begin := time.Now()
+		require.NoError(t, call(), name)
+		require.Less(t, time.Since(begin), 4*time.Second, name)
+		server.Resume()
+	}
+}
+
+// Lead has no answer: it goes on until its context ends.
+func TestEveryCallSaysThatAServerIsUnavailable(t *testing.T) {
+	t.Parallel()
+	nowhere, err := pgxpool.New(t.Context(), "postgres://127.0.0.1:1/nothing")
+	require.NoError(t, err)
+	t.Cleanup(nowhere.Close)
+	away := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
+	t.Cleanup(func() { _ = away.Close() })
+	calls := calls()
+	delete(calls, "Lead")
+	for name, call := range calls {
+		for _, server := range []string{"Postgres", "Redis"} {
+			t.Run(name+" without "+server, func(t *testing.T) {
+				t.Parallel()
+				w := newWorld(t)
+				desk := guard.New(w.issuer, nowhere)
+				if server == "Redis" {
+					w.config.TTL = 500 * time.Millisecond // so long is waited for the answer
+					lost, err := lease.New(away, w.config)
+					require.NoError(t, err)
+					desk = guard.New(lost.With(lease.NoWait()), w.pool)
+				}
+
+				err := call(t.Context(), w, desk, insertAnn)
+
+				require.Error(t, err)
+				require.Equal(t, guard.Unavailable, guard.Answer(err), "%v", err)
+				require.Zero(t, w.bookings())
+			})
+		}
+	}
+}
