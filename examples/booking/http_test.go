@@ -160,7 +160,7 @@ func TestProblems(t *testing.T) {
 		"full Redis":   {&lease.RefusedError{Code: "OOM"}, 503, "unavailable", "2"},
 		"no Postgres":  {new(pgconn.ConnectError), 503, "unavailable", "2"},
 		"too slow":     {context.DeadlineExceeded, 503, "unavailable", "2"},
-		"too long":     {fencedb.ErrTooLong, 503, "unavailable", "2"},
+		"too long":     {fencedb.ErrTooLong, 500, "internal", ""}, // which does not pass by itself
 		"doubt":        {errors.Join(io.ErrUnexpectedEOF, &fencedb.CommitUnknownError{}), 503, "unsettled", "1"},
 		"bug":          {errors.New("secret"), 500, "internal", ""},
 	} {
