@@ -80,8 +80,8 @@ var (
 	// lease.IsLost is false: to try again does not help.
 	ErrInvalidGrant error = &sentinel{"fencedb: invalid grant", false}
 
-	// ErrKeyReused: the idempotency key of Once was used before, for another request, or by another
-	// role and without a request. Nothing was written. SQLSTATE FN005.
+	// ErrKeyReused: the idempotency key of Once was used before, for another request or by another
+	// role. Nothing was written.
 	ErrKeyReused = errors.New("fencedb: idempotency key used for another request")
 
 	// ErrAlreadyWritten: ExplainNoRows found the token of the grant in the row. The holder has
@@ -314,7 +314,7 @@ func Explain(err error) error {
 
 // withoutValues are the errors that carry none.
 var withoutValues = map[string]error{
-	"FN002": ErrNoToken, codeLeaseOver: ErrLeaseOver, "FN005": ErrKeyReused, codeTxEnded: ErrTxEnded,
+	"FN002": ErrNoToken, codeLeaseOver: ErrLeaseOver, codeTxEnded: ErrTxEnded,
 	codeTooLong: ErrTooLong, codeIdleInTransaction: ErrTooLong, codeTransactionTimeout: ErrTooLong,
 }
 

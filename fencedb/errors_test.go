@@ -417,13 +417,13 @@ func FuzzExplain(f *testing.F) {
 		`{"resource": "table:12", "token": 41, "stored": 42}`, `{"table": "seats", "resource": "table:12", "entered": ["a", "b"]}`,
 		``, `null`, `{}`, `[]`, `{"token": "41"}`, `{"token": 1e400}`, `{"token": 9223372036854775808}`, `{"resource": 7}`, `{"entered": "a"}`, `{`, "\xff",
 	} {
-		for _, code := range []string{"FN001", "FN002", "FN003", "FN004", "FN005", "FN999", "23505", ""} {
+		for _, code := range []string{"FN001", "FN002", "FN003", "FN004", "FN999", "23505", ""} {
 			f.Add(code, detail)
 		}
 	}
 	sentinels := map[string]error{
 		"FN001": fencedb.ErrStale, "FN002": fencedb.ErrNoToken, "FN003": fencedb.ErrWrongResource,
-		"FN004": fencedb.ErrLeaseOver, "FN005": fencedb.ErrKeyReused,
+		"FN004": fencedb.ErrLeaseOver,
 	}
 	f.Fuzz(func(t *testing.T, code, detail string) {
 		cause := fmt.Errorf("query: %w", &pgconn.PgError{Code: code, Detail: detail})

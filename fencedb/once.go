@@ -1,12 +1,29 @@
 package fencedb
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+)
+
+// The statements of an idempotency key, which docs/postgres.md has for every language. The claim
+// waits for a transaction that has claimed the key, and leaves the row locked where it is done or
+// another role's, so nobody forgets it before the next statement.
+const (
+	onceClaim = `INSERT INTO fencedb.once AS o (key, fingerprint) VALUES ($1::pg_catalog.text, $2::pg_catalog.bytea)
+		ON CONFLICT (key) DO UPDATE SET fingerprint = excluded.fingerprint, claimed_at = excluded.claimed_at
+		WHERE NOT o.done AND o.role OPERATOR(pg_catalog.=) current_user`
+	onceResult = `SELECT fingerprint, result FROM fencedb.once
+		WHERE key OPERATOR(pg_catalog.=) $1::pg_catalog.text AND role OPERATOR(pg_catalog.=) current_user`
+	onceEnd = `UPDATE fencedb.once SET result = $2::pg_catalog.bytea, done = true
+		WHERE key OPERATOR(pg_catalog.=) $1::pg_catalog.text AND role OPERATOR(pg_catalog.=) current_user AND NOT done`
+
+	maxOnceResult = 1 << 20 // bytes
 )
 
 // Once runs fn the first time that key is seen, and replays its result every other time. The key is
@@ -25,10 +42,11 @@ import (
 //
 // request is what the key stands for; only its hash is kept. The same key with another request is
 // refused with ErrKeyReused. nil stands for no request, which equals nothing but nil (in package
-// lease/once it matches every request), and is replayed only to the database role that stored it
-// (the role of SET ROLE, if there was one): with a request, knowing it is what entitles a caller to
-// its result. result can be up to 1 MiB. If fn fails, Once returns its error and the key stays
-// free, whether the transaction then rolls back or not. So a call with the same key within fn runs
+// lease/once it matches every request). A key belongs to the database role that used it first (the
+// role of SET ROLE, if there was one), and is refused to every other with ErrKeyReused.
+//
+// result can be up to 1 MiB. If fn fails, Once returns its error and the key stays free for that
+// role, whether the transaction then rolls back or not. So a call with the same key within fn runs
 // its function too, and what that one returns is the result if fn fails afterwards and the
 // transaction commits all the same. Cancelling ctx closes the connection, as in every pgx call, and
 // nothing is written.
@@ -37,23 +55,47 @@ func Once(ctx context.Context, tx pgx.Tx, key string, request []byte,
 	if fn == nil {
 		return nil, false, errNoFn
 	}
+	if len(key) < 1 || len(key) > 512 {
+		return nil, false, fmt.Errorf("fencedb: an idempotency key has 1 to 512 bytes, got %d; nothing was written", len(key))
+	}
 	var fingerprint []byte
 	if request != nil {
 		sum := sha256.Sum256(request)
 		fingerprint = sum[:]
 	}
-	var first bool
-	row := tx.QueryRow(ctx, `SELECT first, result FROM fencedb.once_begin($1::pg_catalog.text, $2::pg_catalog.bytea)`, key, fingerprint)
-	if err := row.Scan(&first, &result); err != nil {
+	claimed, err := tx.Exec(ctx, onceClaim, key, fingerprint)
+	if err != nil {
 		return nil, false, Explain(err)
 	}
-	if !first {
+	if claimed.RowsAffected() == 0 {
+		var stored []byte
+		err = tx.QueryRow(ctx, onceResult, key).Scan(&stored, &result)
+		switch {
+		case errors.Is(err, pgx.ErrNoRows):
+			return nil, false, fmt.Errorf("%w: %q was used by another role; nothing was written, and this role needs a key of its own", ErrKeyReused, key)
+		case err != nil:
+			return nil, false, Explain(err)
+		case (stored == nil) != (fingerprint == nil) || !bytes.Equal(stored, fingerprint):
+			return nil, false, fmt.Errorf("%w: %q; nothing was written, and a new request needs a new key", ErrKeyReused, key)
+		}
 		return result, true, nil
 	}
 	if result, err = fn(); err != nil {
 		return nil, false, err
 	}
-	if _, err := tx.Exec(ctx, `SELECT fencedb.once_end($1::pg_catalog.text, $2::pg_catalog.bytea)`, key, result); err != nil {
+	if len(result) > maxOnceResult {
+		return nil, false, fmt.Errorf("fencedb: the result of idempotency key %q has %d bytes, and can have %d; keep what is larger in a table of your own, "+
+			"written in the same transaction, and return what finds it there", key, len(result), maxOnceResult)
+	}
+	ended, err := tx.Exec(ctx, onceEnd, key, result)
+	if err == nil && ended.RowsAffected() == 0 { // a call within fn has ended it, or its claim is gone
+		err = tx.QueryRow(ctx, onceResult, key).Scan(nil, nil)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return nil, false, fmt.Errorf("fencedb: the idempotency key %q is not claimed any more, since the function went back to a savepoint before Once, "+
+				"or changed the role; roll the transaction back", key)
+		}
+	}
+	if err != nil {
 		return nil, false, Explain(err)
 	}
 	return result, false, nil

@@ -50,7 +50,7 @@ func TestAStoredResultCannotBeReplaced(t *testing.T) {
 	_, _, err := w.once("order:1", nil, answer)
 	require.NoError(t, err)
 
-	w.exec(`SELECT fencedb.once_end('order:1', 'second')`)
+	w.exec(`UPDATE fencedb.once SET result = 'second', done = true WHERE key = 'order:1' AND role = current_user AND NOT done`)
 
 	result, replayed, err := w.once("order:1", nil, answer)
 	require.NoError(t, err)
@@ -112,6 +112,49 @@ func TestACallWithinOneThatFailsGivesTheKeyItsResult(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, replayed)
 	require.Equal(t, "inner", string(result))
+}
+
+// Others may have been told what the inner call stored, where it came behind a COMMIT.
+func TestACallWithinOneThatEndsKeepsItsResult(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	answers := func(tx pgx.Tx) ([]byte, error) {
+		_, _, err := fencedb.Once(t.Context(), tx, "order:1", nil, func() ([]byte, error) { return []byte("inner"), nil })
+		return []byte("outer"), err
+	}
+	for _, want := range []string{"outer", "inner"} { // the first is the caller's own
+		result, _, err := w.once("order:1", nil, answers)
+		require.NoError(t, err)
+		require.Equal(t, want, string(result))
+	}
+}
+
+// Nobody else is told a result, and nobody runs its work a second time.
+func TestAKeyOfAnotherRoleIsRefused(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	role := pgx.Identifier{"other_" + collect[string](w, `SELECT current_database()`)[0]}.Sanitize()
+	w.exec(`CREATE ROLE ` + role + `; SELECT fencedb.allow('` + role + `')`)
+	defer w.exec(`DROP OWNED BY ` + role + `; DROP ROLE ` + role)
+	stored := func(pgx.Tx) ([]byte, error) { return []byte("mine"), nil }
+	_, _, err := w.once("done", []byte("a"), stored)
+	require.NoError(t, err)
+	w.exec(`INSERT INTO fencedb.once (key) VALUES ('claimed')`)
+
+	for _, key := range []string{"done", "claimed"} {
+		for _, request := range [][]byte{nil, []byte("a"), []byte("b")} {
+			err = pgx.BeginFunc(t.Context(), w.pool, func(tx pgx.Tx) error {
+				_, err := tx.Exec(t.Context(), `SET LOCAL ROLE `+role)
+				require.NoError(t, err)
+				_, _, err = fencedb.Once(t.Context(), tx, key, request, func() ([]byte, error) {
+					require.Fail(t, "it ran")
+					return nil, nil
+				})
+				return err
+			})
+			require.ErrorIs(t, err, fencedb.ErrKeyReused, "%s %s", key, request)
+		}
+	}
 }
 
 func TestAFailedRunLeavesTheKeyFree(t *testing.T) {
@@ -258,7 +301,9 @@ func TestKeysAreForgottenByAge(t *testing.T) {
 	}
 	w.exec(`UPDATE fencedb.once SET claimed_at = now() - interval '2 days' WHERE key <> 'c'`)
 
-	forget := func() int { return collect[int](w, `SELECT fencedb.once_forget('1 day', 1)`)[0] }
+	forget := func() int {
+		return collect[int](w, `SELECT fencedb.prune('once', '1 day', 'ann@desk', 'weekly', clock_timestamp(), at_most => 1)`)[0]
+	}
 	require.Equal(t, []int{1, 1, 0}, []int{forget(), forget(), forget()})
 	require.Equal(t, []string{"c"}, collect[string](w, `SELECT key FROM fencedb.once`))
 }

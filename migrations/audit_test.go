@@ -30,7 +30,7 @@ func TestWhatWasRecordedStays(t *testing.T) {
 
 	s.exec(`SELECT fencedb.record('revoke', 'seat:1', 'ann@host', 'it hangs')`)
 
-	for _, change := range []string{`UPDATE fencedb.audit SET reason = 'x'`, `DELETE FROM fencedb.audit`, `TRUNCATE fencedb.audit`} {
+	for _, change := range []string{`UPDATE fencedb.audit SET reason = 'x'`, `DELETE FROM fencedb.audit`, `UPDATE fencedb.events SET reason = 'x'`, `DELETE FROM fencedb.events`, `TRUNCATE fencedb.events`} {
 		s.refused(insufficientPrivilege, change)
 	}
 	require.Equal(t, "it hangs", s.one(`SELECT reason FROM fencedb.audit`))
@@ -49,9 +49,13 @@ func TestAnOperatorRecordsUnderTheNameItLoggedInWith(t *testing.T) {
 	for _, past := range []string{
 		`INSERT INTO fencedb.audit (operator, event, reason, role) VALUES ('ann', 'revoke', 'none', 'bob')`,
 		`DELETE FROM fencedb.audit`,
-		`SET LOCAL fencedb.forgets_audit = 'on'; DELETE FROM fencedb.audit`,
+		`INSERT INTO fencedb.events (kind, event, operator, reason) VALUES ('audit', 'revoke', 'ann', 'none')`,
+		`SET LOCAL fencedb.forgets = 'on'; DELETE FROM fencedb.events`,
+		`SELECT fencedb.log_event('revoke', NULL, 'ann', 'none', '{}')`,
+		`SELECT fencedb.forget_events('audit', 'infinity', 1)`,
+		`SELECT nextval('fencedb.event_id')`,
 		`DELETE FROM fencedb.fences`,
-		`ALTER TABLE fencedb.audit DISABLE TRIGGER keep`,
+		`ALTER TABLE fencedb.events DISABLE TRIGGER keep`,
 	} {
 		s.refused(insufficientPrivilege, past)
 	}
@@ -65,8 +69,8 @@ func TestAnApplicationDoesNotReachTheAudit(t *testing.T) {
 	for _, past := range []string{
 		`SELECT * FROM fencedb.audit`,
 		`SELECT fencedb.record('revoke', 'seat:1', 'ann@host', 'it hangs')`,
-		`SELECT fencedb.forget_fences('{seat:1}', interval '30 days')`,
-		`SELECT fencedb.forget_audit(interval '365 days', 'ann@host', 'yearly')`,
+		`SELECT * FROM fencedb.events`,
+		`SELECT fencedb.prune('audit', interval '365 days', 'ann@host', 'yearly')`,
 		`DELETE FROM fencedb.audit`,
 	} {
 		s.refused(insufficientPrivilege, past)
@@ -120,7 +124,7 @@ func TestUnprotectingWhatTheAuditDoesNotKnowIsRecorded(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
 	s.exec(`CREATE TABLE seats (id int NOT NULL); SELECT fencedb.protect('seats', resource => 'seat:{id}')`)
-	s.exec(`SET session_replication_role = replica; DELETE FROM fencedb.audit; RESET session_replication_role`)
+	s.exec(`SET session_replication_role = replica; DELETE FROM fencedb.events; RESET session_replication_role`)
 
 	s.exec(`SELECT fencedb.unprotect('seats')`)
 
@@ -199,7 +203,7 @@ func TestAnOperatorCannotRecordWhatTheServerDoes(t *testing.T) {
 	s := newSession(t)
 	s.exec(`SET SESSION AUTHORIZATION ` + s.withRole("allow_operator"))
 	const invalidParameter = "22023"
-	for _, event := range []string{"protect", "unprotect", "reset", "prune_audit", "keep_history"} {
+	for _, event := range []string{"protect", "unprotect", "reset", "prune", "keep_history"} {
 		s.refused(invalidParameter, `SELECT fencedb.record('`+event+`', NULL, 'bob@host', 'by fencedb.`+event+`', '{"table": "public.seats"}')`)
 	}
 	require.Equal(t, "0", s.one(`SELECT count(*) FROM fencedb.audit`))
@@ -208,11 +212,11 @@ func TestAnOperatorCannotRecordWhatTheServerDoes(t *testing.T) {
 func TestAReasonIsNeeded(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
-	const checkViolation, notNullViolation = "23514", "23502"
+	const invalidParameter = "22023"
 
-	s.refused(checkViolation, `SELECT fencedb.record('revoke', 'seat:1', 'ann@host', '')`)
-	s.refused(notNullViolation, `SELECT fencedb.record('revoke', 'seat:1', 'ann@host', NULL)`)
-	s.refused(checkViolation, `SELECT fencedb.record('revoke', 'seat:1', '', 'it hangs')`)
+	s.refused(invalidParameter, `SELECT fencedb.record('revoke', 'seat:1', 'ann@host', '')`)
+	s.refused(invalidParameter, `SELECT fencedb.record('revoke', 'seat:1', 'ann@host', NULL)`)
+	s.refused(invalidParameter, `SELECT fencedb.record('revoke', 'seat:1', '', 'it hangs')`)
 }
 
 func TestOnlyOldFencesThatNobodyHoldsAreForgotten(t *testing.T) {
@@ -224,23 +228,28 @@ func TestOnlyOldFencesThatNobodyHoldsAreForgotten(t *testing.T) {
 	s.exec(`UPDATE fencedb.fences SET advanced_at = advanced_at - interval '31 days' WHERE resource <> 'young'`)
 	holder := s.beside()
 	holder.exec("BEGIN; " + enter(41, "held"))
+	forget := func(resources, older string) string {
+		return fmt.Sprintf(`SELECT fencedb.prune('fences', %s, 'bob@host', 'monthly', clock_timestamp(), %s)`, older, resources)
+	}
 
 	s.exec(`SET lock_timeout = '5s'`)
-	require.Equal(t, "1", s.one(`SELECT fencedb.forget_fences('{old,held,young}', interval '30 days')`))
+	require.Equal(t, "1", s.one(forget(`'{old,held,young}'`, `'30 days'`)))
 
 	require.Equal(t, "held,unnamed,young", s.one(`SELECT string_agg(resource, ',' ORDER BY resource) FROM fencedb.fences`))
+	require.Equal(t, "prune bob@host monthly fences 1 30 days", s.one(`SELECT concat_ws(' ', event, operator, reason, details ->> 'what', details ->> 'rows', details ->> 'older_than') FROM fencedb.audit`))
 	holder.exec("COMMIT")
 	const invalidParameter = "22023"
-	s.refused(invalidParameter, `SELECT fencedb.forget_fences('{held}', interval '23 hours')`)
-	s.refused(invalidParameter, `SELECT fencedb.forget_fences('{held}', NULL)`)
-	s.refused(invalidParameter, `SELECT fencedb.forget_fences('{young}', '-1000 months 30001 days')`) // compares as one day, and is no age
+	s.refused(invalidParameter, forget(`'{held}'`, `'23 hours'`))
+	s.refused(invalidParameter, forget(`'{held}'`, `NULL`))
+	s.refused(invalidParameter, forget(`'{young}'`, `'-1000 months 30001 days'`)) // compares as one day, and is no age
+	s.refused(invalidParameter, forget(`NULL`, `'30 days'`))
 }
 
 // aged makes everything that was recorded so far that much older, past the trigger, as only the
 // owner can.
 func (s *session) aged(by string) {
 	s.Helper()
-	s.exec(`ALTER TABLE fencedb.audit DISABLE TRIGGER keep; UPDATE fencedb.audit SET at = at - interval '` + by + `'; ALTER TABLE fencedb.audit ENABLE TRIGGER keep`)
+	s.exec(`ALTER TABLE fencedb.events DISABLE TRIGGER keep; UPDATE fencedb.events SET at = at - interval '` + by + `'; ALTER TABLE fencedb.events ENABLE TRIGGER keep`)
 }
 
 func TestOldRecordsAreForgottenThroughOneDoorThatRecordsIt(t *testing.T) {
@@ -252,20 +261,66 @@ func TestOldRecordsAreForgottenThroughOneDoorThatRecordsIt(t *testing.T) {
 	s.aged("91 days")
 	s.exec(`SELECT fencedb.record('revoke', 'seat:2', 'ann@host', 'it hangs')`)
 	login := s.withRole("allow_operator")
-	const invalidParameter, notNull = "22023", "23502"
+	const invalidParameter = "22023"
 
-	require.Equal(t, invalidParameter, s.as(login, `SELECT fencedb.forget_audit(interval '89 days', 'bob@host', 'yearly')`))
-	require.Equal(t, invalidParameter, s.as(login, `SELECT fencedb.forget_audit(NULL, 'bob@host', 'yearly')`))
-	require.Equal(t, invalidParameter, s.as(login, `SELECT fencedb.forget_audit('-1000 months 30090 days', 'bob@host', 'to leave no trace')`))
-	require.Equal(t, notNull, s.as(login, `SELECT fencedb.forget_audit('90 days', 'bob@host', NULL)`))
+	for _, call := range []string{`interval '89 days', 'bob@host', 'yearly'`, `NULL, 'bob@host', 'yearly'`, `'-1000 months 30090 days', 'bob@host', 'to leave no trace'`,
+		`'90 days', 'bob@host', NULL`, `'90 days', '', 'yearly'`} {
+		require.Equal(t, invalidParameter, s.as(login, `SELECT fencedb.prune('audit', `+call+`, clock_timestamp())`), call)
+	}
+	require.Equal(t, invalidParameter, s.as(login, `SELECT fencedb.prune('events', '90 days', 'bob@host', 'yearly', clock_timestamp())`))
 	require.Equal(t, "7", s.one(`SELECT count(*) FROM fencedb.audit`))
 	for _, want := range []string{"2", "2", "1", "0"} { // two at a time
-		require.Equal(t, want, s.one(`SELECT fencedb.forget_audit('90 days', 'bob@host', 'yearly', 2)`))
+		require.Equal(t, want, s.one(`SELECT fencedb.prune('audit', '90 days', 'bob@host', 'yearly', clock_timestamp(), at_most => 2)`))
 	}
 
-	require.Equal(t, "protect public.seats seats:{id}; revoke; prune_audit 2; prune_audit 2; prune_audit 1",
+	require.Equal(t, "protect public.seats seats:{id}; revoke; prune 2; prune 2; prune 1",
 		s.one(`SELECT string_agg(concat_ws(' ', event, details ->> 'table', details -> 'resource' ->> 0, details ->> 'rows'), '; ' ORDER BY id) FROM fencedb.audit`))
 	s.refused(insufficientPrivilege, `DELETE FROM fencedb.audit`)
+}
+
+// A clock jumps, that of this server or that of the issuer. What was written minutes ago by the
+// other is young, and goes in no kind of what prune forgets; nor does history, which goes by
+// itself.
+func TestNothingYoungByEitherClockIsForgotten(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	// Everything is an hour old by the issuer. In this server it was written 40 days ago by the clock
+	// that has jumped ahead since.
+	token := s.one(`SELECT floor(extract(epoch FROM clock_timestamp() - interval '40 days 1 hour') * 1000000)::bigint`)
+	issued := s.one(`SELECT clock_timestamp() - interval '40 days'`)
+	s.exec(keepHistory + `CREATE TABLE seats (id int NOT NULL); SELECT fencedb.protect('seats', 'seat:{id}', mode => 'observe'); INSERT INTO seats VALUES (1)`)
+	s.exec(`SELECT fencedb.enter('seat:1', ` + token + `, gen_random_uuid()); INSERT INTO fencedb.once (key) VALUES ('order:1'); SELECT fencedb.record('repair', 'seat:1', 'ann@host', 'x')`)
+	s.aged("40 days 1 hour")
+	s.exec(`UPDATE fencedb.once SET claimed_at = claimed_at - interval '40 days 1 hour'; UPDATE fencedb.fences SET advanced_at = advanced_at - interval '40 days 1 hour'`)
+	counts := `SELECT concat_ws(' ', (SELECT count(*) FROM fencedb.fences), (SELECT count(*) FROM fencedb.once), string_agg(n, ' ' ORDER BY n)) FROM (SELECT kind || ' ' || count(*) AS n FROM fencedb.events GROUP BY kind) k`
+	before := s.one(counts)
+	prune := func(what, issuer string) string {
+		age := map[string]string{"audit": "90 days"}[what]
+		if age == "" {
+			age = "30 days"
+		}
+		resources := map[bool]string{true: `'{seat:1}'`, false: `NULL`}[what == "fences"]
+		return fmt.Sprintf(`SELECT fencedb.prune('%s', '%s', 'bob@host', 'nightly', %s, %s)`, what, age, issuer, resources)
+	}
+	kinds := []string{"fences", "once", "audit", "history", "observed"}
+	for _, what := range kinds {
+		for _, issuer := range []string{`NULL`, `'` + issued + `'`, `clock_timestamp() + interval '40 days'`} {
+			refused := s.refused(notInPrerequisiteState, prune(what, issuer))
+			require.Regexp(t, `the clock of this server says .*, and that of the issuer \d{4}-`, refused.Message, what)
+		}
+	}
+	s.exec(`SELECT fencedb.trim_history(100)`)
+	require.Equal(t, before, s.one(counts))
+
+	// Both say the same again, and a fence is young by its token alone.
+	s.exec(`UPDATE fencedb.fences SET last_fencing_token = floor(extract(epoch FROM clock_timestamp() - interval '1 hour') * 1000000)`)
+	require.Equal(t, "0", s.one(prune("fences", `clock_timestamp()`)))
+	require.Equal(t, "0", s.one(prune("fences", `NULL`)))
+	s.exec(`UPDATE fencedb.fences SET last_fencing_token = ` + token)
+	for _, what := range kinds {
+		require.Equal(t, what == "audit", s.one(prune(what, `clock_timestamp()`)) == "0", what)
+	}
+	require.Equal(t, notInPrerequisiteState, s.as(s.withRole("allow_operator"), `SELECT fencedb.prune('once', '1 day', 'bob@host', 'no token tells a time')`))
 }
 
 // Membership in pg_write_all_data is a privilege on every table.
@@ -276,6 +331,6 @@ func TestWhoWritesAllDataCannotDeleteARecord(t *testing.T) {
 	role := s.withRole("allow")
 	s.exec(`GRANT pg_write_all_data, pg_read_all_data TO ` + role)
 
-	require.Equal(t, insufficientPrivilege, s.as(role, `SELECT set_config('fencedb.forgets_audit', 'on', false); DELETE FROM fencedb.audit`))
-	require.Equal(t, insufficientPrivilege, s.as(role, `SELECT set_config('fencedb.forgets_audit', 'on', false); TRUNCATE fencedb.audit`))
+	require.Equal(t, insufficientPrivilege, s.as(role, `SELECT set_config('fencedb.forgets', 'on', false); DELETE FROM fencedb.events`))
+	require.Equal(t, insufficientPrivilege, s.as(role, `SELECT set_config('fencedb.forgets', 'on', false); TRUNCATE fencedb.events`))
 }

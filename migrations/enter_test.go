@@ -227,14 +227,13 @@ func TestTheCollationOfANameDoesNotMatter(t *testing.T) {
 		s.refused("FN001", `SELECT fencedb.enter(`+column+`, 2, `+lease+`) FROM names WHERE name COLLATE "C" = 'A'`)
 		require.Equal(t, "{3,3}", s.one(`SELECT array_agg(fencedb.last_token(`+column+`)) FROM names`))
 		require.Equal(t, "0", s.one(`SELECT count(*) FROM names, fencedb.blockers(ARRAY[`+column+`])`))
-		require.Equal(t, "0", s.one(`SELECT fencedb.forget_fences(array_agg(`+column+`), '1 day') FROM names`))
-		s.exec(`SELECT fencedb.reset_fence(` + column + `, 1, 'ann', 'test', 9) FROM names`)
+		require.Equal(t, "0", s.one(`SELECT fencedb.prune('fences', '1 day', 'ann', 'test', clock_timestamp(), array_agg(`+column+`)) FROM names`))
+		s.exec(`SELECT fencedb.reset_fence(` + column + `, 1, 'ann', 'test') FROM names`)
 		require.Equal(t, "{1,1}", s.one(`SELECT array_agg(fencedb.last_token(`+column+`)) FROM names`))
 		s.refused("22023", `SELECT fencedb.enter(`+column+`, 9007199254740992, `+lease+`) FROM names`)
 
-		require.Equal(t, "{t,t}", s.one(`SELECT array_agg((fencedb.once_begin(`+column+`, NULL)).first) FROM names`))
-		s.exec(`SELECT fencedb.once_begin(` + column + `, NULL), fencedb.once_end(` + column + `, convert_to(` + column + `, 'UTF8')) FROM names`)
-		require.Equal(t, "{f,f}", s.one(`SELECT array_agg((fencedb.once_begin(`+column+`, NULL)).first) FROM names`))
+		s.exec(`INSERT INTO fencedb.once (key) SELECT ` + column + ` FROM names`)
+		require.Equal(t, "2", s.one(`SELECT count(*) FROM names, fencedb.once WHERE key = `+column+` COLLATE "C"`))
 	}
 }
 

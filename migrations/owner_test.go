@@ -12,7 +12,7 @@ import (
 
 // changes are what changes a guard, or orders it to be changed.
 var changes = []string{
-	`fencedb.protect('public.seats', 'mallory:1')`, `fencedb.protect('public.seats', 'room:{room}', mode => 'observe')`, `fencedb.unprotect('public.seats')`, `fencedb.observe('public.seats')`,
+	`fencedb.protect('public.seats', 'mallory:1')`, `fencedb.protect('public.seats', 'room:{room}', mode => 'observe')`, `fencedb.unprotect('public.seats')`, `fencedb.enforce('public.seats', observing => true)`,
 	`fencedb.order_guard('public.seats', '{"resource": ["mallory:1"], "observes": true}')`, `fencedb.write_guard('public.seats')`, `fencedb.drop_guard('fencedb.guard_seats()')`,
 	`fencedb.take_over_as('public.seats', '%[1]s', now() + interval '1 day')`, `fencedb.let_overtake('public.seats')`, `fencedb.end_take_over('public.seats')`, `fencedb.end_overtaking('public.seats')`,
 }
@@ -60,10 +60,10 @@ func TestAMembershipThatConfersNothingIsNoOwnership(t *testing.T) {
 	s := newSeats(t)
 	owner, member := s.withRole("allow_operator"), s.withRole("allow")
 	s.exec(`ALTER TABLE seats OWNER TO ` + owner + `; ALTER ROLE ` + member + ` NOINHERIT; GRANT ` + owner + ` TO ` + member + `; GRANT CREATE ON SCHEMA public TO ` + owner + `; SET SESSION AUTHORIZATION ` + member)
-	for _, change := range []string{`fencedb.unprotect('seats')`, `fencedb.observe('seats')`, `fencedb.protect('seats', 'room:{room}')`, `fencedb.take_over_as('seats', current_user::regrole, now() + interval '1 hour')`, `fencedb.end_take_over('seats')`} {
+	for _, change := range []string{`fencedb.unprotect('seats')`, `fencedb.enforce('seats', observing => true)`, `fencedb.protect('seats', 'room:{room}')`, `fencedb.take_over_as('seats', current_user::regrole, now() + interval '1 hour')`, `fencedb.end_take_over('seats')`} {
 		s.refused(insufficientPrivilege, `SELECT `+change)
 	}
-	s.exec(`SET ROLE ` + owner + `; SELECT fencedb.protect('seats', 'room:{room}'), fencedb.observe('seats'), fencedb.enforce('seats'), fencedb.unprotect('seats'); RESET SESSION AUTHORIZATION`)
+	s.exec(`SET ROLE ` + owner + `; SELECT fencedb.protect('seats', 'room:{room}'), fencedb.enforce('seats', observing => true), fencedb.enforce('seats'), fencedb.unprotect('seats'); RESET SESSION AUTHORIZATION`)
 }
 
 // Whoever changes it, and by whatever way: the audit tells what the catalog says then.

@@ -147,9 +147,9 @@ func TestAPartGetsAGuardOfItsOwn(t *testing.T) {
 			s.exec(`CREATE TABLE heap (id int NOT NULL, room text NOT NULL); CREATE TABLE child () INHERITS (heap); SELECT fencedb.protect('heap', 'room:{room}'); ` + c.before)
 			before := s.guard(c.whole)
 			if c.whole != "parts" { // these are protected already, with that template
-				s.refused(notInPrerequisiteState, `SELECT fencedb.observe('`+c.part+`')`)
+				s.refused(notInPrerequisiteState, `SELECT fencedb.enforce('`+c.part+`', observing => true)`)
 				s.refused("42710", `SELECT fencedb.protect('`+c.part+`', 'id:{id}')`)
-				s.exec(`SELECT fencedb.protect('` + c.part + `', 'room:{room}'); SELECT fencedb.` + mode + `('` + c.part + `')`)
+				s.exec(`SELECT fencedb.protect('` + c.part + `', 'room:{room}'); SELECT fencedb.enforce('` + c.part + `', observing => '` + mode + `' = 'observe')`)
 			} else {
 				s.exec(`SELECT fencedb.protect('` + c.part + `', 'id:{id}', mode => '` + mode + `')`)
 			}

@@ -335,7 +335,7 @@ func TestNamesThatNeedQuoting(t *testing.T) {
 		s.exec(entered + `SET LOCAL standard_conforming_strings = ` + setting + `; INSERT INTO ` + table + ` VALUES (1, 'a', 'b', 'before'); UPDATE ` + table + ` SET "NEW" = 'x'; ROLLBACK`)
 		s.refused("FN003", entered+`SET LOCAL standard_conforming_strings = `+setting+`; INSERT INTO `+table+` VALUES (2, 'a', 'b', 'before')`)
 	}
-	s.exec(`SELECT fencedb.observe(` + quoted + `); SELECT fencedb.enforce(` + quoted + `)`)
+	s.exec(`SELECT fencedb.enforce(` + quoted + `, observing => true); SELECT fencedb.enforce(` + quoted + `)`)
 	s.exec(entered + `INSERT INTO ` + table + ` VALUES (1, 'a', 'b', 'before'); COMMIT`)
 	require.Equal(t, `{`+resource+`}`, strings.NewReplacer(`"`, ``, `\\`, `\`).Replace(s.one(`SELECT fencedb.resources_of(x) FROM `+table+` x`)))
 	s.exec(`SELECT fencedb.unprotect(` + quoted + `)`)
@@ -445,7 +445,7 @@ func TestNullIsRefusedWhereATableOrARoleIsNeeded(t *testing.T) {
 	t.Parallel()
 	s := newSeats(t)
 	for _, call := range []string{
-		`protect(NULL, 'x')`, `protect('seats', NULL::text[])`, `unprotect(NULL)`, `observe(NULL)`, `enforce(NULL)`,
+		`protect(NULL, 'x')`, `protect('seats', NULL::text[])`, `unprotect(NULL)`, `enforce(NULL, observing => true)`, `enforce(NULL)`,
 		`take_over_as(NULL, current_role::regrole, now() + interval '1 hour')`, `take_over_as('seats', NULL, now() + interval '1 hour')`,
 		`allow(NULL)`, `allow_operator(NULL)`,
 	} {

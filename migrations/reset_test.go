@@ -57,7 +57,7 @@ func TestAFenceThatIsSetBackLetsTheNextHolderWrite(t *testing.T) {
 	}
 }
 
-// Stamps count from where a fence was set back first, and a row that is named adds to that.
+// Stamps count from the highest token that a fence was set back from.
 func TestAResetRemembersWhichStampsDoNotCount(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
@@ -75,7 +75,7 @@ func TestAResetRemembersWhichStampsDoNotCount(t *testing.T) {
 	s.exec(reset("seat:1", 41))
 	require.Equal(t, "50", s.one(from))
 	s.refused("FN001", write(45))
-	s.exec(`SELECT fencedb.reset_fence('seat:1', 41, 'ann@host', 'its row', 60)`)
+	s.exec(enter(60, "seat:1") + "; " + reset("seat:1", 41))
 	require.Equal(t, "60", s.one(from))
 	s.exec(write(45))
 	stamp(60)
@@ -109,19 +109,17 @@ func TestAResetOnlySetsBack(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
 	s.exec(enter(70, "seat:1"))
-	const invalidParameter, notNull, check = "22023", "23502", "23514"
+	const invalidParameter = "22023"
 	for call, code := range map[string]string{
-		`('seat:1', 70, 'ann@host', 'equal')`:                     invalidParameter,
-		`('seat:1', 71, 'ann@host', 'higher')`:                    invalidParameter,
-		`('seat:1', 71, 'ann@host', 'higher than the fence', 72)`: invalidParameter,
-		`('seat:1', 41, 'ann@host', 'row below', 41)`:             invalidParameter,
-		`('seat:1', -1, 'ann@host', 'negative')`:                  invalidParameter,
-		`('seat:1', NULL, 'ann@host', 'none')`:                    invalidParameter,
-		`('seat:2', 41, 'ann@host', 'no such fence')`:             invalidParameter,
-		`(NULL, 41, 'ann@host', 'no resource')`:                   invalidParameter,
-		`('seat:1', 41, 'ann@host', NULL)`:                        notNull,
-		`('seat:1', 41, 'ann@host', '')`:                          check,
-		`('seat:1', 41, '', 'nobody')`:                            check,
+		`('seat:1', 70, 'ann@host', 'equal')`:         invalidParameter,
+		`('seat:1', 71, 'ann@host', 'higher')`:        invalidParameter,
+		`('seat:1', -1, 'ann@host', 'negative')`:      invalidParameter,
+		`('seat:1', NULL, 'ann@host', 'none')`:        invalidParameter,
+		`('seat:2', 41, 'ann@host', 'no such fence')`: invalidParameter,
+		`(NULL, 41, 'ann@host', 'no resource')`:       invalidParameter,
+		`('seat:1', 41, 'ann@host', NULL)`:            invalidParameter,
+		`('seat:1', 41, 'ann@host', '')`:              invalidParameter,
+		`('seat:1', 41, '', 'nobody')`:                invalidParameter,
 	} {
 		s.refused(code, `SELECT fencedb.reset_fence`+call)
 	}
@@ -135,39 +133,33 @@ func TestAResetWaitsForOpenTransactionsAndNamesThem(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
 	holder := s.beside()
-	for name, first := range map[string]string{"of a holder": enter(70, "seat:1"), "of the first holder ever": ""} {
-		resource := map[bool]string{true: "seat:1", false: "seat:2"}[first != ""]
-		if first != "" {
-			s.exec(first)
-		}
-		holder.exec("BEGIN; " + enter(70, resource))
-		row := map[bool]string{true: "", false: ", row_token => 99"}[first != ""]
-		refused := s.refused("55P03", fmt.Sprintf(`SELECT fencedb.reset_fence('%s', 41, 'ann@host', 'x'%s, wait_ms => 50)`, resource, row))
-		var detail struct {
-			Resource string
-			Blockers []struct{ PID uint32 }
-		}
-		require.NoError(t, json.Unmarshal([]byte(refused.Detail), &detail), name)
-		require.Equal(t, resource, detail.Resource)
-		require.Len(t, detail.Blockers, 1, name)
-		require.Equal(t, holder.conn.PgConn().PID(), detail.Blockers[0].PID, name)
-
-		other, done := s.beside(), make(chan error, 1)
-		go func() {
-			_, err := other.conn.PgConn().Exec(t.Context(), fmt.Sprintf(`SELECT fencedb.reset_fence('%s', 41, 'ann@host', 'x'%s, wait_ms => 60000)`, resource, row)).ReadAll()
-			done <- err
-		}()
-		s.awaitBlocked(other.conn.PgConn().PID())
-		holder.exec("COMMIT")
-		select {
-		case err := <-done:
-			require.NoError(t, err, name)
-		case <-time.After(time.Minute):
-			require.Fail(t, "still waiting", name)
-		}
-		require.Equal(t, "41", s.one(`fencedb.last_token('`+resource+`')`), name)
-		require.Equal(t, "0", s.one(`current_setting('lock_timeout')`))
+	s.exec(enter(70, "seat:1"))
+	holder.exec("BEGIN; " + enter(70, "seat:1"))
+	refused := s.refused("55P03", `SELECT fencedb.reset_fence('seat:1', 41, 'ann@host', 'x', wait_ms => 50)`)
+	var detail struct {
+		Resource string
+		Blockers []struct{ PID uint32 }
 	}
+	require.NoError(t, json.Unmarshal([]byte(refused.Detail), &detail))
+	require.Equal(t, "seat:1", detail.Resource)
+	require.Len(t, detail.Blockers, 1)
+	require.Equal(t, holder.conn.PgConn().PID(), detail.Blockers[0].PID)
+
+	other, done := s.beside(), make(chan error, 1)
+	go func() {
+		_, err := other.conn.PgConn().Exec(t.Context(), `SELECT fencedb.reset_fence('seat:1', 41, 'ann@host', 'x', wait_ms => 60000)`).ReadAll()
+		done <- err
+	}()
+	s.awaitBlocked(other.conn.PgConn().PID())
+	holder.exec("COMMIT")
+	select {
+	case err := <-done:
+		require.NoError(t, err)
+	case <-time.After(time.Minute):
+		require.Fail(t, "still waiting")
+	}
+	require.Equal(t, "41", s.one(`fencedb.last_token('seat:1')`))
+	require.Equal(t, "0", s.one(`current_setting('lock_timeout')`))
 }
 
 // Tokens of another issuer may be as high as a bigint.
@@ -194,13 +186,13 @@ func TestAFenceThatWasSetBackIsNotForgotten(t *testing.T) {
 	s := mistaken(t, `CREATE TABLE seats (id int, room text NOT NULL)`, `SELECT fencedb.protect('seats', resource => 'room:{room}')`)
 	s.exec(reset("room:red", 41))
 	s.exec(`UPDATE fencedb.fences SET advanced_at = advanced_at - interval '31 days'`)
-	require.Equal(t, "0", s.one(`SELECT fencedb.forget_fences('{room:red}', interval '30 days')`))
+	require.Equal(t, "0", s.one(`SELECT fencedb.prune('fences', '30 days', 'ann@host', 'monthly', clock_timestamp(), '{room:red}')`))
 	s.exec(s.fenced(42, "room:red", `UPDATE seats SET id = id WHERE id = 1`))
 
 	s.exec(`DELETE FROM fencedb.fences`)
 
 	s.refused("FN001", s.fenced(41, "room:red", `UPDATE seats SET id = id WHERE id = 1`))
 	s.refused("FN001", s.fenced(42, "room:red", `UPDATE seats SET id = id WHERE id = 2`))
-	s.exec(`SELECT fencedb.reset_fence('room:red', 41, 'ann@host', 'the ledger was emptied', (SELECT last_fencing_token FROM seats WHERE id = 2))`)
+	s.exec(`SELECT fencedb.enter('room:red', (SELECT last_fencing_token FROM seats WHERE id = 2), gen_random_uuid()); ` + reset("room:red", 41))
 	s.exec(s.fenced(42, "room:red", `UPDATE seats SET id = id WHERE id = 2`))
 }

@@ -3,6 +3,7 @@ package migrations_test
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -23,28 +24,37 @@ func (s *session) as(role, sql string) string {
 	return refused.Code
 }
 
-// A result is replayed to whoever knows the request, and where none was told, to the role that
-// stored it.
-func TestAResultIsNotReplayedToAStranger(t *testing.T) {
+// claim and end are the statements of an idempotency key, as docs/postgres.md has them.
+const (
+	claim = `INSERT INTO fencedb.once AS o (key, fingerprint) VALUES ('%s', %s) ON CONFLICT (key) DO UPDATE SET fingerprint = excluded.fingerprint, claimed_at = excluded.claimed_at
+		WHERE NOT o.done AND o.role = current_user`
+	end = `UPDATE fencedb.once SET result = '%s', done = true WHERE key = '%s' AND role = current_user AND NOT done`
+)
+
+// A result is for the role that stored it: a key alone can be guessed. Nobody else sees it, claims
+// it, answers for it or forgets it, done or not, whoever reads and writes all data included.
+func TestAKeyIsForTheRoleThatClaimedIt(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
 	owner, stranger := s.withRole("allow"), s.withRole("allow_operator") // both are let in
-	s.exec(`SELECT fencedb.allow('` + stranger + `')`)
-	for name, c := range map[string]struct{ stored, asked, stranger, same string }{
-		"no request stored, none asked with":  {`NULL`, `NULL`, "FN005", ""},
-		"no request stored, some asked with":  {`NULL`, `'a'`, "FN005", "FN005"},
-		"request stored, none asked with":     {`'a'`, `NULL`, "FN005", "FN005"},
-		"request stored, another asked with":  {`'a'`, `'b'`, "FN005", "FN005"},
-		"request stored, the same asked with": {`'a'`, `'a'`, "", ""},
-	} {
-		begin := fmt.Sprintf(`SELECT fencedb.once_begin('%s', %s)`, name, c.stored)
-		require.Empty(t, s.as(owner, begin+`; SELECT fencedb.once_end('`+name+`', 'first')`), name)
-
-		replay := fmt.Sprintf(`DO $$ DECLARE got record := fencedb.once_begin('%s', %s);
-			BEGIN ASSERT NOT got.first AND got.result = 'first'; END $$`, name, c.asked)
-		require.Equal(t, c.stranger, s.as(stranger, replay), name)
-		require.Equal(t, c.same, s.as(owner, replay), name)
+	both := strings.Replace(owner, "allow", "both", 1)
+	s.exec(`CREATE ROLE ` + both + `; SELECT fencedb.allow('` + both + `'); GRANT pg_read_all_data, pg_write_all_data TO ` + both)
+	defer s.exec(`DROP OWNED BY ` + both + `; DROP ROLE ` + both)
+	require.Empty(t, s.as(owner, fmt.Sprintf(claim+`; `+end+`; `+claim, "done", `'a'`, "first", "done", "undone", `NULL`)))
+	for _, role := range []string{stranger, both} {
+		for _, key := range []string{"done", "undone"} {
+			require.Empty(t, s.as(role, fmt.Sprintf(`DO $$ DECLARE n int; BEGIN `+claim+`; GET DIAGNOSTICS n = ROW_COUNT; ASSERT n = 0; ASSERT NOT EXISTS (SELECT FROM fencedb.once);
+				`+end+`; GET DIAGNOSTICS n = ROW_COUNT; ASSERT n = 0; UPDATE fencedb.once SET done = false, result = NULL; GET DIAGNOSTICS n = ROW_COUNT; ASSERT n = 0; END $$`, key, `'a'`, "forged", key)), key)
+			require.Empty(t, s.as(role, `DO $$ BEGIN DELETE FROM fencedb.once; EXCEPTION WHEN insufficient_privilege THEN END $$`))
+			require.Equal(t, insufficientPrivilege, s.as(role, fmt.Sprintf(`INSERT INTO fencedb.once (key, role) VALUES ('%s', '%s')`, role, strings.Trim(owner, `"`))))
+			require.Equal(t, insufficientPrivilege, s.as(role, `INSERT INTO fencedb.once (key) VALUES ('done') ON CONFLICT (key) DO UPDATE SET done = true`))
+		}
 	}
+	require.Empty(t, s.as(owner, fmt.Sprintf(`DO $$ DECLARE n int; BEGIN `+claim+`; GET DIAGNOSTICS n = ROW_COUNT; ASSERT n = 0; ASSERT (SELECT result = 'first' AND fingerprint = 'a' FROM fencedb.once WHERE key = 'done');
+		`+claim+`; GET DIAGNOSTICS n = ROW_COUNT; ASSERT n = 1; END $$`, "done", `'a'`, "undone", `NULL`)))
+	require.Equal(t, insufficientPrivilege, s.as(owner, `DELETE FROM fencedb.once`))
+	s.exec(`ANALYZE fencedb.once`)
+	require.Equal(t, "0", s.one(`SELECT count(*) FROM pg_statistic t JOIN pg_attribute a ON a.attrelid = t.starelid AND a.attnum = t.staattnum WHERE t.starelid = 'fencedb.once'::regclass AND a.attname IN ('result', 'fingerprint')`))
 }
 
 // A login that changes, as rotated passwords make it, is the same caller behind SET ROLE.
@@ -53,25 +63,9 @@ func TestAKeyBelongsToTheRoleThatWasSet(t *testing.T) {
 	s := newSession(t)
 	group, login := s.withRole("allow"), s.withRole("allow_operator")
 	s.exec(`GRANT ` + group + ` TO ` + login)
-	require.Empty(t, s.as(group, `SELECT fencedb.once_begin('order:1', NULL), fencedb.once_end('order:1', 'first')`))
-	s.exec(`SELECT fencedb.allow('` + login + `')`)
+	require.Empty(t, s.as(group, fmt.Sprintf(claim+`; `+end, "order:1", `NULL`, "first", "order:1")))
 
-	require.Equal(t, "FN005", s.as(login, `SELECT fencedb.once_begin('order:1', NULL)`))
-	require.Empty(t, s.as(login, `SET ROLE `+group+`; SELECT fencedb.once_begin('order:1', NULL)`))
-}
-
-// A claim that was committed without a result is free for whoever claims it anew, and for nobody
-// else to answer.
-func TestAStrangerDoesNotAnswerForAnother(t *testing.T) {
-	t.Parallel()
-	s := newSession(t)
-	owner, stranger := s.withRole("allow"), s.withRole("allow_operator")
-	s.exec(`SELECT fencedb.allow('` + stranger + `')`)
-	require.Empty(t, s.as(owner, `SELECT fencedb.once_begin('order:1', 'a')`))
-
-	require.Equal(t, insufficientPrivilege, s.as(stranger, `SELECT fencedb.once_end('order:1', 'forged')`))
-
-	require.Empty(t, s.as(owner, `SELECT fencedb.once_begin('order:1', 'a'), fencedb.once_end('order:1', 'first')`))
-	require.Empty(t, s.as(stranger, `SELECT fencedb.once_end('order:1', 'forged')`))
-	require.Equal(t, "first", s.one(`SELECT convert_from(result, 'UTF8') FROM fencedb.once`))
+	const sees = `DO $$ BEGIN ASSERT %s (SELECT FROM fencedb.once); END $$`
+	require.Empty(t, s.as(login, fmt.Sprintf(sees, "NOT EXISTS")))
+	require.Empty(t, s.as(login, `SET ROLE `+group+`; `+fmt.Sprintf(sees, "EXISTS")))
 }

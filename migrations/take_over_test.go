@@ -354,7 +354,7 @@ func TestAPartitionIsTakenOverWithItsTable(t *testing.T) {
 func TestARoleThatTakesOverIsNotObserved(t *testing.T) {
 	t.Parallel()
 	s, legacy, _ := newLegacy(t)
-	s.exec(`SELECT fencedb.observe('seats'); ` + enter(41, "room:red"))
+	s.exec(`SELECT fencedb.enforce('seats', observing => true); ` + enter(41, "room:red"))
 
 	for _, write := range writes {
 		legacy.exec(`BEGIN; ` + write + `; ROLLBACK`)

@@ -298,7 +298,7 @@ func TestAColumnOfATemplateIsRenamed(t *testing.T) {
 	s.refused("FN003", s.fenced(41, "room:blue", write))
 	s.refused("2BP01", `ALTER TABLE seats DROP COLUMN hall`)
 
-	s.exec(`SELECT fencedb.observe('seats'); ALTER TABLE seats RENAME hall TO place; SET application_name = 'cron'`)
+	s.exec(`SELECT fencedb.enforce('seats', observing => true); ALTER TABLE seats RENAME hall TO place; SET application_name = 'cron'`)
 	s.exec(write + `; DELETE FROM seats WHERE id = 2; ` + s.fenced(41, "room:red", write))
 	require.Contains(t, s.observed(), "seats cron UPDATE 42703")
 	s.exec(`SELECT fencedb.protect('seats', 'room:{place}'); SELECT fencedb.enforce('seats')`)

@@ -20,7 +20,7 @@ func (a *app) adopt() *cli.Command {
 		Usage:     "show who still writes to a table without a token",
 		ArgsUsage: "[TABLE]",
 		Description: `For a table whose guard only observes: fencedb.protect(..., mode =>
-'observe'), or fencedb.observe. Shows what the guard would have refused: by
+'observe'), or fencedb.enforce(table, observing => true). Shows what the guard would have refused: by
 which role and application, how, why, when, how often, and of which resource.
 It changes nothing.
 
@@ -112,7 +112,7 @@ func readAdoption(ctx context.Context, pool *pgxpool.Pool, table string) (*adopt
 	// have.
 	err := pool.QueryRow(ctx, `
 		SELECT c.oid, p.table_name::text, p.resource, p.observed_since,
-			pg_has_role(c.relowner, 'USAGE') OR has_table_privilege('fencedb.observations', 'SELECT'),
+			pg_has_role(c.relowner, 'USAGE') OR has_table_privilege('fencedb.events', 'SELECT'),
 			to_timestamp(pg_sequence_last_value('fencedb.unrecorded') / 1000.0), coalesce(fencedb.switched_off(c.oid), '{}')
 		FROM fencedb.protected_tables p JOIN pg_class c ON c.oid = p.table_name
 			JOIN pg_namespace n ON n.oid = c.relnamespace, parse_ident($1) AS parts
@@ -230,6 +230,6 @@ func (r *adoption) print(p page) {
 	case len(r.Writers) > 0:
 		p.point("Nothing would have been refused for %s. Before that, the writes above would have been.", lasted(p, *r.QuietSince))
 	default:
-		p.point("The list is empty: nothing would have been refused since observing began, or since fencedb.forget_observations emptied it.")
+		p.point("The list is empty: nothing would have been refused since observing began.")
 	}
 }

@@ -16,7 +16,7 @@ func (w *world) adopted(table string) *adoption {
 func TestAdoptShowsWhoStillWritesWithoutAToken(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.exec(`SELECT fencedb.observe('seats')`)
+	w.exec(`SELECT fencedb.enforce('seats', observing => true)`)
 
 	quiet := w.adopted("seats")
 	require.Equal(t, "observe", quiet.Mode)
@@ -40,7 +40,7 @@ func TestAdoptShowsWhoStillWritesWithoutAToken(t *testing.T) {
 	require.Nil(t, enforced.QuietSince)
 	require.Contains(t, w.ok("adopt", "seats"), "It refuses such writes now.")
 
-	w.exec(`SELECT fencedb.observe('seats')`)
+	w.exec(`SELECT fencedb.enforce('seats', observing => true)`)
 	again := w.adopted("seats")
 	require.Equal(t, again.ObservedSince, again.QuietSince)
 	require.Contains(t, w.ok("adopt", "seats"), "Before that, the writes above would have been.", "the list is not empty")
@@ -49,7 +49,7 @@ func TestAdoptShowsWhoStillWritesWithoutAToken(t *testing.T) {
 func TestAdoptDrawsNoConclusionFromAListThatIsIncomplete(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.exec(`SELECT fencedb.observe('seats'); ALTER TABLE fencedb.observations ADD CHECK (application = '') NOT VALID; SET application_name = 'cron'; INSERT INTO seats VALUES (2, 'Bob')`)
+	w.exec(`SELECT fencedb.enforce('seats', observing => true); ALTER TABLE fencedb.events ADD CHECK (kind <> 'observed') NOT VALID; SET application_name = 'cron'; INSERT INTO seats VALUES (2, 'Bob')`)
 
 	found := w.adopted("seats")
 	require.Empty(t, found.Writers)
@@ -59,15 +59,15 @@ func TestAdoptDrawsNoConclusionFromAListThatIsIncomplete(t *testing.T) {
 	require.Contains(t, says, "The list is incomplete")
 	require.NotContains(t, says, "othing would have been refused")
 
-	w.exec(`SELECT fencedb.enforce('seats'); SELECT fencedb.observe('seats')`)
+	w.exec(`SELECT fencedb.enforce('seats'); SELECT fencedb.enforce('seats', observing => true)`)
 	require.Nil(t, w.adopted("seats").UnrecordedAt, "it was before")
 }
 
 func TestAdoptSaysThatAGuardIsSwitchedOff(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	for _, mode := range []string{"enforce", "observe"} {
-		w.exec(`SELECT fencedb.` + mode + `('seats'); ALTER TABLE seats DISABLE TRIGGER ALL`)
+	for _, observing := range []string{"false", "true"} {
+		w.exec(`SELECT fencedb.enforce('seats', ` + observing + `); ALTER TABLE seats DISABLE TRIGGER ALL`)
 
 		found := w.adopted("seats")
 		require.Equal(t, []string{"public.seats"}, found.SwitchedOff)
@@ -87,7 +87,7 @@ func TestAdoptSaysThatAGuardIsSwitchedOff(t *testing.T) {
 func TestAdoptRefusesARoleThatSeesNoWriters(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.exec(`SELECT fencedb.observe('seats'); INSERT INTO seats VALUES (2, 'Bob')`)
+	w.exec(`SELECT fencedb.enforce('seats', observing => true); INSERT INTO seats VALUES (2, 'Bob')`)
 
 	got := w.run("--postgres", w.login("app", `SELECT fencedb.allow(%[1]s)`), "adopt", "seats")
 
@@ -113,7 +113,7 @@ func TestARoleThatReadsAllDataIsNotToldOfAnEmptyLedger(t *testing.T) {
 func TestAdoptNeedsNoRightsToTheSchemaOfTheTable(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.exec(`CREATE SCHEMA "Shop"; ALTER TABLE seats SET SCHEMA "Shop"; SELECT fencedb.observe('"Shop".seats'); INSERT INTO "Shop".seats VALUES (2, 'Bob')`)
+	w.exec(`CREATE SCHEMA "Shop"; ALTER TABLE seats SET SCHEMA "Shop"; SELECT fencedb.enforce('"Shop".seats', observing => true); INSERT INTO "Shop".seats VALUES (2, 'Bob')`)
 
 	oncall := w.login("oncall", `SELECT fencedb.allow_operator(%[1]s)`)
 
@@ -178,10 +178,10 @@ func TestTheCollectorTellsWhenATableWasWrittenWithoutAToken(t *testing.T) {
 	w := newWorld(t)
 	query := newSQLExporter(w).Metrics[0].Query
 	for _, c := range []struct{ sql, want string }{
-		{`SELECT fencedb.observe('seats')`, ""},
+		{`SELECT fencedb.enforce('seats', observing => true)`, ""},
 		{`INSERT INTO seats VALUES (2, 'Bob')`, "seats true"},
 		{`SELECT fencedb.enforce('seats')`, ""},
-		{`SELECT fencedb.observe('seats')`, ""}, // of what came before, nothing is told
+		{`SELECT fencedb.enforce('seats', observing => true)`, ""}, // of what came before, nothing is told
 		{`SELECT setval('fencedb.unrecorded', (extract(epoch FROM clock_timestamp()) * 1000)::bigint)`, "seats true"},
 	} {
 		w.exec(c.sql)

@@ -16,7 +16,7 @@ func (w *world) shiftPostgres(ahead time.Duration) {
 	w.exec(fmt.Sprintf(`CREATE SCHEMA off; CREATE FUNCTION off.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS
 			$$ SELECT pg_catalog.clock_timestamp() + make_interval(secs => %[1]v) $$;
 		UPDATE fencedb.fences SET advanced_at = advanced_at + make_interval(secs => %[1]v);
-		UPDATE fencedb.observations SET first_at = first_at + make_interval(secs => %[1]v), last_at = last_at + make_interval(secs => %[1]v)`, ahead.Seconds()))
+		SET session_replication_role = replica; UPDATE fencedb.events SET at = at + make_interval(secs => %[1]v) WHERE kind = 'observed'; RESET session_replication_role`, ahead.Seconds()))
 	w.as("--postgres", w.pool.Config().ConnString()+"&search_path=off,pg_catalog,public")
 }
 
@@ -28,7 +28,7 @@ func TestEachAgeIsByTheClockThatWroteIt(t *testing.T) {
 			t.Run(fmt.Sprint("Redis ", redis, " Postgres ", postgres), func(t *testing.T) {
 				t.Parallel()
 				w := newWorld(t)
-				w.exec(`SELECT fencedb.observe('seats'); INSERT INTO seats VALUES (2, 'Bob')`)
+				w.exec(`SELECT fencedb.enforce('seats', observing => true); INSERT INTO seats VALUES (2, 'Bob')`)
 				l := w.acquire("seat:1")
 				require.NoError(t, w.book(l))
 				w.publish(fmt.Sprintf(`{"kind":"extended","resource":"seat:1","worker":"w","token":%d,"ttl_ms":9800}`, l.Token()))

@@ -205,7 +205,7 @@ func (r *restaurant) observe() {
 		require.NoError(r, err)
 	}
 	for range 3 {
-		_, err := conn.Exec(r.Context(), `RESET ALL; SET application_name = 'cron'; UPDATE bookings SET table_id = 12`, pgx.QueryExecModeSimpleProtocol)
+		_, err := conn.Exec(r.Context(), `RESET ALL; SET application_name = 'cron'; BEGIN ISOLATION LEVEL REPEATABLE READ; UPDATE bookings SET table_id = 12; COMMIT`, pgx.QueryExecModeSimpleProtocol)
 		require.NoError(r, err)
 	}
 }

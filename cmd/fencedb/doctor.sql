@@ -110,8 +110,8 @@ SELECT * FROM (
     SELECT concat_ws(' in ', coalesce('role ' || r.rolname, 'every role'), 'database ' || d.datname)
     FROM pg_db_role_setting s CROSS JOIN unnest(s.setconfig) c LEFT JOIN pg_roles r ON r.oid = s.setrole LEFT JOIN pg_database d ON d.oid = s.setdatabase
     WHERE CASE WHEN c ~* '^default_transaction_read_only=' THEN split_part(c, '=', 2)::bool END AND (s.setdatabase = 0 OR d.datname = current_database())
-      AND (s.setrole = 0 OR r.rolname <> session_user AND has_function_privilege(r.oid, 'fencedb.once_begin(text,bytea)', 'EXECUTE')
-           AND NOT has_function_privilege(r.oid, 'fencedb.forget_fences(text[],interval)', 'EXECUTE')) -- not operators
+      AND (s.setrole = 0 OR r.rolname <> session_user AND has_table_privilege(r.oid, 'fencedb.once', 'SELECT')
+           AND NOT has_table_privilege(r.oid, 'fencedb.events', 'SELECT')) -- not operators
     UNION ALL
     SELECT 'the whole server' FROM pg_settings
     WHERE name = 'default_transaction_read_only' AND reset_val = 'on' AND source NOT IN ('database', 'user', 'database user', 'client')
@@ -135,7 +135,7 @@ WHERE k.seconds > 60;
 -- Do: restore with privileges, or follow docs/runbook/writes.md, rights are missing
 SELECT string_agg('fencedb.' || p.proname, ', ' ORDER BY p.proname) FROM pg_proc p
 WHERE p.pronamespace = 'fencedb'::regnamespace AND has_function_privilege('public', p.oid, 'EXECUTE')
-  AND p.proname IN ('enter', 'enter_all', 'once_begin', 'once_end', 'once_forget', 'reset_fence', 'forget_fences', 'forget_audit', 'record', 'keep_history')
+  AND p.proname IN ('enter', 'enter_all', 'reset_fence', 'prune', 'record', 'keep_history')
 HAVING count(*) > 0;
 
 -- error schema_closed: PUBLIC has no USAGE on the schema fencedb

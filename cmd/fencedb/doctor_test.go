@@ -292,7 +292,7 @@ func TestDoctorNamesABadDatabaseAndNothingElse(t *testing.T) {
 		"take-over, ended":          {`SELECT fencedb.take_over_as('seats', current_user::regrole, now() + interval '1 hour'), fencedb.end_take_over('seats'); DROP TABLE seats`, exitDone, "warning guard_left"},
 		"replica for a database":    {`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET session_replication_role = replica', current_database()); END $$`, exitFailed, "error replica_role"},
 		"replica for a function":    {`CREATE FUNCTION f() RETURNS int LANGUAGE sql SET session_replication_role = replica AS 'SELECT 1'`, exitFailed, "error replica_role"},
-		"only observed":             {`SELECT fencedb.observe('seats')`, exitDone, "warning observed_table"},
+		"only observed":             {`SELECT fencedb.enforce('seats', observing => true)`, exitDone, "warning observed_table"},
 		"dropped table":             {`CREATE TABLE rooms (id int NOT NULL); SELECT fencedb.protect('rooms', 'room:{id}'); DROP TABLE rooms`, exitDone, "warning guard_left"},
 		"schema behind":             {`UPDATE fencedb.goose_db_version SET is_applied = false WHERE version_id = 6`, exitFailed, "error schema_pending"},
 		"ledger ahead":              {`INSERT INTO fencedb.fences VALUES ('seat:1', 9007199254740000, gen_random_uuid())`, exitFailed, "error redis_behind"},
@@ -563,7 +563,7 @@ func TestDoctorNamesPreparedTransactionsThatHoldFences(t *testing.T) {
 		w.exec(before)
 		gid := "forgotten-" + w.one(`current_database()`)
 		w.exec(`BEGIN; SELECT fencedb.enter('seat:1', 41, '6ba7b810-9dad-11d1-80b4-00c04fd430c8'); PREPARE TRANSACTION '` + gid + `'`)
-		w.exec(`BEGIN; INSERT INTO fencedb.audit (event, operator, reason) VALUES ('note', 'ann', 'x'); PREPARE TRANSACTION 'other-` + gid + `'`)
+		w.exec(`BEGIN; SELECT fencedb.record('note', NULL, 'ann', 'x'); PREPARE TRANSACTION 'other-` + gid + `'`)
 		t.Cleanup(func() {
 			_, _ = w.pool.Exec(context.Background(), `ROLLBACK PREPARED '`+gid+`'`)
 			_, _ = w.pool.Exec(context.Background(), `ROLLBACK PREPARED 'other-`+gid+`'`)

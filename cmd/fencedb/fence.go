@@ -54,7 +54,7 @@ func readFence(ctx context.Context, pool *pgxpool.Pool, resource string) (*fence
 // security shows a member of pg_read_all_data an empty one.
 func maySee(ctx context.Context, pool *pgxpool.Pool) error {
 	var may bool
-	err := pool.QueryRow(ctx, `SELECT has_function_privilege('fencedb.forget_fences(text[], interval)', 'EXECUTE')`).Scan(&may)
+	err := pool.QueryRow(ctx, `SELECT fencedb.operates()`).Scan(&may)
 	if err == nil && !may {
 		return errMayNot
 	}

@@ -235,24 +235,15 @@ func TestHistoryNamesTheHolderByItsApplication(t *testing.T) {
 	require.Regexp(t, `insert 1 row of public.seats +\d+ .*\d\d:\d\d:\d\d +worker-9`, w.ok("history", "seat:1"))
 }
 
-// A reset that leaves the token, for a row with a newer one, leaves the lease too.
-func TestHistoryTellsTheEntryOfALeaseThatWasReset(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	w.exec(noteSeats)
-	w.exec(`SELECT fencedb.enter('seat:1', 41, gen_random_uuid()); SELECT fencedb.reset_fence('seat:1', 41, 'ann@desk', 'lost', row_token => 50)`)
-	require.Equal(t, []string{"keep_history for 30 days", "enter", "reset lost"}, said(w.told("seat:1"))[1:])
-}
-
 // A statement has the lease of its token also where there are many, and none without a token.
 func TestHistoryOfABusyResource(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.exec(noteSeats + `; WITH entered AS (SELECT now() - interval '1 hour' AS at, gen_random_uuid() AS lease)
-		INSERT INTO fencedb.history (at, resource, event, token, lease_id, row_count) SELECT at, 'seat:1', 'enter', 41, lease, NULL::bigint FROM entered
-		UNION ALL SELECT at + i * interval '1 ms', 'seat:1', 'UPDATE', 41, NULL, 1 FROM entered, generate_series(1, 30000) i
-		UNION ALL SELECT at + interval '40 s', 'seat:1', 'reset', 0, gen_random_uuid(), NULL FROM entered
-		UNION ALL SELECT at + interval '41 s', 'seat:1', 'UPDATE', NULL, NULL, 1 FROM entered`)
+		INSERT INTO fencedb.events (kind, at, resource, event, token, lease_id, row_count) SELECT 'history', at, 'seat:1', 'enter', 41, lease, NULL::bigint FROM entered
+		UNION ALL SELECT 'history', at + i * interval '1 ms', 'seat:1', 'UPDATE', 41, NULL, 1 FROM entered, generate_series(1, 30000) i
+		UNION ALL SELECT 'history', at + interval '40 s', 'seat:1', 'reset', 0, gen_random_uuid(), NULL FROM entered
+		UNION ALL SELECT 'history', at + interval '41 s', 'seat:1', 'UPDATE', NULL, NULL, 1 FROM entered`)
 	r := w.told("seat:1", "--timeout", "10s")
 	require.Len(t, r.Events, mostEvents)
 	require.True(t, r.More)
@@ -318,7 +309,7 @@ func TestHistorySaysWhatIsNotKnown(t *testing.T) {
 func TestHistoryIsOneScreen(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.exec(noteSeats + `; INSERT INTO fencedb.history (at, resource, event, token, lease_id, former_token) SELECT date_trunc('hour', now()) - i * interval '1 day', 'seat:1', 'enter', 1000 - i, gen_random_uuid(), 999 - i FROM generate_series(29, 1, -1) i`)
+	w.exec(noteSeats + `; INSERT INTO fencedb.events (kind, at, resource, event, token, lease_id, former_token) SELECT 'history', date_trunc('hour', now()) - i * interval '1 day', 'seat:1', 'enter', 1000 - i, gen_random_uuid(), 999 - i FROM generate_series(29, 1, -1) i`)
 	at := w.one(`SELECT to_char((date_trunc('hour', now()) - interval '15 days 1 minute') AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')`)
 
 	r := w.told("seat:1", "--at", at)
@@ -381,14 +372,14 @@ func (r *restaurant) move(friday time.Time) {
 	r.Helper()
 	began := friday.Add(-9 * day)
 	_, err := r.pool.Exec(r.Context(), fmt.Sprintf(`
-		UPDATE fencedb.history h SET role = CASE event WHEN 'enter' THEN 'shop' END, client = CASE event WHEN 'enter' THEN '10.0.0.3'::inet END, at = '%[1]s'::timestamptz + t.after
-		FROM (SELECT ctid, ('{-2.1 s,20.5 s,20.6 s}'::interval[])[row_number() OVER (ORDER BY at)] AS after FROM fencedb.history) t WHERE t.ctid = h.ctid;
+		ALTER TABLE fencedb.events DISABLE TRIGGER keep;
+		UPDATE fencedb.events h SET role = CASE event WHEN 'enter' THEN 'shop' END, client = CASE event WHEN 'enter' THEN '10.0.0.3'::inet END, at = '%[1]s'::timestamptz + t.after
+		FROM (SELECT ctid, ('{-2.1 s,20.5 s,20.6 s}'::interval[])[row_number() OVER (ORDER BY at)] AS after FROM fencedb.events WHERE kind = 'history') t WHERE t.ctid = h.ctid;
 		UPDATE fencedb.fences f SET advanced_at = h.at FROM fencedb.history h WHERE h.event = 'enter' AND h.resource = f.resource AND h.token = f.last_fencing_token;
 		UPDATE fencedb.history_kept SET since = '%[2]s';
-		ALTER TABLE fencedb.audit DISABLE TRIGGER keep;
-		DELETE FROM fencedb.audit WHERE id < (SELECT id FROM fencedb.audit WHERE event = 'keep_history');
-		UPDATE fencedb.audit SET operator = 'ann@desk', at = '%[2]s'::timestamptz + interval '1 min' * id;
-		ALTER TABLE fencedb.audit ENABLE TRIGGER keep;
+		DELETE FROM fencedb.events WHERE id < (SELECT id FROM fencedb.audit WHERE event = 'keep_history');
+		UPDATE fencedb.events SET operator = 'ann@desk', at = '%[2]s'::timestamptz + interval '1 min' * id WHERE kind = 'audit';
+		ALTER TABLE fencedb.events ENABLE TRIGGER keep;
 		DO $$ BEGIN EXECUTE format('COMMENT ON FUNCTION fencedb.noted_bookings() IS %%L', '{"since": "%[2]s"}'); END $$`,
 		friday.Format(time.RFC3339), began.Format(time.RFC3339)), pgx.QueryExecModeSimpleProtocol)
 	require.NoError(r, err)

@@ -406,7 +406,7 @@ var incidents = map[string]incident{
 	"a job writes without a token to a table in observe mode": {
 		alerts: []string{"TableWrittenWithoutToken"}, section: "a-table-is-written-without-a-token",
 		stage: func(n *night) {
-			n.exec(`CREATE TABLE bookings (table_id int NOT NULL); SELECT fencedb.protect('bookings', 'table:{table_id}', mode => 'observe'), fencedb.observe('seats')`)
+			n.exec(`CREATE TABLE bookings (table_id int NOT NULL); SELECT fencedb.protect('bookings', 'table:{table_id}', mode => 'observe'), fencedb.enforce('seats', observing => true)`)
 			n.fail = func() {
 				conn, err := pgx.Connect(n.Context(), n.pool.Config().ConnString()+"&application_name=month-end")
 				require.NoError(n, err)
@@ -611,7 +611,7 @@ var incidents = map[string]incident{
 		stage: func(n *night) {
 			require.NoError(n, n.write(n.acquire("table:12")))
 			n.revoked("table:12")
-			n.exec(`DELETE FROM fencedb.fences; DELETE FROM fencedb.history`) // as a standby that lagged
+			n.exec(`DELETE FROM fencedb.fences; SET session_replication_role = replica; DELETE FROM fencedb.events WHERE kind = 'history'; RESET session_replication_role`) // as a standby that lagged
 		},
 		finds: []string{"seals_missing"},
 		names: `seals_missing\s+token \d+ of table:12`,

@@ -190,7 +190,7 @@ func TestACommandThatIsCutShortWithinAChangeTellsHowFarItCame(t *testing.T) {
 	t.Parallel()
 	const (
 		inTurn  = `SELECT pg_advisory_lock(x'66656e63656462'::bigint)`
-		noAudit = `BEGIN; LOCK TABLE fencedb.audit`
+		noAudit = `BEGIN; LOCK TABLE fencedb.events`
 		entered = `BEGIN; SELECT FROM fencedb.fences FOR UPDATE`
 	)
 	for name, test := range map[string]struct {
@@ -231,7 +231,7 @@ func TestACommandThatIsCutShortWithinAChangeTellsHowFarItCame(t *testing.T) {
 func TestAFailureOfMigrateSaysWhatWasApplied(t *testing.T) {
 	t.Parallel()
 	w := bare(t)
-	w.exec(`CREATE SCHEMA fencedb AUTHORIZATION CURRENT_USER; CREATE TABLE fencedb.audit ()`)
+	w.exec(`CREATE SCHEMA fencedb AUTHORIZATION CURRENT_USER; CREATE TABLE fencedb.events ()`)
 	w.as("--postgres", w.pool.Config().ConnString())
 
 	got := w.run("migrate", "up")

@@ -15,10 +15,10 @@ import (
 
 const (
 	day       = 24 * time.Hour
-	leastAge  = day // the least that fencedb.forget_fences accepts
+	leastAge  = day // the least that fencedb.prune accepts of fences
 	batchSize = 1000
 
-	leastAuditAge  = 90 * day // the least that fencedb.forget_audit accepts
+	leastAuditAge  = 90 * day // and of the audit
 	auditBatchSize = 10_000
 )
 
@@ -34,7 +34,9 @@ at least the sum of the two, as the programs set them in lease.Config, and
 should be longer than a process can be paused. The fences of resources that
 are held now are kept, those that were set back, and those of other issuers
 (fencedb.foreign_issuers), and those of resources that Redis knows by another
---namespace or --hash-resources: it reads all keys of Redis.
+--namespace or --hash-resources: it reads all keys of Redis. A fence is as old
+as its token, by the clock of Redis, and as its entry, by that of Postgres; if
+the two are a day apart, nothing is removed.
 
 The records in fencedb.audit are kept for ever, unless --audit-older-than
 gives a time of 90 days or more. Who protected a table is kept for as long as
@@ -103,6 +105,7 @@ type pruner struct {
 	auditOlder             time.Duration // 0: records are kept
 	apply                  bool
 	*servers
+	issued    time.Time            // the clock of Redis: a fence is old by this one too, and by its token
 	elsewhere map[string]lease.Key // what Redis knows by other flags, by digest
 }
 
@@ -123,12 +126,14 @@ func (p *pruner) run(ctx context.Context) (*pruning, error) {
 		return nil, errReplica
 	}
 	r := &pruning{OlderThanMS: p.older.Milliseconds(), Applied: p.apply, namespace: p.names.namespace}
-	err := p.sweep(ctx, r, false)
+	err := p.readClock(ctx)
+	if err == nil {
+		err = p.sweep(ctx, r, false)
+	}
 	question := fmt.Sprintf("%d fences older than %s", r.Found, span(p.older))
 	if err == nil && p.auditOlder > 0 {
 		r.Audit = &auditPruning{OlderThanMS: p.auditOlder.Milliseconds()}
-		r.Audit.Found, err = p.number(ctx, `SELECT count(*) FROM fencedb.old_audit(make_interval(secs => $1))`,
-			p.auditOlder.Seconds())
+		r.Audit.Found, err = p.countAudit(ctx)
 		question = fmt.Sprintf("%d records older than %s, and %s", r.Audit.Found, span(p.auditOlder), question)
 	}
 	if err != nil || !p.apply || r.Found == 0 && (r.Audit == nil || r.Audit.Found == 0) {
@@ -141,8 +146,7 @@ func (p *pruner) run(ctx context.Context) (*pruning, error) {
 	for more := r.Audit != nil; more && err == nil; {
 		var forgotten int64
 		p.changed = fmt.Sprintf("%d fences and %d records were forgotten, and perhaps %d records more", r.Forgotten, r.Audit.Forgotten, auditBatchSize)
-		forgotten, err = p.number(ctx, `SELECT fencedb.forget_audit(make_interval(secs => $1), $2, $3, $4::int)`,
-			p.auditOlder.Seconds(), p.operator, p.reason, auditBatchSize)
+		forgotten, err = p.forgetAudit(ctx)
 		r.Audit.Forgotten += forgotten
 		more = forgotten == auditBatchSize
 	}
@@ -164,9 +168,9 @@ func (p *pruner) next(ctx context.Context, after string, r *pruning, forget bool
 	ctx, cancel := p.bounded(ctx)
 	defer cancel()
 	rows, _ := p.pool.Query(ctx, `SELECT f.resource FROM fencedb.fences f
-		WHERE f.resource > $1 AND f.advanced_at < clock_timestamp() - make_interval(secs => $2) AND f.reset_from IS NULL AND NOT `+foreign+`
+		WHERE f.resource > $1 AND f.advanced_at < clock_timestamp() - make_interval(secs => $2) AND f.last_fencing_token < $4 AND f.reset_from IS NULL AND NOT `+foreign+`
 		ORDER BY f.resource LIMIT $3`,
-		after, p.older.Seconds(), batchSize)
+		after, p.older.Seconds(), batchSize, p.issued.Add(-p.older).UnixMicro())
 	old, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
 		return "", false, explained(err)
@@ -240,14 +244,8 @@ func (p *pruner) findElsewhere(ctx context.Context) error {
 func (p *pruner) forget(ctx context.Context, free []string, r *pruning) error {
 	var forgotten int64
 	p.changed = fmt.Sprintf("%d fences were forgotten and recorded, and perhaps %d more", r.Forgotten, len(free))
-	err := pgx.BeginFunc(ctx, p.pool, func(tx pgx.Tx) error {
-		err := tx.QueryRow(ctx, `SELECT fencedb.forget_fences($1, make_interval(secs => $2))`, free, p.older.Seconds()).Scan(&forgotten)
-		if err != nil || forgotten == 0 {
-			return err
-		}
-		_, err = p.record(ctx, tx, map[string]any{"fences": forgotten, "older_than": p.older.String()})
-		return err
-	})
+	err := p.pool.QueryRow(ctx, `SELECT fencedb.prune('fences', make_interval(secs => $1), $2, $3, $4, $5)`,
+		p.older.Seconds(), p.operator, p.reason, p.issued, free).Scan(&forgotten)
 	if err != nil {
 		return explained(err)
 	}
@@ -255,10 +253,28 @@ func (p *pruner) forget(ctx context.Context, free []string, r *pruning) error {
 	return nil
 }
 
-// number asks Postgres for one.
-func (p *pruner) number(ctx context.Context, sql string, args ...any) (n int64, err error) {
+func (p *pruner) readClock(ctx context.Context) (err error) {
 	ctx, cancel := p.bounded(ctx)
 	defer cancel()
-	err = p.pool.QueryRow(ctx, sql, args...).Scan(&n)
+	if p.issued, err = p.client.Time(ctx).Result(); err != nil {
+		return fmt.Errorf("redis: time: %w", err)
+	}
+	return nil
+}
+
+// countAudit counts what forgetAudit may forget: who protected a table stays while it is protected.
+func (p *pruner) countAudit(ctx context.Context) (n int64, err error) {
+	ctx, cancel := p.bounded(ctx)
+	defer cancel()
+	err = p.pool.QueryRow(ctx, `SELECT count(*) FROM fencedb.audit a WHERE a.at < clock_timestamp() - make_interval(secs => $1)
+		AND NOT (a.event IN ('protect', 'observe') AND EXISTS (SELECT FROM fencedb.protected_tables t WHERE t.table_name::oid::text = a.details ->> 'oid' OR t.table_name::text = a.details ->> 'table'))`, p.auditOlder.Seconds()).Scan(&n)
+	return n, explained(err)
+}
+
+func (p *pruner) forgetAudit(ctx context.Context) (n int64, err error) {
+	ctx, cancel := p.bounded(ctx)
+	defer cancel()
+	err = p.pool.QueryRow(ctx, `SELECT fencedb.prune('audit', make_interval(secs => $1), $2, $3, $4, at_most => $5)`,
+		p.auditOlder.Seconds(), p.operator, p.reason, p.issued, auditBatchSize).Scan(&n)
 	return n, explained(err)
 }

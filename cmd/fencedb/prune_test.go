@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -51,7 +52,7 @@ func TestPruneForgetsWhatIsOldAndFreeAndRecordsIt(t *testing.T) {
 
 	require.Equal(t, pruning{OlderThanMS: (30 * day).Milliseconds(), Found: 2, Held: 1, Forgotten: 2, Applied: true}, r)
 	require.Equal(t, "held:1 seat:1", w.fences())
-	require.Equal(t, "prune|monthly|2|720h0m0s", w.one(`SELECT concat_ws('|', event, reason, details ->> 'fences', details ->> 'older_than') FROM fencedb.audit WHERE event <> 'protect'`))
+	require.Equal(t, "prune|monthly|fences|2|720:00:00", w.one(`SELECT concat_ws('|', event, reason, details ->> 'what', details ->> 'rows', details ->> 'older_than') FROM fencedb.audit WHERE event <> 'protect'`))
 
 	w.json("prune", &r, "prune", "--apply", "--reason", "monthly") // asks nothing, there is nothing to forget
 	require.Zero(t, r.Forgotten)
@@ -134,8 +135,8 @@ func TestPruneGoesOnAfterABatch(t *testing.T) {
 func TestPruneForgetsOldRecordsIfToldHowOld(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.exec(`INSERT INTO fencedb.audit (event, operator, reason, at)
-		SELECT 'revoke', 'ann@host', 'it hangs', clock_timestamp() - interval '1 day' * n FROM generate_series(1, 200) n`)
+	w.exec(`INSERT INTO fencedb.events (kind, event, operator, reason, at)
+		SELECT 'audit', 'revoke', 'ann@host', 'it hangs', clock_timestamp() - interval '1 day' * n FROM generate_series(1, 200) n`)
 	var r pruning
 	records := func() string { return w.one(`SELECT count(*) FROM fencedb.audit WHERE event = 'revoke'`) }
 
@@ -157,5 +158,25 @@ func TestPruneForgetsOldRecordsIfToldHowOld(t *testing.T) {
 
 	require.EqualValues(t, 101, r.Audit.Forgotten)
 	require.Equal(t, "99", records())
-	require.Equal(t, "ann@host|yearly|101", w.one(`SELECT concat_ws('|', operator, reason, details ->> 'rows') FROM fencedb.audit WHERE event = 'prune_audit'`))
+	require.Equal(t, "ann@host|yearly|101", w.one(`SELECT concat_ws('|', operator, reason, details ->> 'rows') FROM fencedb.audit WHERE event = 'prune'`))
+}
+
+// Postgres 40 days ahead: a fence of minutes ago is old by its clock alone, and a younger one of an
+// hour ago, with both clocks right, by none.
+func TestPruneBelievesNeitherClockAlone(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	require.NoError(t, w.book(w.acquire("seat:1")))
+	w.exec(`UPDATE fencedb.fences SET advanced_at = advanced_at - interval '40 days'`) // as that clock says of then
+	before := w.fences()
+	var r pruning
+	w.json("prune", &r, "prune", "--apply", "--reason", "nightly", "--yes")
+	require.Zero(t, r.Found, "its token is young")
+
+	w.exec(`UPDATE fencedb.fences SET last_fencing_token = last_fencing_token - 40::bigint * 86400000000`)
+	ahead := &pruner{event: event{kind: "prune", operator: "ann@host", reason: "nightly"}, older: 30 * day}
+	_, err := w.pool.Exec(t.Context(), `SELECT fencedb.prune('fences', make_interval(secs => $1), $2, $3, $4, $5)`,
+		ahead.older.Seconds(), ahead.operator, ahead.reason, time.Now().Add(-40*day), []string{"seat:1"})
+	require.ErrorContains(t, err, "the clock of this server says")
+	require.Equal(t, before, w.fences())
 }

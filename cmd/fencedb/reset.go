@@ -36,16 +36,13 @@ Reset waits for open transactions on the resource, for as long as --timeout.
 If that is too short, it names them.
 
 A row that carries a newer token than its fence, as after the ledger was
-lost, refuses tokens that the ledger accepts. --row-token is its column
-last_fencing_token.
+lost, refuses tokens that the ledger accepts. Enter with that token first:
+SELECT fencedb.enter(RESOURCE, TOKEN, gen_random_uuid()).
 
-   fencedb reset table:12 --to 1795178573132056 --reason 'ticket 4713'
-   fencedb reset table:12 --to 1795178573132056 --reason 'ticket 4713' \
-      --row-token 9007199254740991`,
+   fencedb reset table:12 --to 1795178573132056 --reason 'ticket 4713'`,
 		Flags: asked.flags(a.yesFlag(),
 			&cli.Int64Flag{Name: "to", Destination: &asked.to, Usage: "the new `TOKEN` of the fence; required"},
 			&cli.BoolFlag{Name: "force", Destination: &asked.force, Usage: "reset even while it is held, or to below the last token"},
-			&cli.Int64Flag{Name: "row-token", Destination: &asked.rowToken, Usage: "the `TOKEN` in a row that refuses others"},
 		),
 		Action: a.on(onBoth|onPrimary, asked.complete, func(ctx context.Context, s *servers) (report, error) {
 			found, err := s.prepareReset(ctx, asked)
@@ -86,8 +83,8 @@ func (r *setBack) print(p page) {
 // resetting holds the arguments of reset.
 type resetting struct {
 	event
-	to, rowToken int64 // rowToken 0: no row
-	force        bool
+	to    int64
+	force bool
 }
 
 func (r *resetting) complete(cmd *cli.Command) error {
@@ -96,15 +93,13 @@ func (r *resetting) complete(cmd *cli.Command) error {
 		return usage("--to is required: say which token the fence is set back to; see %s --help", cmd.FullName())
 	case r.to < 0 || r.to > protocol.MaxNumber:
 		return usage("--to must be 0 to %d (2^53 - 1), got %d", int64(protocol.MaxNumber), r.to)
-	case cmd.IsSet("row-token") && r.rowToken <= r.to:
-		return usage("--row-token (%d) must be above --to (%d), or it refuses nothing", r.rowToken, r.to)
 	}
 	return r.of(cmd)
 }
 
 // prepareReset makes all checks and changes nothing.
 func (s *servers) prepareReset(ctx context.Context, asked resetting) (*inspection, error) {
-	found, err := s.prepare(ctx, *asked.resource, asked.force, "fencedb.reset_fence(text,bigint,text,text,bigint,bigint)")
+	found, err := s.prepare(ctx, *asked.resource, asked.force, "fencedb.reset_fence(text,bigint,text,text,bigint)")
 	if err != nil {
 		return nil, err
 	}
@@ -120,10 +115,8 @@ func (s *servers) prepareReset(ctx context.Context, asked resetting) (*inspectio
 	case value(found.LastToken) > asked.to && !asked.force:
 		return nil, fmt.Errorf("%w: Redis has issued tokens of %s up to %d, and whoever has one above --to could write again; --to %[3]d lets nobody in again, and with --force it is done all the same",
 			errUnchanged, name, *found.LastToken)
-	case asked.rowToken != 0:
-		return found, nil
 	case found.Fence == nil:
-		return nil, fmt.Errorf("%w: %s has no fence; if a row of it refuses tokens, name its stamp with --row-token", errUnchanged, name)
+		return nil, fmt.Errorf("%w: %s has no fence; if a row of it refuses tokens, enter with the row's token first: SELECT fencedb.enter(RESOURCE, last_fencing_token, gen_random_uuid())", errUnchanged, name)
 	case found.Fence.Token <= asked.to:
 		return nil, fmt.Errorf("%w: the fence of %s is at token %d, which is not above --to", errUnchanged, name, found.Fence.Token)
 	}
@@ -158,9 +151,9 @@ func (s *servers) resetFence(ctx context.Context, asked resetting, found *inspec
 	wait := time.Until(deadline) * (reserve - 1) / reserve
 	var token *int64
 	var lease *uuid.UUID
-	err := s.pool.QueryRow(ctx, `SELECT former_token, former_lease_id, lease_id, audit_id FROM fencedb.reset_fence($1, $2, $3, $4, $5, $6)`,
+	err := s.pool.QueryRow(ctx, `SELECT former_token, former_lease_id, lease_id, audit_id FROM fencedb.reset_fence($1, $2, $3, $4, $5)`,
 		asked.resource, asked.to, asked.operator, asked.reason,
-		optional(asked.rowToken, asked.rowToken != 0), wait.Milliseconds()).
+		wait.Milliseconds()).
 		Scan(&token, &lease, &done.LeaseID, &done.AuditID)
 	if err == nil || errors.As(err, new(*pgconn.PgError)) {
 		s.changed = "" // it is done, or was refused

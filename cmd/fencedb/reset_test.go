@@ -220,11 +220,12 @@ func TestARowWithANewerTokenThanItsFenceIsNamed(t *testing.T) {
 	require.NoError(t, l.Release(t.Context()))
 	w.exec(`DELETE FROM fencedb.fences`)
 
-	require.Contains(t, w.run("reset", "seat:1", "--to", "41", "--force", "--reason", "x", "--yes").errOut, "--row-token")
+	require.Contains(t, w.run("reset", "seat:1", "--to", "41", "--force", "--reason", "x", "--yes").errOut, "enter with the row's token first")
+	w.exec(`SELECT fencedb.enter('seat:1', last_fencing_token, gen_random_uuid()) FROM seats WHERE id = 1`)
 	var done setBack
-	w.json("reset", &done, "reset", "seat:1", "--to", fmt.Sprint(l.Token()), "--reason", "ticket 4713", "--yes", "--row-token", fmt.Sprint(protocol.MaxNumber))
+	w.json("reset", &done, "reset", "seat:1", "--to", fmt.Sprint(l.Token()), "--reason", "ticket 4713", "--yes")
 
-	require.Nil(t, done.Former)
+	require.EqualValues(t, protocol.MaxNumber, done.Former.Token)
 	require.NoError(t, write(w.acquire("seat:1")))
 }
 
@@ -238,7 +239,6 @@ func TestAResetThatIsWrongTouchesNothing(t *testing.T) {
 		"reset seat:1 --to -1 --reason x":                                      exitUsage,
 		"reset seat:1 --to ten --reason x":                                     exitUsage,
 		"reset seat:1 --to 9007199254740992 --reason x":                        exitUsage,
-		"reset seat:1 --to 41 --reason x --row-token 41":                       exitUsage,
 		"reset seat:1 --yes --reason x --to " + fmt.Sprint(protocol.MaxNumber): exitFailed,
 		"reset seat:2 --yes --to 41 --reason x":                                exitFailed,
 	} {

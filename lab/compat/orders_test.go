@@ -350,7 +350,7 @@ func TestARollingDeploymentSellsNothingTwice(t *testing.T) {
 	t.Parallel()
 	deploy := []step{roll(both), roll(after)}
 	protect := []step{{"observed", state(1)}, {"enforced", state(2)}}
-	back := []step{{"observed again", func(w *street) { w.exec(`SELECT fencedb.observe('stock')`) }}, roll(both), roll(before)}
+	back := []step{{"observed again", func(w *street) { w.exec(`SELECT fencedb.enforce('stock', observing => true)`) }}, roll(both), roll(before)}
 	for _, steps := range interleavings(deploy, protect) {
 		t.Run(names(steps), func(t *testing.T) {
 			t.Parallel()

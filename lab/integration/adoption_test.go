@@ -395,7 +395,7 @@ func TestTheGuideIsRehearsedUnderLoad(t *testing.T) {
 	_, err = r.admin.Exec(t.Context(), `ALTER ROLE legacy LOGIN`)
 	require.NoError(t, err)
 	r.deploy("legacy", nil, plain(r.pool("legacy", "billing"))) // its configuration, not its code
-	_, err = r.admin.Exec(t.Context(), `SELECT fencedb.forget_observations('bookings')`)
+	_, err = r.admin.Exec(t.Context(), `SELECT fencedb.prune('observed', '0', 'ann@desk', 'to see what still comes', clock_timestamp())`)
 	require.NoError(t, err)
 	r.await()
 	require.Empty(t, r.one(`SELECT string_agg(DISTINCT application || ' ' || reason, ', ') FROM fencedb.unfenced_writes`))

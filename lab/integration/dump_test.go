@@ -314,7 +314,7 @@ func TestADumpWithoutCommentsRefusesAsBefore(t *testing.T) {
 	require.Equal(t, "0", w.one(restored, `SELECT count(*) FROM fencedb.protected_tables WHERE resource <> '{}'`))
 	w.exec(restored, `BEGIN; SELECT fencedb.unprotect('jobs'), fencedb.protect('jobs', 'job:{id}'); COMMIT`)
 	w.refused(restored, "FN002", `UPDATE jobs SET state = 'new'`)
-	w.exec(restored, `SELECT fencedb.observe('jobs'); UPDATE jobs SET state = 'new'`)
+	w.exec(restored, `SELECT fencedb.enforce('jobs', observing => true); UPDATE jobs SET state = 'new'`)
 }
 
 // It needs no right of an owner. Row security keeps the ledger from who may read all data.

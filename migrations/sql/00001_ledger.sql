@@ -18,7 +18,6 @@
 --   FN002  no token: the transaction wrote to a protected table without having entered a fence
 --   FN003  wrong resource: the transaction entered, but not the fence of this row's resource
 --   FN004  lease over: the validity given to enter is not positive, or ended while it entered
---   FN005  key reused: an idempotency key was used before, for another request
 --   FN006  too long: the transaction outlasted the validity that it entered with
 --   FN007  ended: the transaction that entered is not open any more
 -- Of Postgres's own, enter raises
@@ -628,12 +627,13 @@ BEGIN
     END IF;
     LOCK TABLE fencedb.goose_db_version IN SHARE UPDATE EXCLUSIVE MODE; -- two GRANTs at once on one function fail
     FOR door IN SELECT p.oid FROM pg_proc p
-                WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('enter', 'enter_all', 'outcome', 'last_token', 'blockers', 'once_begin', 'once_end', 'reenter',
+                WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('enter', 'enter_all', 'outcome', 'last_token', 'blockers', 'reenter',
                     'admitted', 'shown', 'entry', 'started', 'lower_transaction_timeout', 'let_overtake') LOOP -- by reenter, in the name of its caller; and to let others overtake
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', door, writer);
     END LOOP;
     EXECUTE format('GRANT SELECT, UPDATE (share) ON fencedb.fences_to_share TO %s', writer);
     EXECUTE format('GRANT SELECT ON fencedb.server_epoch, fencedb.goose_db_version TO %s', writer); -- to ask whether it is migrated
+    EXECUTE format('GRANT SELECT, INSERT (key, fingerprint), UPDATE (fingerprint, claimed_at, result, done) ON fencedb.once TO %s', writer);
 END
 $$;
 

@@ -205,7 +205,7 @@ FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid AND p.pronamespace = 'fence
 WHERE t.tgname IN ('~fencedb_statement', '~fencedb_truncate')
   AND NOT EXISTS (SELECT FROM pg_trigger r WHERE r.tgrelid = t.tgrelid AND r.tgname = '~fencedb_row' AND r.tgfoid = t.tgfoid);
 
-COMMENT ON VIEW fencedb.protected_tables IS 'The tables that are guarded, with the templates of their resources. resource is NULL where the guard of rows has gone, as DETACH PARTITION takes it away. enabled is false when somebody has switched a trigger of ours off, or left it to replication, or it has gone. observed says that the guard refuses nothing (fencedb.observe), and observed_since when that began. history_since says since when statements on it are noted while history is kept, NULL if they are not.';
+COMMENT ON VIEW fencedb.protected_tables IS 'The tables that are guarded, with the templates of their resources. resource is NULL where the guard of rows has gone, as DETACH PARTITION takes it away. enabled is false when somebody has switched a trigger of ours off, or left it to replication, or it has gone. observed says that the guard refuses nothing (see fencedb.enforce), and observed_since when that began. history_since says since when statements on it are noted while history is kept, NULL if they are not.';
 
 CREATE FUNCTION fencedb.switched_off(target regclass) RETURNS text[]
     LANGUAGE sql STABLE
@@ -559,8 +559,7 @@ BEGIN
     IF event = coalesce(recorded.event, 'unprotect') AND (event = 'unprotect' OR recorded.details -> 'resource' = protection.resource) THEN
         RETURN;
     END IF;
-    INSERT INTO fencedb.audit (event, reason, details)
-    VALUES (event, CASE WHEN already OR NOT pg_has_role(session_user, (SELECT c.relowner FROM pg_class c WHERE c.oid = target), 'MEMBER') THEN 'found by this role: changed by hand, or restored' ELSE 'changed by this role' END,
+    PERFORM fencedb.log_event(event, NULL, NULL, CASE WHEN already OR NOT pg_has_role(session_user, (SELECT c.relowner FROM pg_class c WHERE c.oid = target), 'MEMBER') THEN 'found by this role: changed by hand, or restored' ELSE 'changed by this role' END,
         coalesce(recorded.details, '{}') || jsonb_build_object('table', target::text, 'oid', target::oid::text)
         || CASE event WHEN 'unprotect' THEN '{}' ELSE jsonb_build_object('resource', protection.resource) END);
 END
@@ -653,7 +652,7 @@ BEGIN
                 USING ERRCODE = 'duplicate_object', HINT = 'Call fencedb.unprotect first to change that.';
         ELSIF present.observed <> (mode = 'observe') THEN
             RAISE EXCEPTION 'fencedb.protect: % is already %', target, CASE WHEN present.observed THEN 'observed' ELSE 'enforced' END
-                USING ERRCODE = 'duplicate_object', HINT = 'fencedb.enforce and fencedb.observe change that, without a lock on the table.';
+                USING ERRCODE = 'duplicate_object', HINT = 'fencedb.enforce changes that, without a lock on the table.';
         END IF;
     END IF;
     former := (SELECT p.guard FROM fencedb.protected_tables p WHERE p.table_name = target ORDER BY p.resource IS NULL LIMIT 1);
@@ -698,7 +697,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.protect(regclass, text[], text, boolean) IS 'From now on, no INSERT, UPDATE, DELETE, TRUNCATE, COPY or MERGE on target commits without a current token for each row''s own resource. resource is a template over its columns, table:{table_id}, or an array of templates where a row belongs to several resources; the columns are NOT NULL, and of type integer, numeric without scale, boolean, text, varchar, char, uuid, date or an enum. Adds last_fencing_token, the token of the last write to the row, or uses the column that is there. With mode => ''observe'' nothing is refused: see fencedb.observe. With history => true what statements write is kept, while fencedb.keep_history says so; with false no more, and without it as before. Waits for open transactions on target and blocks new ones meanwhile: set lock_timeout and try again. Call it once more after adding a partition (to guard that against TRUNCATE by name, and to keep its history) or an inheritance child (to guard it at all), for a table after attaching it to a parent that is not protected (its rows look at the clock then) or detaching it, and after renaming a column of the template.';
+COMMENT ON FUNCTION fencedb.protect(regclass, text[], text, boolean) IS 'From now on, no INSERT, UPDATE, DELETE, TRUNCATE, COPY or MERGE on target commits without a current token for each row''s own resource. resource is a template over its columns, table:{table_id}, or an array of templates where a row belongs to several resources; the columns are NOT NULL, and of type integer, numeric without scale, boolean, text, varchar, char, uuid, date or an enum. Adds last_fencing_token, the token of the last write to the row, or uses the column that is there. With mode => ''observe'' nothing is refused: see fencedb.enforce. With history => true what statements write is kept, while fencedb.keep_history says so; with false no more, and without it as before. Waits for open transactions on target and blocks new ones meanwhile: set lock_timeout and try again. Call it once more after adding a partition (to guard that against TRUNCATE by name, and to keep its history) or an inheritance child (to guard it at all), for a table after attaching it to a parent that is not protected (its rows look at the clock then) or detaching it, and after renaming a column of the template.';
 
 CREATE FUNCTION fencedb.protect(target regclass, resource text, mode text DEFAULT NULL, history boolean DEFAULT NULL) RETURNS void
     LANGUAGE sql
@@ -740,11 +739,11 @@ BEGIN
         END;
     END IF;
     PERFORM fencedb.record_protection(target, false);
-    PERFORM fencedb.forget_observations(target), fencedb.end_overtaking(target);
+    PERFORM fencedb.end_overtaking(target);
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.unprotect IS 'Undoes protect: any client can write without a token again. Drops the column that it had added, unless keep_columns. Forgets what was observed, and ends take-overs. Waits for open transactions on target and blocks new ones meanwhile, as protect does: set lock_timeout and try again.';
+COMMENT ON FUNCTION fencedb.unprotect IS 'Undoes protect: any client can write without a token again. Drops the column that it had added, unless keep_columns. Ends take-overs. Waits for open transactions on target and blocks new ones meanwhile, as protect does: set lock_timeout and try again.';
 
 GRANT SELECT ON fencedb.protected_tables TO PUBLIC;
 

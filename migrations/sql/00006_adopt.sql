@@ -7,129 +7,47 @@
 SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting('search_path'), true), pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 ALTER DEFAULT PRIVILEGES IN SCHEMA fencedb GRANT EXECUTE ON FUNCTIONS TO PUBLIC;
 
--- A kind of write has one row, or a few while transactions that have recorded it are open. No row
--- is ever waited for.
-CREATE TABLE fencedb.observations (
-    target      oid         NOT NULL,
-    table_name  text        NOT NULL,
-    role        name        NOT NULL,
-    application text        NOT NULL,
-    statement   text        NOT NULL,
-    reason      text        NOT NULL,
-    first_at    timestamptz NOT NULL,
-    last_at     timestamptz NOT NULL,
-    times       bigint      NOT NULL,
-    resource    text,
-    ledger      oid         NOT NULL DEFAULT 'fencedb.fences'::regclass
-) WITH (autovacuum_vacuum_scale_factor = 0.05);
-
-CREATE INDEX observations_target ON fencedb.observations (target, role, application, statement, reason);
-
--- It has no key, and rows are deleted: a publication of all tables would refuse that.
-ALTER TABLE fencedb.observations REPLICA IDENTITY FULL;
+-- What an observing guard lets pass is an event, of each kind of write one in a minute: no row of
+-- the log is changed or waited for. This sequence numbers them, and its end is the end of the list:
+-- a list that grows without bound takes the database along.
+CREATE SEQUENCE fencedb.observations MAXVALUE 1000000;
 
 -- When a write was not recorded that should have been. What setval writes stays, whatever becomes
 -- of the transaction.
 CREATE SEQUENCE fencedb.unrecorded;
 
-COMMENT ON TABLE  fencedb.observations IS 'What guards that only observe would have refused. Read it through fencedb.unfenced_writes.';
-COMMENT ON COLUMN fencedb.observations.target      IS 'The oid of the table that was protected.';
-COMMENT ON COLUMN fencedb.observations.table_name  IS 'Its name at that time, with its schema.';
-COMMENT ON COLUMN fencedb.observations.role        IS 'Who wrote: the role of the last SET ROLE, or the one that logged in.';
-COMMENT ON COLUMN fencedb.observations.application IS 'Its application_name; "(others)" after 500 kinds of writes to one table.';
-COMMENT ON COLUMN fencedb.observations.statement   IS 'INSERT, UPDATE, DELETE or TRUNCATE, as triggers know it.';
-COMMENT ON COLUMN fencedb.observations.reason      IS 'The SQLSTATE of the refusal that an enforcing guard would have raised.';
-COMMENT ON COLUMN fencedb.observations.first_at    IS 'By the clock of this server.';
-COMMENT ON COLUMN fencedb.observations.last_at     IS 'At most five seconds before the last such write of a session.';
-COMMENT ON COLUMN fencedb.observations.times       IS 'Statements without a token, and rows with a wrong or stale one; of each session one in five seconds, and one whenever it writes as another role or application, or for another reason, than before. A row of a statement that no guard sees, as by the name of a partition that came after protect, adds none.';
-COMMENT ON COLUMN fencedb.observations.resource    IS 'The resource of one of the rows, NULL if none was written.';
-COMMENT ON COLUMN fencedb.observations.ledger      IS 'The oid of fencedb.fences. In a copy of the database it is another.';
-
+COMMENT ON SEQUENCE fencedb.observations IS 'How many writes were observed, about. When it is at its end, no more are recorded (see unrecorded), until fencedb.prune forgets some.';
 COMMENT ON SEQUENCE fencedb.unrecorded IS 'When a write that a guard observed could not be recorded last, of any table, in milliseconds since 1970; the log of the server says why. Never while is_called is false.';
 
 REVOKE ALL ON fencedb.observations, fencedb.unrecorded FROM PUBLIC;
 GRANT SELECT ON fencedb.unrecorded TO PUBLIC; -- owners of tables want to know
 
 -- By the oid, because tables change their names, with each other too; in a copy of the database by
--- the name, because there the oid may be that of another table.
+-- the name, because there the oid may be that of another table. What was observed before a table
+-- was unprotected is not of now.
 CREATE VIEW fencedb.unfenced_writes WITH (security_barrier) AS
-SELECT c.oid::regclass AS table_name, o.role, o.application, o.statement, o.reason,
-       min(o.first_at) AS first_at, max(o.last_at) AS last_at, greatest(1, sum(o.times)::bigint) AS times, max(o.resource) AS resource
-FROM fencedb.observations o
-LEFT JOIN (SELECT t.oid, format('%I.%I', n.nspname, t.relname) AS name FROM pg_class t JOIN pg_namespace n ON n.oid = t.relnamespace) named ON named.name = o.table_name
-JOIN pg_class c ON c.oid = CASE WHEN o.ledger = 'fencedb.fences'::regclass THEN o.target ELSE named.oid END
-WHERE pg_has_role(c.relowner, 'USAGE') OR has_table_privilege('fencedb.observations', 'SELECT')
-GROUP BY c.oid, o.role, o.application, o.statement, o.reason;
+SELECT c.oid::regclass AS table_name, e.role, e.application, e.event AS statement, e.reason,
+       min(e.at) AS first_at, max(e.at) AS last_at, greatest(1, sum(e.row_count)::bigint) AS times, max(e.resource) AS resource
+FROM fencedb.events e
+LEFT JOIN (SELECT t.oid, t.relname, n.nspname FROM pg_class t JOIN pg_namespace n ON n.oid = t.relnamespace) named ON named.relname = e.table_name AND named.nspname = e.table_schema
+JOIN pg_class c ON c.oid = CASE WHEN e.details ->> 'ledger' = 'fencedb.fences'::regclass::oid::text THEN (e.details ->> 'oid')::oid ELSE named.oid END
+LEFT JOIN (SELECT a.details ->> 'oid' AS oid, max(a.at) AS at FROM fencedb.events a WHERE a.kind = 'audit' AND a.event = 'unprotect' GROUP BY 1) given_up ON given_up.oid = c.oid::text
+WHERE e.kind = 'observed' AND e.at > coalesce(given_up.at, '-infinity') AND (pg_has_role(c.relowner, 'USAGE') OR has_table_privilege('fencedb.events', 'SELECT'))
+GROUP BY c.oid, e.role, e.application, e.event, e.reason;
 
-COMMENT ON VIEW fencedb.unfenced_writes IS 'Writes that guards would have refused if they were enforced: who, how, why (an SQLSTATE), when first and last, how often it was recorded (see observations.times), and one resource. Owners see those to their own tables. What was rolled back is not in it, nor what open transactions have written.';
+COMMENT ON VIEW fencedb.unfenced_writes IS 'Writes that guards would have refused if they were enforced: who, how, why (an SQLSTATE), when first and last (to a minute), how often it was recorded, and one resource. Of a kind of write (role, application, statement, reason) one is recorded in a minute. Owners see those to their own tables. Since the table was protected, and as long as fencedb.prune leaves it. What was rolled back is not in it, nor what open transactions have written.';
 
 GRANT SELECT ON fencedb.unfenced_writes TO PUBLIC;
 
--- record_observation may fail without an error: a writer is never refused by its own observation,
--- nor does it wait. What is lost like that is said in the log, and when, in fencedb.unrecorded:
--- nobody may take an empty list for the end of the adoption.
---     READ COMMITTED: it takes the rows of this kind that it can lock, and leaves one in their
---     place. A row that another transaction has locked stays, and a later call takes it along.
---     REPEATABLE READ: a row that has gone since the snapshot raises 40001. Another transaction may
---     have taken it along, or forget_observations has. So it only adds a row.
---     SERIALIZABLE: what it read here could cost the writer its commit. So it reads nothing and
---     only adds a row, up to a size that a few of them never reach.
-CREATE FUNCTION fencedb.record_observation(guarded oid, role name, application text, operation text, reason text, times bigint, resource text) RETURNS void
-    LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp SET lock_timeout = '10ms'
-AS $$
-#variable_conflict use_variable
-DECLARE
-    root oid := fencedb.guarded_root(guarded);
-BEGIN
-    IF NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = root AND c.relkind IN ('r', 'p') AND c.relpersistence <> 't') THEN
-        RETURN; -- it is younger than the snapshot, or is none, or nobody else's business
-    END IF;
-    IF current_setting('transaction_isolation') <> 'serializable' THEN
-        IF NOT EXISTS (SELECT FROM fencedb.observations o
-                       WHERE o.target = root AND o.role = role AND o.application = application AND o.statement = operation AND o.reason = reason)
-           AND (SELECT count(*) FROM (SELECT DISTINCT o.role, o.application, o.statement, o.reason FROM fencedb.observations o WHERE o.target = root) kinds) >= 500 THEN
-            application := '(others)';
-            reason := CASE WHEN reason ~ '^FN00[0-9]$' THEN reason ELSE 'other' END;
-        END IF;
-        BEGIN
-            WITH taken AS (
-                DELETE FROM fencedb.observations o
-                WHERE o.ctid = ANY (ARRAY(
-                    SELECT c.ctid FROM fencedb.observations c
-                    WHERE c.target = root AND c.role = role AND c.application = application AND c.statement = operation AND c.reason = reason AND c.ledger = 'fencedb.fences'::regclass
-                    FOR UPDATE SKIP LOCKED))
-                RETURNING o.first_at, o.times, o.resource
-            )
-            INSERT INTO fencedb.observations
-            SELECT root, root::regclass::text, role, application, operation, reason,
-                   coalesce(min(t.first_at), clock_timestamp()), clock_timestamp(), coalesce(sum(t.times), 0) + times, coalesce(resource, max(t.resource))
-            FROM taken t;
-            RETURN;
-        EXCEPTION WHEN transaction_rollback THEN
-            -- see above
-        END;
-    END IF;
-    IF pg_relation_size('fencedb.observations') >= 16777216 THEN
-        RAISE EXCEPTION 'fencedb.observations is full; call fencedb.forget_observations and vacuum it';
-    END IF;
-    INSERT INTO fencedb.observations
-    VALUES (root, root::regclass::text, role, application, operation, reason, clock_timestamp(), clock_timestamp(), times, resource);
-EXCEPTION WHEN OTHERS THEN
-    PERFORM setval('fencedb.unrecorded', floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint);
-    RAISE LOG 'fencedb: % on % by % (%) would have been refused and could not be recorded: %', operation, root::regclass, role, application, SQLERRM;
-END
-$$;
-
--- A session records a kind of write at once, and again five seconds later at the earliest. Until
--- when is in a setting, which goes back with a transaction as the record does. The setting has
--- fixed places: whether a row was seen (1 character), until when (14), and of whom. Whoever forges
--- the setting hides its own writes from the list, and opens nothing: only a guard that refuses
--- nothing reads it.
+-- A session records a kind of write at once, and again a minute later at the earliest. Until when
+-- is in a setting, which goes back with a transaction as the record does. The setting has fixed
+-- places: whether a row was seen (1 character), until when (14), and of whom. Whoever forges the
+-- setting hides its own writes from the list, and opens nothing: only a guard that refuses nothing
+-- reads it.
 --
 -- recorded is the common case, as an expression, because PL/pgSQL sets every expression up anew in
 -- every transaction. It does not look who writes a row: the guard of statements has. Where there is
--- none, a second writer of a session may be missed for five seconds.
+-- none, a second writer of a session may be missed for a minute.
 CREATE FUNCTION fencedb.recorded(target oid, operation text, of_row boolean) RETURNS boolean
     LANGUAGE sql
     RETURN CASE
@@ -140,106 +58,85 @@ CREATE FUNCTION fencedb.recorded(target oid, operation text, of_row boolean) RET
         ELSE false
     END;
 
+-- A writer is never refused by its own observation, nor does it wait. What is lost like that is
+-- said in the log, and when, in fencedb.unrecorded: nobody may take an empty list for the end of
+-- the adoption. Another session's record of the last minute is as good; above READ COMMITTED that
+-- is not looked for: a snapshot may be old, and what SERIALIZABLE reads could cost the writer its
+-- commit. The guard of statements has counted a statement without a token, but not one that comes
+-- from another trigger.
 CREATE FUNCTION fencedb.let_pass(target oid, operation text, reason text, of_row boolean, resource text) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path = pg_catalog, pg_temp
+    SET search_path = pg_catalog, pg_temp SET lock_timeout = '10ms'
 AS $$
+#variable_conflict use_variable
 DECLARE
     setting  text    := concat('fencedb.seen_', target, '_', operation);
     seen     text    := current_setting(setting, true);
     writer   text    := concat(reason, ' ', current_setting('role'), ' ', session_user, ' ', current_setting('application_name'));
     its_own  boolean := coalesce(substr(seen, 16) = writer, false);
     row_seen boolean := its_own AND left(seen, 1) = '1';
+    role     name    := coalesce(nullif(current_setting('role'), 'none'), session_user);
+    root     oid     := fencedb.guarded_root(target);
 BEGIN
     IF pg_trigger_depth() = 0 THEN
         RAISE EXCEPTION 'fencedb.let_pass: for guards alone' USING ERRCODE = 'insufficient_privilege';
     ELSIF its_own AND (row_seen OR NOT of_row) AND substr(seen, 2, 14)::float8 > date_part('epoch', clock_timestamp()) THEN
         RETURN seen;
     END IF;
-    -- The guard of statements has counted a statement without a token, but not one that comes from
-    -- another trigger.
-    PERFORM fencedb.record_observation(target, coalesce(nullif(current_setting('role'), 'none'), session_user)::name, current_setting('application_name'), operation, reason,
-        CASE WHEN of_row AND reason = 'FN002' AND pg_trigger_depth() < 2 THEN 0 ELSE 1 END, left(resource, 512));
-    RETURN set_config(setting, concat((of_row OR row_seen)::int, to_char(date_part('epoch', clock_timestamp()) + 5, 'FM0000000000.000'), writer), false);
+    BEGIN
+        INSERT INTO fencedb.events (kind, id, event, resource, table_schema, table_name, row_count, role, reason, details)
+        SELECT 'observed', nextval('fencedb.observations'), operation, left(resource, 512), n.nspname, c.relname, CASE WHEN of_row AND reason = 'FN002' AND pg_trigger_depth() < 2 THEN 0 ELSE 1 END,
+            role, reason, jsonb_build_object('oid', root::text, 'ledger', 'fencedb.fences'::regclass::oid::text)
+        FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE c.oid = root AND c.relkind IN ('r', 'p') AND c.relpersistence <> 't' -- or it is younger than the snapshot, or is none, or nobody else's business
+          AND CASE WHEN current_setting('transaction_isolation') LIKE 'read %' THEN NOT EXISTS (
+              SELECT FROM fencedb.events e
+              WHERE e.kind = 'observed' AND e.at > clock_timestamp() - interval '1 minute' AND e.details ->> 'oid' = root::text AND e.event = operation AND e.reason = reason
+                AND e.role = role AND e.application = current_setting('application_name') AND (e.resource IS NOT NULL OR NOT of_row)) ELSE true END;
+    EXCEPTION WHEN OTHERS THEN
+        PERFORM setval('fencedb.unrecorded', floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint);
+        RAISE LOG 'fencedb: % on % by % (%) would have been refused and could not be recorded: %', operation, root::regclass, role, current_setting('application_name'), SQLERRM;
+    END;
+    RETURN set_config(setting, concat((of_row OR row_seen)::int, to_char(date_part('epoch', clock_timestamp()) + 60, 'FM0000000000.000'), writer), false);
 END
 $$;
 
 -- The mode of a table is the text of its guard: writing a function anew needs no lock on the table,
 -- and a guard that is enforced pays nothing for the other mode.
-CREATE FUNCTION fencedb.set_mode(target regclass, observe boolean) RETURNS void
+CREATE FUNCTION fencedb.enforce(target regclass, observing boolean DEFAULT false) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    caller     text := CASE WHEN observe THEN 'observe' ELSE 'enforce' END;
     protection fencedb.protected_tables;
     off        text := array_to_string(fencedb.switched_off(target), ', ');
 BEGIN
     PERFORM fencedb.require_owner(target);
     SELECT * INTO protection FROM fencedb.protected_tables p WHERE p.table_name = target AND p.resource IS NOT NULL;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'fencedb.%: % is not protected', caller, target
+        RAISE EXCEPTION 'fencedb.enforce: % is not protected', target
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Call fencedb.protect first, with mode => ''observe'' if it shall refuse nothing yet.';
-    ELSIF off IS NOT NULL AND NOT observe THEN
+    ELSIF observing IS NULL THEN
+        RAISE EXCEPTION 'fencedb.enforce: observing must be true or false, got NULL' USING ERRCODE = 'null_value_not_allowed';
+    ELSIF off IS NOT NULL AND NOT observing THEN
         RAISE EXCEPTION 'fencedb.enforce: the guard of % is switched off', off
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = format('What was written meanwhile was not observed. Call fencedb.protect for %s once more, with the same resource: that switches it on.', target);
-    ELSIF protection.observed <> observe THEN
+    ELSIF protection.observed <> observing THEN
         PERFORM fencedb.record_protection(target, true); -- as in unprotect
-        PERFORM fencedb.order_guard(target, jsonb_build_object('resource', protection.resource, 'observes', observe, 'columns_added', protection.columns_added));
+        PERFORM fencedb.order_guard(target, jsonb_build_object('resource', protection.resource, 'observes', observing, 'columns_added', protection.columns_added));
         IF fencedb.write_guard(target) <> protection.guard THEN
-            RAISE EXCEPTION 'fencedb.%: % has its guard together with another table, since one has inherited from the other', caller, target
+            RAISE EXCEPTION 'fencedb.enforce: % has its guard together with another table, since one has inherited from the other', target
                 USING ERRCODE = 'object_not_in_prerequisite_state', HINT = format('Call fencedb.protect for %s once more, with the same resource, to give it a guard of its own.', target);
         END IF;
         PERFORM fencedb.record_protection(target, false);
         IF off IS NOT NULL THEN
-            RAISE WARNING 'fencedb.observe: the guard of % is switched off, so nothing is observed there', off;
+            RAISE WARNING 'fencedb.enforce: the guard of % is switched off, so nothing is observed there', off;
         END IF;
     END IF;
 END
 $$;
 
-CREATE FUNCTION fencedb.observe(target regclass) RETURNS void
-    LANGUAGE sql
-    RETURN fencedb.set_mode(target, true);
-
-CREATE FUNCTION fencedb.enforce(target regclass) RETURNS void
-    LANGUAGE sql
-    RETURN fencedb.set_mode(target, false);
-
-COMMENT ON FUNCTION fencedb.observe IS 'From now on, the guard of target refuses nothing and records what it would refuse, for fencedb.unfenced_writes. fencedb.enter refuses stale tokens all the same. Takes no lock on the table; a transaction that has already written to it may meet the guard as it was.';
-COMMENT ON FUNCTION fencedb.enforce IS 'From now on, the guard of target refuses what it has observed so far. Raises if the guard of target, or of a part of it, is switched off. Does not read the rows: one whose resource is NULL cannot be written any more. Takes no lock on the table; a transaction that has already written to it may end without being judged.';
-
--- The list is not the owner's to write to: what is forgotten is what the owner has ordered, or what
--- was observed of a table that is not protected any more.
-CREATE FUNCTION fencedb.forget_observations(target regclass) RETURNS void
-    LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    PERFORM fencedb.require_owner(target);
-    IF EXISTS (SELECT FROM fencedb.protected_tables p WHERE p.table_name = target AND p.resource IS NOT NULL) THEN
-        PERFORM fencedb.order_guard(target, jsonb_build_object('forget', clock_timestamp()));
-    END IF;
-    PERFORM fencedb.forget_observed(target);
-END
-$$;
-
-COMMENT ON FUNCTION fencedb.forget_observations IS 'Forgets what was observed of a table so far: to see what still comes. The caller must own it.';
-
-CREATE FUNCTION fencedb.forget_observed(target regclass) RETURNS void
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    until timestamptz := CASE WHEN EXISTS (SELECT FROM fencedb.protected_tables p WHERE p.table_name = target AND p.resource IS NOT NULL)
-        THEN (fencedb.ordered(target) ->> 'forget')::timestamptz ELSE 'infinity' END;
-BEGIN
-    DELETE FROM fencedb.observations o WHERE o.ctid = ANY (ARRAY(
-        SELECT c.ctid FROM fencedb.observations c
-        WHERE c.last_at <= until
-          AND CASE WHEN c.ledger = 'fencedb.fences'::regclass THEN c.target = forget_observed.target ELSE c.table_name = forget_observed.target::text END FOR UPDATE SKIP LOCKED));
-END
-$$;
+COMMENT ON FUNCTION fencedb.enforce IS 'From now on, the guard of target refuses what it has observed so far. With observing => true it refuses nothing, and records what it would refuse, for fencedb.unfenced_writes; fencedb.enter refuses stale tokens all the same. Raises if the guard of target, or of a part of it, is switched off. Does not read the rows: one whose resource is NULL cannot be written any more. Takes no lock on the table; a transaction that has already written to it may meet the guard as it was, and end without being judged.';
 
 -- A role that cannot be taught to enter overtakes: each of its transactions enters the fences of
 -- the rows that it writes, with a token above the stored one and a lease id of its own. So whoever
@@ -260,7 +157,7 @@ COMMENT ON COLUMN fencedb.take_overs.ledger IS 'The oid of fencedb.fences. In a 
 
 -- Members of pg_write_all_data may write to every table without policies.
 ALTER TABLE fencedb.take_overs ENABLE ROW LEVEL SECURITY;
-CREATE POLICY operators ON fencedb.take_overs FOR SELECT USING (has_function_privilege('fencedb.forget_fences(text[], interval)', 'EXECUTE'));
+CREATE POLICY operators ON fencedb.take_overs FOR SELECT USING ((SELECT fencedb.operates()));
 
 REVOKE ALL ON fencedb.take_overs FROM PUBLIC;
 
@@ -393,14 +290,13 @@ BEGIN
                    AND NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = t.role AND fencedb.ordered(end_overtaking.target) -> 'take_overs' ? r.rolname::text)
                  RETURNING coalesce((SELECT r.rolname FROM pg_roles r WHERE r.oid = t.role), t.role::text) LOOP
         RAISE NOTICE 'fencedb.end_take_over: % does not write to % without a token any more', login, target;
-        INSERT INTO fencedb.audit (event, reason, details)
-        VALUES ('end_take_over', 'by fencedb.end_take_over',
+        PERFORM fencedb.log_event('end_take_over', NULL, NULL, 'by fencedb.end_take_over',
             jsonb_build_object('table', target::text, 'oid', target::oid::text, 'role', login));
     END LOOP;
 END
 $$;
 
-REVOKE ALL ON FUNCTION fencedb.let_overtake, fencedb.record_observation FROM PUBLIC;
+REVOKE ALL ON FUNCTION fencedb.let_overtake FROM PUBLIC;
 
 ALTER DEFAULT PRIVILEGES IN SCHEMA fencedb REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC;
 
@@ -430,9 +326,9 @@ BEGIN
     END IF;
 END
 $$;
-DROP FUNCTION fencedb.end_take_over, fencedb.end_overtaking, fencedb.take_over_as, fencedb.let_overtake, fencedb.overtake, fencedb.overtakes, fencedb.forget_observations, fencedb.forget_observed, fencedb.enforce, fencedb.observe;
-DROP FUNCTION fencedb.set_mode, fencedb.let_pass, fencedb.recorded, fencedb.record_observation;
+DROP FUNCTION fencedb.end_take_over, fencedb.end_overtaking, fencedb.take_over_as, fencedb.let_overtake, fencedb.overtake, fencedb.overtakes, fencedb.enforce;
+DROP FUNCTION fencedb.let_pass, fencedb.recorded;
 DROP VIEW fencedb.unfenced_writes;
-DROP SEQUENCE fencedb.unrecorded;
-DROP TABLE fencedb.take_overs, fencedb.observations;
+DROP SEQUENCE fencedb.observations, fencedb.unrecorded;
+DROP TABLE fencedb.take_overs;
 -- +goose StatementEnd

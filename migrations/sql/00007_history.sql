@@ -16,94 +16,38 @@ COMMENT ON TABLE  fencedb.history_kept IS 'For how long history is kept, and sin
 COMMENT ON COLUMN fencedb.history_kept.period IS 'What is older goes, some time after.';
 COMMENT ON COLUMN fencedb.history_kept.since  IS 'Nothing that is younger is missing, unless it is older than period, or was written above READ COMMITTED by a transaction that had begun before.';
 
--- Functions of this schema add its rows, as its owner, in the session that does what they tell.
--- Statements pay for each column and each index, so what the entry of their token tells is not told
--- again, and there is no key: rows are found by resource and time, and pruned where they lie.
-CREATE TABLE fencedb.history (
-    at           timestamptz NOT NULL DEFAULT clock_timestamp(),
-    xid          xid8        NOT NULL DEFAULT pg_current_xact_id(),
-    resource     text COLLATE "C" NOT NULL,
-    event        text        NOT NULL,
-    token        bigint,
-    lease_id     uuid,
-    former_token bigint,
-    table_schema text,
-    table_name   text,
-    row_count    bigint,
-    application  text        NOT NULL DEFAULT current_setting('application_name'),
-    role         name,
-    client       inet
-) WITH (autovacuum_vacuum_scale_factor = 0.05);
-
-CREATE INDEX history_resource ON fencedb.history (resource, at);
-ALTER TABLE fencedb.history REPLICA IDENTITY FULL; -- Postgres refuses to prune a table without a key that is published
-
--- It has lease ids, as the ledger does.
-ALTER TABLE fencedb.history ENABLE ROW LEVEL SECURITY;
 ALTER TABLE fencedb.history_kept ENABLE ROW LEVEL SECURITY; -- against members of pg_write_all_data
-ALTER TABLE fencedb.history ALTER COLUMN lease_id SET STATISTICS 0;
-CREATE POLICY operators ON fencedb.history      FOR SELECT USING (has_function_privilege('fencedb.forget_fences(text[], interval)', 'EXECUTE'));
-CREATE POLICY operators ON fencedb.history_kept FOR SELECT USING (has_function_privilege('fencedb.forget_fences(text[], interval)', 'EXECUTE'));
-
-COMMENT ON TABLE  fencedb.history IS 'Who entered which resource, and what was written to tables that are protected with history. Only while fencedb.keep_history says so, and for as long. What was rolled back is not in it.';
-COMMENT ON COLUMN fencedb.history.at           IS 'By the clock of this server. Of entries, what fencedb.fences has as advanced_at.';
-COMMENT ON COLUMN fencedb.history.xid          IS 'The transaction. What it has added was committed together.';
-COMMENT ON COLUMN fencedb.history.event        IS 'enter: a token has entered for the first time; a seal, and a role that takes over, enter too. reset: fencedb.reset_fence has set the fence to token. INSERT, UPDATE, DELETE: a statement.';
-COMMENT ON COLUMN fencedb.history.token        IS 'Of a statement, the token that it was written under. NULL: it was written without a lease of this resource, to a table that is only observed; or the statement has cleared what its transaction says.';
-COMMENT ON COLUMN fencedb.history.lease_id     IS 'Of enter and reset. A statement was written under the lease that its token has entered with.';
-COMMENT ON COLUMN fencedb.history.former_token IS 'Of enter and reset, the token that the fence had before. NULL: there was no fence, or it was set back to 0.';
-COMMENT ON COLUMN fencedb.history.table_name   IS 'Of a statement, the table that it named: of a partitioned one, or a partition.';
-COMMENT ON COLUMN fencedb.history.row_count    IS 'Of a statement, its rows of this resource. Where an UPDATE moves rows, it counts for both resources, and the greater of what the resource had of them before and after.';
-COMMENT ON COLUMN fencedb.history.role         IS 'The role of the last SET ROLE, or the one that logged in. NULL of a statement that has a token.';
-COMMENT ON COLUMN fencedb.history.client       IS 'NULL of a statement that has a token, and over a socket of Unix.';
-
-REVOKE ALL ON fencedb.history, fencedb.history_kept FROM PUBLIC;
+CREATE POLICY operators ON fencedb.history_kept FOR SELECT USING ((SELECT fencedb.operates()));
+REVOKE ALL ON fencedb.history_kept FROM PUBLIC;
 
 -- What is off keeps nothing. It is a trigger, and not a look at history_kept, which each statement
 -- would pay for.
+CREATE TRIGGER off BEFORE INSERT ON fencedb.events FOR EACH ROW WHEN (NEW.kind = 'history') EXECUTE FUNCTION fencedb.keep_events();
+
+-- History is bounded by its age: one row in a hundred, at random, takes along two hundred that are
+-- too old. Nobody waits for that. Under REPEATABLE READ a row that has gone since the snapshot
+-- raises 40001, and then none is taken; under SERIALIZABLE what is read here could cost the writer
+-- its commit. The newest token of late has the time of the issuer: this clock may have jumped (see
+-- prune).
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.keep_nothing() RETURNS trigger
-    LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    RETURN NULL;
-END
-$$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.keep_nothing() IS 'Trigger of fencedb.history while history is not kept.';
-
-CREATE TRIGGER off BEFORE INSERT ON fencedb.history FOR EACH ROW EXECUTE FUNCTION fencedb.keep_nothing();
-
--- History is bounded by its age alone: one row in a hundred, at random, looks at forty pages
--- somewhere, and takes along what is too old there. A hundred rows fill two, so each page is looked
--- at some twenty times before as many rows have come as there are. Nobody waits for that. Under
--- REPEATABLE READ a row that has gone since the snapshot raises 40001, and then none is taken;
--- under SERIALIZABLE what is read here could cost the writer its commit.
--- +goose StatementBegin
-CREATE FUNCTION fencedb.prune_history(added float8) RETURNS void
+CREATE FUNCTION fencedb.trim_history(added float8) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    pages int         := 40 * ceil(added / 100);
-    first bigint      := floor(random() * (pages + pg_relation_size('fencedb.history') / current_setting('block_size')::int)) - pages;
-    old   timestamptz := coalesce((SELECT clock_timestamp() - k.period FROM fencedb.history_kept k), 'infinity'); -- of a copy of the schema alone, all goes
+    issuer timestamptz := (SELECT to_timestamp(max(e.token) / 1e6) FROM (SELECT h.token FROM fencedb.events h WHERE h.kind = 'history' ORDER BY h.at DESC LIMIT 100) e
+                           WHERE e.token BETWEEN 1000000000000000 AND 9007199254740991);
 BEGIN
     IF current_setting('transaction_isolation') <> 'serializable' THEN
-        DELETE FROM fencedb.history h
-        WHERE h.ctid = ANY (ARRAY(
-            SELECT o.ctid FROM fencedb.history o
-            WHERE o.ctid >= format('(%s,0)', greatest(first, 0))::tid AND o.ctid < format('(%s,0)', greatest(first + pages, 0))::tid AND o.at < old
-            FOR UPDATE SKIP LOCKED));
+        PERFORM fencedb.forget_events('history', coalesce((SELECT least(clock_timestamp(), issuer) - k.period FROM fencedb.history_kept k), 'infinity'), -- of a copy of the schema alone, all goes
+            (200 * ceil(added / 100))::bigint);
     END IF;
 EXCEPTION WHEN serialization_failure THEN -- see above
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.prune_history(float8) IS 'Inner function. Deletes rows of fencedb.history that are too old, of some of its pages.';
+COMMENT ON FUNCTION fencedb.trim_history(float8) IS 'Inner function. Forgets some of the history that is too old.';
 
 CREATE FUNCTION fencedb.caller() RETURNS name
     LANGUAGE sql STABLE
@@ -120,11 +64,11 @@ DECLARE
     was_reset boolean := NEW.reset_from IS DISTINCT FROM OLD.reset_from OR coalesce(NEW.last_fencing_token < OLD.last_fencing_token, false);
 BEGIN
     IF was_reset OR NEW.last_fencing_token > 0 AND (NEW.last_fencing_token, NEW.lease_id) IS DISTINCT FROM (OLD.last_fencing_token, OLD.lease_id) THEN -- 0: see overtake
-        INSERT INTO fencedb.history (at, resource, event, token, lease_id, former_token, role, client)
-        VALUES (NEW.advanced_at, NEW.resource, CASE WHEN was_reset THEN 'reset' ELSE 'enter' END, NEW.last_fencing_token, NEW.lease_id, nullif(OLD.last_fencing_token, 0),
+        INSERT INTO fencedb.events (kind, at, resource, event, token, lease_id, former_token, role, client)
+        VALUES ('history', NEW.advanced_at, NEW.resource, CASE WHEN was_reset THEN 'reset' ELSE 'enter' END, NEW.last_fencing_token, NEW.lease_id, nullif(OLD.last_fencing_token, 0),
             fencedb.caller(), inet_client_addr());
         IF random() < 0.01 THEN
-            PERFORM fencedb.prune_history(1);
+            PERFORM fencedb.trim_history(1);
         END IF;
     END IF;
     RETURN NULL;
@@ -156,13 +100,13 @@ DECLARE
     written    text; -- the resource of each row, and whether it is one that was there before
     changed    text;
     of_one     text := $note$
-        INSERT INTO fencedb.history (resource, event, table_schema, table_name, row_count, token)
-        SELECT pg_catalog.min(w.resource), TG_OP, TG_TABLE_SCHEMA, TG_TABLE_NAME, %s, fencedb.token_of(pg_catalog.min(w.resource))
+        INSERT INTO fencedb.events (kind, resource, event, table_schema, table_name, row_count, token)
+        SELECT 'history', pg_catalog.min(w.resource), TG_OP, TG_TABLE_SCHEMA, TG_TABLE_NAME, %s, fencedb.token_of(pg_catalog.min(w.resource))
         FROM (%s) w
         HAVING pg_catalog.min(w.resource) OPERATOR(pg_catalog.=) pg_catalog.max(w.resource) AND fencedb.token_of(pg_catalog.min(w.resource)) IS NOT NULL;$note$;
     of_any     text := $note$
-            INSERT INTO fencedb.history (resource, event, table_schema, table_name, row_count, token, role, client)
-            SELECT w.resource, TG_OP, TG_TABLE_SCHEMA, TG_TABLE_NAME, w.n, fencedb.token_of(w.resource), CASE WHEN fencedb.token_of(w.resource) IS NULL THEN fencedb.caller() END, CASE WHEN fencedb.token_of(w.resource) IS NULL THEN pg_catalog.inet_client_addr() END
+            INSERT INTO fencedb.events (kind, resource, event, table_schema, table_name, row_count, token, role, client)
+            SELECT 'history', w.resource, TG_OP, TG_TABLE_SCHEMA, TG_TABLE_NAME, w.n, fencedb.token_of(w.resource), CASE WHEN fencedb.token_of(w.resource) IS NULL THEN fencedb.caller() END, CASE WHEN fencedb.token_of(w.resource) IS NULL THEN pg_catalog.inet_client_addr() END
             FROM (SELECT r.resource, greatest(pg_catalog.count(*) FILTER (WHERE NOT r.before), pg_catalog.count(*) FILTER (WHERE r.before)) AS n FROM (%s) r GROUP BY r.resource ORDER BY r.resource) w
             WHERE w.resource OPERATOR(pg_catalog.<>) '' AND pg_catalog.octet_length(w.resource) OPERATOR(pg_catalog.<=) 512;$note$;
 BEGIN
@@ -195,7 +139,7 @@ BEGIN
         GET DIAGNOSTICS n = ROW_COUNT;
     END IF;
     IF pg_catalog.random() OPERATOR(pg_catalog.*) 100 OPERATOR(pg_catalog.<) n THEN
-        PERFORM fencedb.prune_history(n);
+        PERFORM fencedb.trim_history(n);
     END IF;
     RETURN NEW;
 END
@@ -267,32 +211,30 @@ BEGIN
     END IF;
     LOCK TABLE fencedb.history_kept IN SHARE ROW EXCLUSIVE MODE; -- another session may be at it
     SELECT * INTO former FROM fencedb.history_kept;
-    kept := NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = 'fencedb.history'::regclass AND t.tgname = 'off');
+    kept := NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = 'fencedb.events'::regclass AND t.tgname = 'off');
     IF wanted IS NOT DISTINCT FROM former.period AND kept = (wanted IS NOT NULL) THEN
         RETURN;
     ELSIF wanted IS NULL THEN
         DROP TRIGGER IF EXISTS note ON fencedb.fences;
-        CREATE OR REPLACE TRIGGER off BEFORE INSERT ON fencedb.history FOR EACH ROW EXECUTE FUNCTION fencedb.keep_nothing();
+        CREATE OR REPLACE TRIGGER off BEFORE INSERT ON fencedb.events FOR EACH ROW WHEN (NEW.kind = 'history') EXECUTE FUNCTION fencedb.keep_events();
         DELETE FROM fencedb.history_kept;
-        TRUNCATE fencedb.history;
     ELSIF former.period IS NULL OR NOT kept THEN
         LOCK TABLE fencedb.fences IN EXCLUSIVE MODE; -- also after whoever has only shared a fence and may enter another: they would be in a deadlock with what follows
         CREATE OR REPLACE TRIGGER note AFTER INSERT OR UPDATE OF last_fencing_token ON fencedb.fences FOR EACH ROW EXECUTE FUNCTION fencedb.note_entry();
-        DROP TRIGGER IF EXISTS off ON fencedb.history; -- after whoever writes to a table with history: they have locked it, also while there is none
+        DROP TRIGGER IF EXISTS off ON fencedb.events; -- after whoever writes to a table with history: they have locked it, also while there is none
         INSERT INTO fencedb.history_kept (period, since) VALUES (wanted, clock_timestamp()) ON CONFLICT (one) DO UPDATE SET period = EXCLUDED.period, since = EXCLUDED.since;
     ELSE
         UPDATE fencedb.history_kept k SET period = wanted, since = greatest(k.since, clock_timestamp() - former.period);
     END IF;
-    INSERT INTO fencedb.audit (event, reason, details)
-    VALUES ('keep_history', 'by fencedb.keep_history',
+    PERFORM fencedb.log_event('keep_history', NULL, NULL, 'by fencedb.keep_history',
         jsonb_build_object('period', wanted::text, 'former_period', former.period::text));
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.keep_history(interval) IS 'From now on, who enters which resource is kept in fencedb.history for so long, 1000 years at most, and what is written to tables that are protected with history => true. A row has some 150 bytes; there is one for each token that enters, and for each statement and resource. NULL or 0 switches it off, and forgets what was kept. Recorded in fencedb.audit. Switching on and off waits for open transactions that have entered, and blocks new ones meanwhile: set lock_timeout and try again.';
+COMMENT ON FUNCTION fencedb.keep_history(interval) IS 'From now on, who enters which resource is kept in fencedb.history for so long, 1000 years at most, and what is written to tables that are protected with history => true. A row has some 150 bytes; there is one for each token that enters, and for each statement and resource. NULL or 0 switches it off; what was kept stays until fencedb.prune forgets it. Recorded in fencedb.audit. Switching on and off waits for open transactions that have entered, and blocks new ones meanwhile: set lock_timeout and try again.';
 
-REVOKE ALL ON FUNCTION fencedb.keep_history(interval), fencedb.write_notes(regclass), fencedb.note_entry(), fencedb.keep_nothing(), fencedb.prune_history(float8), fencedb.caller() FROM PUBLIC;
+REVOKE ALL ON FUNCTION fencedb.keep_history(interval), fencedb.write_notes(regclass), fencedb.note_entry(), fencedb.trim_history(float8), fencedb.caller() FROM PUBLIC;
 -- Who protects a table calls these.
 GRANT EXECUTE ON FUNCTION fencedb.set_history(regclass, boolean), fencedb.write_notes(regclass) TO PUBLIC;
 
@@ -327,6 +269,6 @@ END
 $$;
 -- +goose StatementEnd
 DROP TRIGGER IF EXISTS note ON fencedb.fences;
-DROP FUNCTION fencedb.keep_history(interval), fencedb.set_history(regclass, boolean), fencedb.write_notes(regclass), fencedb.note_entry(), fencedb.prune_history(float8), fencedb.caller();
-DROP TABLE fencedb.history, fencedb.history_kept;
-DROP FUNCTION fencedb.keep_nothing();
+DROP FUNCTION fencedb.keep_history(interval), fencedb.set_history(regclass, boolean), fencedb.write_notes(regclass), fencedb.note_entry(), fencedb.trim_history(float8), fencedb.caller();
+DROP TRIGGER IF EXISTS off ON fencedb.events;
+DROP TABLE fencedb.history_kept;
