@@ -28,10 +28,10 @@ func TestExportWritesTheFilesOfEachTool(t *testing.T) {
 		first []string
 		begin string
 	}{
-		"goose":          {[]string{"00001_fencedb_ledger.sql", "00002_fencedb_audit.sql"}, "-- +goose Up\n-- +goose StatementBegin\n"},
+		"goose":          {[]string{"00001_fencedb_ledger.sql", "00002_fencedb_protect.sql"}, "-- +goose Up\n-- +goose StatementBegin\n"},
 		"golang-migrate": {[]string{"000001_fencedb_ledger.down.sql", "000001_fencedb_ledger.up.sql"}, "DELETE FROM"},
-		"dbmate":         {[]string{"00000000000001_fencedb_ledger.sql", "00000000000002_fencedb_audit.sql"}, "-- migrate:up\n"},
-		"atlas":          {[]string{"00000000000001_fencedb_ledger.sql", "00000000000002_fencedb_audit.sql"}, "DO $$"},
+		"dbmate":         {[]string{"00000000000001_fencedb_ledger.sql", "00000000000002_fencedb_protect.sql"}, "-- migrate:up\n"},
+		"atlas":          {[]string{"00000000000001_fencedb_ledger.sql", "00000000000002_fencedb_protect.sql"}, "DO $$"},
 	} {
 		dir := t.TempDir()
 		said := newConsole(t).ok("migrate", "export", "--for", tool, dir)

@@ -71,16 +71,15 @@ var guards = []struct {
 		{"S7", "a wait for a lock on the ledger counts", "pg_catalog.date_part('epoch', start) OPERATOR(pg_catalog.*) 1000 OPERATOR(pg_catalog.+)", "pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 1000 OPERATOR(pg_catalog.+)", "fencedb.TestALockOnTheLedgerDoesNotStretchTheLease"},
 		{"S7", "what has passed since the transaction began counts for who reenters", "AND locked.left_ms > 0;", ";", "migrations.TestReenterIsEnterWhereNobodyStandsInTheWay"},
 		{"S7", "nobody waits without a bound for a fence in the common case", "        FOR SHARE OF f SKIP LOCKED;\n        IF epoch", "        FOR SHARE OF f;\n        IF epoch", "fencedb.TestANewcomerThatCannotGetTheFenceLearnsWhoHasIt"},
-	}},
-	{"migrations/sql/00002_audit.sql", []guard{
 		{"S8", "a revocation is on disk when its operator is told", "    PERFORM set_config('synchronous_commit', 'local', true) WHERE current_setting('synchronous_commit') = 'off';\n", "", "fencedb.TestACrashForgetsNoSeal"},
 		{"S4", "a record cannot be deleted, except by age", "AND current_user = (SELECT pg_get_userbyid(c.relowner) FROM pg_class c WHERE c.oid = TG_RELID) THEN", "THEN", "migrations.TestWhoWritesAllDataCannotDeleteARecord"},
 		{"S4", "only the function that does a thing records it", "ELSIF event IN ('protect', 'observe',", "ELSIF event IN ('observe',", "migrations.TestAnOperatorCannotRecordWhatTheServerDoes"},
 		{"S4", "operators alone read the lease ids of history", "ALTER TABLE fencedb.events ENABLE ROW LEVEL SECURITY;\n", "", "migrations.TestOnlyOperatorsReadHistory"},
 		{"S4", "what is published is pruned", "ALTER TABLE fencedb.events REPLICA IDENTITY FULL;", "", "migrations.TestWhatIsPublishedIsObserved"},
 		{"S4", "a record is not changed", "BEFORE UPDATE OR DELETE OR TRUNCATE ON", "BEFORE DELETE OR TRUNCATE ON", "migrations.TestWhatWasRecordedStays"},
+		{"S6", "a key is its role's alone", "ALTER TABLE fencedb.once ENABLE ROW LEVEL SECURITY;\n", "", "migrations.TestAKeyIsForTheRoleThatClaimedIt"},
 	}},
-	{"migrations/sql/00003_protect.sql", []guard{
+	{"migrations/sql/00002_protect.sql", []guard{
 		{"S3", "a role that takes over does so where the guard only observes", "    IF takes_over THEN\n", "    IF takes_over AND NOT observing THEN\n", "migrations.TestARoleThatTakesOverIsNotObserved"},
 		{"S4", "a row needs the token of its own resource", "WHEN wanted IS NULL OR fence IS NULL THEN 'FN003'", "WHEN false THEN 'FN003'", "migrations.TestNoWriteWithATokenOfAnotherResource"},
 		{"S4", "a row is looked up in this transaction's list", `pg_catalog.concat(E''\x01'', pg_catalog.pg_current_xact_id_if_assigned(), ''r'', %s,`, `pg_catalog.concat(E''\x01'', pg_catalog.regexp_replace(pg_catalog.current_setting(''fencedb.entered'', true), '' .*'', ''''), ''r'', %s,`, "migrations.TestTheListIsOfOneTransaction"},
@@ -105,26 +104,6 @@ var guards = []struct {
 		{"S4", "the audit tells whether the resource of a table has changed", "AND (event = 'unprotect' OR recorded.details -> 'resource' = protection.resource) THEN", "THEN", "migrations.TestAGuardThatIsChangedIsInTheAudit"},
 		{"S4", "nothing is read in the search_path of whoever migrates", "SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting('search_path'), true), pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);", "SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting('search_path'), true);", "migrations.TestNothingOfOursIsReadInTheSearchPathOfWhoeverMigrates"},
 		{"S4", "rows that are being written are looked at before a table is protected", "    EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', target);\n", "", "migrations.TestProtectWaitsForRowsThatAreBeingWritten"},
-	}},
-	{"migrations/sql/00004_once.sql", []guard{
-		{"S6", "a key is its role's alone", "ALTER TABLE fencedb.once ENABLE ROW LEVEL SECURITY;\n", "", "migrations.TestAKeyIsForTheRoleThatClaimedIt"},
-	}},
-	{"fencedb/once.go", []guard{
-		{"S6", "a key with another request is refused", "case (stored == nil) != (fingerprint == nil) || !bytes.Equal(stored, fingerprint):", "case false:", "fencedb.TestOnceRefusesTheKeyOfAnotherRequest"},
-		{"S6", "a result is not replaced", " AND NOT done`", "`", "fencedb.TestACallWithinOneThatEndsKeepsItsResult"},
-		{"S6", "a key whose claim was taken back is not done", "if err == nil && ended.RowsAffected() == 0 {", "if false {", "fencedb.TestAKeyWhoseClaimWasTakenBackIsNotDone"},
-	}},
-	{"migrations/sql/00005_operators.sql", []guard{
-		{"S5", "a fence that was set back is not forgotten", "AND o.advanced_at < cutoff AND o.reset_from IS NULL", "AND o.advanced_at < cutoff", "migrations.TestAFenceThatWasSetBackIsNotForgotten"},
-		{"S2", "stamps from before a reset do not count", "reset_from = greatest(f.reset_from, former_token)", "reset_from = f.reset_from", "migrations.TestAFenceThatIsSetBackLetsTheNextHolderWrite"},
-		{"S5", "what may be needed is not forgotten", "ELSIF coalesce(localtimestamp - older_than > localtimestamp - floor, true) THEN", "ELSIF older_than IS NULL THEN", "migrations.TestOnlyOldFencesThatNobodyHoldsAreForgotten"},
-		{"S5", "a clock that has jumped forgets nothing", "ELSIF abs(extract(epoch FROM server - issuer)) > 86400 THEN", "ELSIF false THEN", "migrations.TestNothingYoungByEitherClockIsForgotten"},
-		{"S5", "a fence whose token is young is not forgotten", "AND (o.last_fencing_token < extract(epoch FROM cutoff) * 1000000 OR ", "AND (true OR ", "migrations.TestNothingYoungByEitherClockIsForgotten"},
-		{"S2", "a reset only sets back", "ELSIF former_token <= reset_fence.token THEN", "ELSIF false THEN", "migrations.TestAResetOnlySetsBack"},
-		{"S5", "a fence that has advanced lately is not forgotten", "AND o.advanced_at < cutoff AND", "AND", "migrations.TestOnlyOldFencesThatNobodyHoldsAreForgotten"},
-		{"S1", "the token to which a fence is set back is nobody's", "lease_id = gen_random_uuid(), advanced_at", "advanced_at", "migrations.TestAFenceThatIsSetBackLetsTheNextHolderWrite"},
-	}},
-	{"migrations/sql/00006_adopt.sql", []guard{
 		{"S4", "a take-over is of one database", " AND t.ledger = 'fencedb.fences'::regclass\n", "\n", "migrations.TestATakeOverIsRecordedAndEnds"},
 		{"S4", "a take-over is of one table", "                     AND t.target = fencedb.guarded_root(overtakes.target))", "                     )", "migrations.TestATakeOverIsOfWhatIsWritten"},
 		{"S4", "only who may enter lets others overtake", "REVOKE ALL ON FUNCTION fencedb.let_overtake FROM PUBLIC;", "", "migrations.TestWhoMayNotEnterLetsNobodyOvertake"},
@@ -136,11 +115,24 @@ var guards = []struct {
 		{"S4", "a take-over is of one role", "t.role = to_regrole(quote_ident(coalesce(nullif(current_setting('role'), 'none'), session_user))) AND", "", "migrations.TestATakeOverIsRecordedAndEnds"},
 		{"S2", "who overtakes comes after the stamp of the row", "CASE WHEN wanted = former AND stamp > coalesce(stored.reset_from, 0) THEN stamp END", "NULL::bigint", "migrations.TestWhoOvertakesComesAfterTheStampOfTheRow"},
 	}},
-	{"migrations/sql/00007_history.sql", []guard{
+	{"migrations/sql/00003_operate.sql", []guard{
+		{"S5", "a fence that was set back is not forgotten", "AND o.advanced_at < cutoff AND o.reset_from IS NULL", "AND o.advanced_at < cutoff", "migrations.TestAFenceThatWasSetBackIsNotForgotten"},
+		{"S2", "stamps from before a reset do not count", "reset_from = greatest(f.reset_from, former_token)", "reset_from = f.reset_from", "migrations.TestAFenceThatIsSetBackLetsTheNextHolderWrite"},
+		{"S5", "what may be needed is not forgotten", "ELSIF coalesce(localtimestamp - older_than > localtimestamp - floor, true) THEN", "ELSIF older_than IS NULL THEN", "migrations.TestOnlyOldFencesThatNobodyHoldsAreForgotten"},
+		{"S5", "a clock that has jumped forgets nothing", "ELSIF abs(extract(epoch FROM server - issuer)) > 86400 THEN", "ELSIF false THEN", "migrations.TestNothingYoungByEitherClockIsForgotten"},
+		{"S5", "a fence whose token is young is not forgotten", "AND (o.last_fencing_token < extract(epoch FROM cutoff) * 1000000 OR ", "AND (true OR ", "migrations.TestNothingYoungByEitherClockIsForgotten"},
+		{"S2", "a reset only sets back", "ELSIF former_token <= reset_fence.token THEN", "ELSIF false THEN", "migrations.TestAResetOnlySetsBack"},
+		{"S5", "a fence that has advanced lately is not forgotten", "AND o.advanced_at < cutoff AND", "AND", "migrations.TestOnlyOldFencesThatNobodyHoldsAreForgotten"},
+		{"S1", "the token to which a fence is set back is nobody's", "lease_id = gen_random_uuid(), advanced_at", "advanced_at", "migrations.TestAFenceThatIsSetBackLetsTheNextHolderWrite"},
 		{"S4", "history casts no column that has got another type", "format('CASE WHEN ' || r.typed || ' THEN ' || r.expression || ' END', 'NEW')", "format(r.expression, 'NEW')", "migrations.TestHistoryRunsNoCastOfTheTablesOwner"},
 		{"S4", "history tells the token that was entered", "AND fencedb.token_of(pg_catalog.min(w.resource)) IS NOT NULL;", ";", "migrations.TestAWriteWithoutALeaseIsToldAsOne"},
 		{"S4", "the owner of a table alone runs what notes its rows", "REVOKE ALL ON FUNCTION %1$s() FROM PUBLIC; GRANT", "GRANT", "migrations.TestWhoeverMayOnlyWriteNotesNothingElse"},
 		{"S4", "default privileges open nothing", "        EXECUTE format('REVOKE ALL ON SCHEMA fencedb FROM %1$s;", "        PERFORM format('REVOKE ALL ON SCHEMA fencedb FROM %1$s;", "migrations.TestTheDefaultPrivilegesOfWhoeverMigratesDoNotMatter"},
+	}},
+	{"fencedb/once.go", []guard{
+		{"S6", "a key with another request is refused", "case (stored == nil) != (fingerprint == nil) || !bytes.Equal(stored, fingerprint):", "case false:", "fencedb.TestOnceRefusesTheKeyOfAnotherRequest"},
+		{"S6", "a result is not replaced", " AND NOT done`", "`", "fencedb.TestACallWithinOneThatEndsKeepsItsResult"},
+		{"S6", "a key whose claim was taken back is not done", "if err == nil && ended.RowsAffected() == 0 {", "if false {", "fencedb.TestAKeyWhoseClaimWasTakenBackIsNotDone"},
 	}},
 	{"fencedb/entry.go", []guard{
 		{"S8", "a seal without a connection is no lost lease, also where its context ends first", " || e.sealing && !time.Now().Before(e.limit))", ")", "fencedb.TestAConnectionThatDoesNotComeInTimeEndsWithTheLease"},

@@ -4,7 +4,7 @@
 --     enter locks the fence of a resource in the ledger (fencedb.fences), which refuses old tokens.
 --     Then it writes the resource and the token into an open list, the setting fencedb.entered,
 --     which is local to the transaction.
---     The guard of a table looks the resource of each row up in that list (00003).
+--     The guard of a table looks the resource of each row up in that list (00002).
 -- The lock of a row and a local setting live and die together: ROLLBACK TO, exception blocks,
 -- COMMIT and PREPARE take back or keep both. So an entry is the lock, and the guard asks neither
 -- the ledger nor the clock again.
@@ -54,7 +54,7 @@ COMMENT ON COLUMN fencedb.fences.reset_from         IS 'NULL unless fencedb.rese
 
 -- Who knows a lease id and its token can enter in the name of that lease, so members of
 -- pg_read_all_data must not read it here; row security keeps them out. There is a policy for
--- operators (00005).
+-- operators (00003).
 ALTER TABLE fencedb.fences ENABLE ROW LEVEL SECURITY;
 ALTER TABLE fencedb.fences ALTER COLUMN lease_id SET STATISTICS 0; -- which would show some to them
 
@@ -640,10 +640,199 @@ $$;
 REVOKE ALL ON FUNCTION fencedb.allow FROM PUBLIC;
 COMMENT ON FUNCTION fencedb.allow IS 'Lets a role enter fences. The role that ran the migrations needs no grant.';
 
+-- One log of what happened, for those who ask later: what was done by hand (audit), who entered and
+-- wrote (history, 00003), and what guards let pass that only observe (unfenced_writes, 00002). It
+-- comes before protect, which adds to it.
+
+-- Writers pay for each column, default and index, and most of all for a constraint, which Postgres
+-- plans anew in every statement. So there is none, and functions of this schema alone add rows.
+CREATE TABLE fencedb.events (
+    at           timestamptz NOT NULL DEFAULT clock_timestamp(),
+    xid          xid8        NOT NULL DEFAULT pg_current_xact_id(),
+    kind         text COLLATE "C" NOT NULL,
+    event        text        NOT NULL,
+    resource     text COLLATE "C",
+    token        bigint,
+    lease_id     uuid,
+    former_token bigint,
+    table_schema text,
+    table_name   text,
+    row_count    bigint,
+    application  text        NOT NULL DEFAULT current_setting('application_name'),
+    role         name,
+    client       inet,
+    id           bigint,
+    operator     text,
+    reason       text,
+    details      jsonb
+) WITH (autovacuum_vacuum_scale_factor = 0.05);
+
+CREATE INDEX events_resource ON fencedb.events (resource, kind, at);
+CREATE INDEX events_kind ON fencedb.events (kind, at);
+ALTER TABLE fencedb.events REPLICA IDENTITY FULL; -- Postgres refuses to prune a table without a key that is published
+
+CREATE SEQUENCE fencedb.event_id;
+COMMENT ON SEQUENCE fencedb.event_id IS 'Numbers what was done by hand.';
+
+-- It has lease ids, as the ledger does. There is a policy for operators (00003).
+ALTER TABLE fencedb.events ENABLE ROW LEVEL SECURITY;
+ALTER TABLE fencedb.events ALTER COLUMN lease_id SET STATISTICS 0, ALTER COLUMN details SET STATISTICS 0; -- which would show some to who reads all data
+
+COMMENT ON TABLE  fencedb.events IS 'What happened. Rows are added by functions of this schema, in the transaction that did it, and cannot be changed; fencedb.prune forgets old ones. Read it through fencedb.audit, fencedb.history and fencedb.unfenced_writes.';
+COMMENT ON COLUMN fencedb.events.at           IS 'By the clock of this server. Of entries, what fencedb.fences has as advanced_at.';
+COMMENT ON COLUMN fencedb.events.xid          IS 'The transaction. What it has added was committed together.';
+COMMENT ON COLUMN fencedb.events.kind         IS 'audit: done by hand. history: entered or written, while fencedb.keep_history says so. observed: a guard that only observes would have refused it.';
+COMMENT ON COLUMN fencedb.events.event        IS 'Of audit: protect, observe, unprotect, take_over_as, end_take_over, declare_foreign, revoke, reset, keep_history, prune, or what operators record besides. Of history: enter, a token that has entered for the first time, by a seal or a role that takes over too; reset: fencedb.reset_fence has set the fence to token; INSERT, UPDATE, DELETE: a statement. Of observed: INSERT, UPDATE, DELETE or TRUNCATE.';
+COMMENT ON COLUMN fencedb.events.resource     IS 'NULL where it concerns many, or no row was seen.';
+COMMENT ON COLUMN fencedb.events.token        IS 'Of a statement, the token that it was written under. NULL: it was written without a lease of this resource, to a table that is only observed; or the statement has cleared what its transaction says.';
+COMMENT ON COLUMN fencedb.events.lease_id     IS 'Of enter and reset. A statement was written under the lease that its token has entered with.';
+COMMENT ON COLUMN fencedb.events.former_token IS 'Of enter and reset, the token that the fence had before. NULL: there was no fence, or it was set back to 0.';
+COMMENT ON COLUMN fencedb.events.table_name   IS 'Of a statement, the table that it named: of a partitioned one, or a partition. Of observed, the table that was protected.';
+COMMENT ON COLUMN fencedb.events.row_count    IS 'Of a statement, its rows of this resource. Where an UPDATE moves rows, it counts for both resources, and the greater of what the resource had of them before and after.';
+COMMENT ON COLUMN fencedb.events.role         IS 'Of audit, the role that logged in, whatever SET ROLE said later; of others, the role of the last SET ROLE, or the one that logged in. NULL of a statement that has a token.';
+COMMENT ON COLUMN fencedb.events.client       IS 'NULL of a statement that has a token, and over a socket of Unix.';
+COMMENT ON COLUMN fencedb.events.id           IS 'Of audit alone.';
+COMMENT ON COLUMN fencedb.events.operator     IS 'Of audit: who it was, as the program that recorded it says: user@host. As this server knows it, of what functions and tables of this schema record themselves.';
+COMMENT ON COLUMN fencedb.events.reason       IS 'Of audit, in the operator''s words. Of observed, the SQLSTATE that an enforcing guard would have raised.';
+COMMENT ON COLUMN fencedb.events.details      IS 'revoke: token and lease_id of the revocation, former_token, former_lease_id and former_holder of the holder (or null; former_holder is its label, or empty), sealed: whether its fence was entered. reset: former_token and former_lease_id of the fence, token and lease_id that it has instead. keep_history: period and former_period (null: not kept). declare_foreign: resource_type, a row of foreign_issuers. take_over_as and end_take_over: table, its oid, role, and until. prune: what, the number of rows, and older_than. protect, observe (guarded, and nothing is refused) and unprotect: table, its oid, and the templates of its resources; recorded when a call of fencedb.protect, enforce or unprotect changes that, or finds that it was changed by hand; reason says which. observed: oid of the table, and ledger, the oid of fencedb.fences, which is another in a copy of the database.';
+
+CREATE VIEW fencedb.audit WITH (security_invoker) AS
+SELECT id, at, role, operator, event, resource, reason, details FROM fencedb.events WHERE kind = 'audit';
+
+COMMENT ON VIEW fencedb.audit IS 'What was done by hand: tables protected or not any more, revocations, forgotten fences. What was recorded stays; fencedb.prune forgets what is older than 90 days, and nothing else does.';
+
+CREATE VIEW fencedb.history WITH (security_invoker) AS
+SELECT at, xid, resource, event, token, lease_id, former_token, table_schema, table_name, row_count, application, role, client FROM fencedb.events WHERE kind = 'history';
+
+COMMENT ON VIEW fencedb.history IS 'Who entered which resource, and what was written to tables that are protected with history. Only while fencedb.keep_history says so, and for as long. What was rolled back is not in it.';
+
+-- The owner could drop the trigger; nobody gets past it by mistake.
+CREATE FUNCTION fencedb.keep_events() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF TG_OP = 'INSERT' -- by the trigger off (00003)
+       OR TG_OP = 'DELETE' AND current_setting('fencedb.forgets', true) = 'on' AND current_user = (SELECT pg_get_userbyid(c.relowner) FROM pg_class c WHERE c.oid = TG_RELID) THEN
+        RETURN NULL;
+    END IF;
+    RAISE EXCEPTION '% on fencedb.events: what was recorded stays', TG_OP
+        USING ERRCODE = 'insufficient_privilege', HINT = 'Record a correction instead, with fencedb.record. fencedb.prune forgets what is old.';
+END
+$$;
+
+COMMENT ON FUNCTION fencedb.keep_events IS 'Trigger of fencedb.events.';
+
+CREATE TRIGGER keep BEFORE UPDATE OR DELETE OR TRUNCATE ON fencedb.events FOR EACH STATEMENT EXECUTE FUNCTION fencedb.keep_events();
+
+-- Who protected a table is worth knowing for as long as it is protected.
+CREATE FUNCTION fencedb.forget_events(kind text, older_than timestamptz, at_most bigint) RETURNS bigint
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    forgotten bigint;
+BEGIN
+    PERFORM set_config('fencedb.forgets', 'on', true);
+    DELETE FROM fencedb.events e WHERE e.ctid = ANY (ARRAY(
+        SELECT o.ctid FROM fencedb.events o
+        WHERE o.kind = forget_events.kind COLLATE "C" AND o.at < older_than
+          AND NOT (o.kind = 'audit' AND o.event IN ('protect', 'observe') AND EXISTS (
+              SELECT FROM fencedb.protected_tables p WHERE p.table_name::oid::text = o.details ->> 'oid' OR p.table_name::text = o.details ->> 'table'))
+        ORDER BY o.at LIMIT at_most FOR UPDATE SKIP LOCKED));
+    GET DIAGNOSTICS forgotten = ROW_COUNT;
+    PERFORM set_config('fencedb.forgets', '', true);
+    RETURN forgotten;
+END
+$$;
+
+CREATE FUNCTION fencedb.log_event(event text, resource text, operator text, reason text, details jsonb) RETURNS bigint
+    LANGUAGE sql
+    SET search_path = pg_catalog, pg_temp
+AS $$
+    INSERT INTO fencedb.events (kind, id, event, resource, role, operator, reason, details)
+    VALUES ('audit', nextval('fencedb.event_id'), event, resource, session_user, coalesce(operator, format('%s@%s', session_user, coalesce(host(inet_client_addr()), 'local'))), reason, details)
+    RETURNING id
+$$;
+
+-- Whoever is told that a holder was shut out relies on it, so it is on disk by then (see
+-- fencedb.Seal).
+CREATE FUNCTION fencedb.record(event text, resource text, operator text, reason text, details jsonb DEFAULT '{}') RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF coalesce(event, '') = '' OR coalesce(operator, '') = '' OR coalesce(reason, '') = '' OR details IS NULL THEN
+        RAISE EXCEPTION 'fencedb.record: needs an event, an operator, a reason and details, got %, %, % and %', quote_nullable(event), quote_nullable(operator), quote_nullable(reason), quote_nullable(details)
+            USING ERRCODE = 'invalid_parameter_value';
+    ELSIF event IN ('protect', 'observe', 'unprotect', 'take_over_as', 'end_take_over', 'prune', 'reset', 'keep_history', 'declare_foreign') THEN
+        RAISE EXCEPTION 'fencedb.record: % is recorded by the function that does it', event
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Only that function may record it, so that the audit says what happened.';
+    END IF;
+    PERFORM set_config('synchronous_commit', 'local', true) WHERE current_setting('synchronous_commit') = 'off';
+    RETURN fencedb.log_event(event, resource, operator, reason, details);
+END
+$$;
+
+COMMENT ON FUNCTION fencedb.record IS 'Adds a row to fencedb.audit, under the name of the role that logged in, and returns its id. It stays only if the transaction commits, which waits for the disk then, also where synchronous_commit is off. Refuses what functions of this schema record themselves.';
+
+-- Who admits higher tokens gives up the bound on one that is entered by mistake.
+CREATE FUNCTION fencedb.note_foreign() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM fencedb.log_event('declare_foreign', NULL, NULL, 'INSERT INTO fencedb.foreign_issuers', jsonb_build_object('resource_type', NEW.resource_type));
+    RETURN NULL;
+END
+$$;
+
+COMMENT ON FUNCTION fencedb.note_foreign IS 'Trigger of fencedb.foreign_issuers.';
+
+CREATE TRIGGER note AFTER INSERT ON fencedb.foreign_issuers FOR EACH ROW EXECUTE FUNCTION fencedb.note_foreign();
+
+REVOKE ALL ON fencedb.events, fencedb.event_id, fencedb.audit, fencedb.history FROM PUBLIC;
+REVOKE ALL ON FUNCTION fencedb.keep_events, fencedb.forget_events, fencedb.log_event, fencedb.record, fencedb.note_foreign FROM PUBLIC;
+
+-- Durable idempotency keys: a key is done in the transaction that has the effect, or not at all.
+-- Three statements use them, as the role that writes; docs/postgres.md has them, and fencedb.Once.
+
+CREATE TABLE fencedb.once (
+    key         text COLLATE "C" PRIMARY KEY CHECK (key <> '' AND octet_length(key) <= 512),
+    fingerprint bytea,
+    role        name        NOT NULL DEFAULT current_user,
+    result      bytea CHECK (octet_length(result) <= 1048576),
+    done        boolean     NOT NULL DEFAULT false,
+    claimed_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+CREATE INDEX once_claimed_at ON fencedb.once (claimed_at);
+
+COMMENT ON TABLE  fencedb.once IS 'Idempotency keys that are done, with their results. A role sees and answers its own; a key alone can be guessed. Forgetting a key lets its request run again; see fencedb.prune.';
+COMMENT ON COLUMN fencedb.once.key         IS 'Chosen by the client of the application; 1 to 512 bytes.';
+COMMENT ON COLUMN fencedb.once.fingerprint IS 'SHA-256 of the request, to refuse the same key with another one; NULL if the application does not tell.';
+COMMENT ON COLUMN fencedb.once.role        IS 'Who claimed it, after SET ROLE if there was one. The key is this role''s.';
+COMMENT ON COLUMN fencedb.once.result      IS 'What the first run answered, replayed to the others; up to 1 MiB.';
+COMMENT ON COLUMN fencedb.once.done        IS 'False where a transaction claimed the key and committed without a result: the next one to come runs again.';
+COMMENT ON COLUMN fencedb.once.claimed_at  IS 'By the clock of this server; keys are forgotten by age.';
+
+ALTER TABLE fencedb.once ENABLE ROW LEVEL SECURITY;
+ALTER TABLE fencedb.once ALTER COLUMN result SET STATISTICS 0, ALTER COLUMN fingerprint SET STATISTICS 0; -- which would show some to who reads all data
+CREATE POLICY own ON fencedb.once USING (role = current_user) WITH CHECK (role = current_user);
+
+REVOKE ALL ON fencedb.once FROM PUBLIC;
+
 SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.callers_path'), true);
 -- +goose StatementEnd
 
 -- +goose Down
+-- +goose StatementBegin
+DROP TABLE fencedb.once;
+DROP TRIGGER note ON fencedb.foreign_issuers;
+DROP VIEW fencedb.audit, fencedb.history;
+DROP TABLE fencedb.events;
+DROP SEQUENCE fencedb.event_id;
+DROP FUNCTION fencedb.record, fencedb.log_event, fencedb.forget_events, fencedb.keep_events, fencedb.note_foreign;
 DROP FUNCTION fencedb.reenter;
 DROP VIEW fencedb.fences_to_share;
 DROP FUNCTION fencedb.allow, fencedb.shown, fencedb.enter, fencedb.enter_all, fencedb.take, fencedb.await, fencedb.check_grant, fencedb.raise_stale, fencedb.prepared_writers,
@@ -652,3 +841,4 @@ DROP FUNCTION fencedb.allow, fencedb.shown, fencedb.enter, fencedb.enter_all, fe
 DROP SEQUENCE fencedb.server_epoch, fencedb.former_epoch, fencedb.former_end;
 DROP TABLE fencedb.foreign_issuers, fencedb.fences;
 REVOKE USAGE ON SCHEMA fencedb FROM PUBLIC;
+-- +goose StatementEnd

@@ -1,10 +1,170 @@
+-- What operators do by hand, and a role for them. Nothing here is needed to hold a lease or to
+-- write behind a fence.
+
+-- +goose Up
+-- +goose StatementBegin
+
+SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting('search_path'), true), pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+
+-- What is kept goes by its age, in batches, and by this door alone. The floors are against slips,
+-- and against traces that somebody would like to be rid of.
+--
+-- A clock can jump, and a server that believes its own forgets a fence of minutes ago. So nothing
+-- goes that is younger by either of two clocks: this server's, and that of the issuer, of which
+-- each token carries the time. What the issuer's clock says now, the caller knows, or else the
+-- newest token tells when it said so last. Two clocks that are a day apart are refused; nobody
+-- knows then which of them is wrong. (A role that takes over has tokens by the clock of this
+-- server, so where one does, the caller should ask the issuer.)
+--
+-- A fence may go when no token below it can still be in use. That no lease lasts longer, and that
+-- the resources are not held now, is for the caller to know: this server does not see leases. A
+-- fence that has advanced since the caller looked is younger, so it stays. One that is held by a
+-- transaction stays too, and one that was set back, because it says which stamps do not count.
+CREATE FUNCTION fencedb.prune(what text, older_than interval, operator text, reason text, issuer_time timestamptz DEFAULT NULL, resources text[] DEFAULT NULL, at_most bigint DEFAULT 10000) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    floor     interval    := CASE what WHEN 'fences' THEN interval '1 day' WHEN 'audit' THEN interval '90 days' WHEN 'once' THEN interval '1 hour' WHEN 'history' THEN interval '0' WHEN 'observed' THEN interval '0' END;
+    server    timestamptz := clock_timestamp();
+    issuer    timestamptz := coalesce(issuer_time, (SELECT to_timestamp(max(f.last_fencing_token) / 1e6) FROM fencedb.fences f
+                  WHERE f.last_fencing_token BETWEEN 1000000000000000 AND 9007199254740991 AND NOT EXISTS (SELECT FROM fencedb.foreign_issuers i WHERE i.resource_type = split_part(f.resource, ':', 1))));
+    cutoff    timestamptz;
+    forgotten bigint;
+BEGIN
+    IF floor IS NULL THEN
+        RAISE EXCEPTION 'fencedb.prune: forgets fences, once, audit, history or observed, got %', quote_nullable(what) USING ERRCODE = 'invalid_parameter_value';
+    ELSIF coalesce(localtimestamp - older_than > localtimestamp - floor, true) THEN -- compared as intervals, a month would be 30 days
+        RAISE EXCEPTION 'fencedb.prune: of %, what is younger than % may still be needed, got %', what, floor, quote_nullable(older_than)
+            USING ERRCODE = 'invalid_parameter_value';
+    ELSIF coalesce(operator, '') = '' OR coalesce(reason, '') = '' THEN
+        RAISE EXCEPTION 'fencedb.prune: needs an operator and a reason, got % and %', quote_nullable(operator), quote_nullable(reason) USING ERRCODE = 'invalid_parameter_value';
+    ELSIF (what = 'fences') <> (resources IS NOT NULL) THEN
+        RAISE EXCEPTION 'fencedb.prune: resources are named of fences, and of nothing else'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'This server does not know which resources are held. fencedb prune asks Redis.';
+    ELSIF issuer IS NULL THEN
+        RAISE EXCEPTION 'fencedb.prune: needs the time of a second clock, and no token of the ledger tells one'
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Nothing was forgotten. Pass issuer_time, what the clock of the issuer says now: in Redis, TIME.';
+    ELSIF abs(extract(epoch FROM server - issuer)) > 86400 THEN
+        RAISE EXCEPTION 'fencedb.prune: the clock of this server says %, and that of the issuer %', server, concat(issuer, CASE WHEN issuer_time IS NULL THEN ' in its newest token' END)
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Nothing was forgotten. Set the clock that is wrong.' || CASE WHEN issuer_time IS NULL AND issuer < server THEN ' If only no lease was acquired since, pass issuer_time, what the clock of the issuer says now: in Redis, TIME.' ELSE '' END;
+    END IF;
+    cutoff := least(server, issuer) - older_than;
+    IF what = 'fences' THEN
+        DELETE FROM fencedb.fences f WHERE f.ctid = ANY (ARRAY(
+            SELECT o.ctid FROM fencedb.fences o
+            WHERE o.resource = ANY (resources COLLATE "C") AND o.advanced_at < cutoff AND o.reset_from IS NULL
+              AND (o.last_fencing_token < extract(epoch FROM cutoff) * 1000000 OR EXISTS (SELECT FROM fencedb.foreign_issuers i WHERE i.resource_type = split_part(o.resource, ':', 1)))
+            LIMIT at_most FOR UPDATE SKIP LOCKED));
+        GET DIAGNOSTICS forgotten = ROW_COUNT;
+    ELSIF what = 'once' THEN
+        DELETE FROM fencedb.once k WHERE k.key = ANY (ARRAY(SELECT o.key FROM fencedb.once o WHERE o.claimed_at < cutoff ORDER BY o.claimed_at LIMIT at_most FOR UPDATE SKIP LOCKED));
+        GET DIAGNOSTICS forgotten = ROW_COUNT;
+    ELSE
+        forgotten := fencedb.forget_events(what, cutoff, at_most);
+        PERFORM setval('fencedb.observations', greatest(1, (SELECT count(*) FROM fencedb.events e WHERE e.kind = 'observed'))) WHERE what = 'observed';
+    END IF;
+    IF forgotten > 0 THEN
+        PERFORM fencedb.log_event('prune', NULL, operator, reason, jsonb_build_object('what', what, 'rows', forgotten, 'older_than', older_than::text));
+    END IF;
+    RETURN forgotten;
+END
+$$;
+
+COMMENT ON FUNCTION fencedb.prune IS 'Forgets what is older than older_than, at most so many rows at a time; records that, and returns how many. Call again until it returns 0. what is fences (a day old at least), of the resources that are named: any token is then accepted for them again, so older_than must be longer than any lease can still be valid, and no lease may be held on them; once (an hour): a forgotten key runs again if its request comes again; audit (90 days; who protected a table stays while it is protected); history; or observed. Nothing goes that is younger by the clock of this server or by that of the issuer, which issuer_time says, or else the newest token of the ledger; clocks that are a day apart are refused.';
+
+REVOKE ALL ON FUNCTION fencedb.prune FROM PUBLIC;
+
+-- A token entered by mistake shuts every later holder out, for good. This sets the fence back, and
+-- says so in the audit.
+--
+-- Rows have stamps from before, in tables that the caller may not write to. So they are not looked
+-- for. The ledger remembers instead up to which token stamps do not count: whoever has entered is
+-- current by the ledger, and the next write replaces the stamp.
+-- The fence gets a lease id that nobody has. So the token that it is set to is no one's: the next
+-- holder needs a higher one.
+CREATE FUNCTION fencedb.reset_fence(resource text, token bigint, operator text, reason text, wait_ms bigint DEFAULT 10000,
+                                    OUT former_token bigint, OUT former_lease_id uuid, OUT lease_id uuid, OUT audit_id bigint)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    noted    text;
+    deadline numeric := extract(epoch FROM clock_timestamp()) * 1000 + least(greatest(wait_ms, 0), 2147483647);
+BEGIN
+    IF reset_fence.token IS NULL OR reset_fence.token < 0 THEN
+        RAISE EXCEPTION 'fencedb.reset_fence: the token must be 0 or more, got %', coalesce(reset_fence.token::text, 'NULL')
+            USING ERRCODE = 'invalid_parameter_value';
+    ELSIF reset_fence.resource IS NULL OR coalesce(operator, '') = '' OR coalesce(reason, '') = '' THEN
+        RAISE EXCEPTION 'fencedb.reset_fence: needs a resource, an operator and a reason, got %, % and %', quote_nullable(reset_fence.resource), quote_nullable(operator), quote_nullable(reason)
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    LOOP
+        SELECT f.last_fencing_token, f.lease_id INTO former_token, former_lease_id
+        FROM fencedb.fences f WHERE f.resource = reset_fence.resource COLLATE "C" FOR NO KEY UPDATE SKIP LOCKED;
+        EXIT WHEN FOUND OR NOT EXISTS (SELECT FROM fencedb.fences f WHERE f.resource = reset_fence.resource COLLATE "C");
+        PERFORM fencedb.await(reset_fence.resource, false, deadline);
+    END LOOP;
+    IF former_token IS NULL THEN
+        RAISE EXCEPTION 'fencedb.reset_fence: resource "%" has no fence', reset_fence.resource
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'If a row refuses tokens all the same, as where the ledger was emptied, enter with a token that is not below its stamp: that makes the fence.';
+    ELSIF former_token <= reset_fence.token THEN
+        RAISE EXCEPTION 'fencedb.reset_fence: the fence of resource "%" is at token %, which is not above %', reset_fence.resource, former_token, reset_fence.token
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'A reset only sets back. Entering a grant sets a fence forward.';
+    END IF;
+
+    UPDATE fencedb.fences f
+    SET last_fencing_token = reset_fence.token, lease_id = gen_random_uuid(), advanced_at = clock_timestamp(), reset_from = greatest(f.reset_from, former_token)
+    WHERE f.resource = reset_fence.resource COLLATE "C"
+    RETURNING f.lease_id INTO lease_id;
+    noted := CASE WHEN fencedb.entries() IS NOT NULL THEN set_config('fencedb.entered', replace(fencedb.entries(), fencedb.entry(reset_fence.resource, former_token), ''), true) END; -- this transaction may have entered it
+    audit_id := fencedb.log_event('reset', reset_fence.resource, operator, reason, jsonb_build_object('former_token', former_token, 'former_lease_id', former_lease_id,
+        'token', reset_fence.token, 'lease_id', reset_fence.lease_id));
+END
+$$;
+
+COMMENT ON FUNCTION fencedb.reset_fence IS 'Sets the fence of resource back to a lower token, after one was entered by mistake, and records it. From then on every holder with a higher token can write again, also those that were shut out since: end them first, or seal a new grant at once. Waits for open transactions of the resource for wait_ms, then raises 55P03. Rows keep their stamps until the next write.';
+
+REVOKE ALL ON FUNCTION fencedb.reset_fence FROM PUBLIC;
+
+CREATE FUNCTION fencedb.allow_operator(operator regrole) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    door regprocedure;
+BEGIN
+    IF operator IS NULL THEN
+        RAISE EXCEPTION 'fencedb.allow_operator: needs a role, got NULL' USING ERRCODE = 'null_value_not_allowed';
+    END IF;
+    PERFORM fencedb.allow(operator);
+    FOR door IN SELECT p.oid FROM pg_proc p
+                WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('prepared_writers', 'record', 'prune', 'reset_fence', 'keep_history') LOOP
+        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', door, operator);
+    END LOOP;
+    EXECUTE format('GRANT SELECT ON fencedb.fences, fencedb.foreign_issuers, fencedb.events, fencedb.audit, fencedb.history, fencedb.take_overs, fencedb.history_kept TO %s', operator);
+END
+$$;
+
+REVOKE ALL ON FUNCTION fencedb.allow_operator FROM PUBLIC;
+
+-- May the role of now see lease ids? A policy asks once, where it asks in a query of its own.
+CREATE FUNCTION fencedb.operates() RETURNS boolean
+    LANGUAGE sql STABLE
+    RETURN has_function_privilege('fencedb.prune(text, interval, text, text, timestamptz, text[], bigint)', 'EXECUTE');
+
+COMMENT ON FUNCTION fencedb.operates IS 'Whether the role of now was let in by fencedb.allow_operator, or owns this schema.';
+GRANT EXECUTE ON FUNCTION fencedb.operates TO PUBLIC;
+
+CREATE POLICY operators ON fencedb.fences FOR SELECT USING ((SELECT fencedb.operates()));
+CREATE POLICY operators ON fencedb.take_overs FOR SELECT USING ((SELECT fencedb.operates()));
+CREATE POLICY operators ON fencedb.events FOR SELECT USING (kind = 'observed' OR (SELECT fencedb.operates())); -- there is no lease id in what was observed
+COMMENT ON FUNCTION fencedb.allow_operator IS 'Lets a role see the ledger, its history and what was observed, revoke, keep history, set fences back, forget old fences and old records, and record it: all that the command fencedb does, but for migrations. An application needs fencedb.allow instead.';
+
 -- What happened to a resource: who entered it when, and what was written under which token. Nothing
 -- here is needed to hold a lease or to write behind a fence, and while it is off it costs nothing,
 -- except to tables that are protected with history.
-
--- +goose Up
-
-SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting('search_path'), true), pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
 CREATE TABLE fencedb.history_kept (
     one    boolean     PRIMARY KEY DEFAULT true CHECK (one),
@@ -29,7 +189,6 @@ CREATE TRIGGER off BEFORE INSERT ON fencedb.events FOR EACH ROW WHEN (NEW.kind =
 -- raises 40001, and then none is taken; under SERIALIZABLE what is read here could cost the writer
 -- its commit. The newest token of late has the time of the issuer: this clock may have jumped (see
 -- prune).
--- +goose StatementBegin
 CREATE FUNCTION fencedb.trim_history(added float8) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -45,7 +204,6 @@ BEGIN
 EXCEPTION WHEN serialization_failure THEN -- see above
 END
 $$;
--- +goose StatementEnd
 
 COMMENT ON FUNCTION fencedb.trim_history(float8) IS 'Inner function. Forgets some of the history that is too old.';
 
@@ -55,7 +213,6 @@ CREATE FUNCTION fencedb.caller() RETURNS name
 
 COMMENT ON FUNCTION fencedb.caller() IS 'Inner function. The role of the last SET ROLE, or the one that logged in: in functions of ours, current_user is their owner.';
 
--- +goose StatementBegin
 CREATE FUNCTION fencedb.note_entry() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
@@ -74,7 +231,6 @@ BEGIN
     RETURN NULL;
 END
 $$;
--- +goose StatementEnd
 
 COMMENT ON FUNCTION fencedb.note_entry() IS 'Trigger of fencedb.fences while history is kept.';
 
@@ -88,7 +244,6 @@ COMMENT ON FUNCTION fencedb.note_entry() IS 'Trigger of fencedb.fences while his
 -- this transaction has entered, or taken over. Rows without a resource, or with one that no fence
 -- can have, come past a guard that observes, and are nobody's history. Each expression of PL/pgSQL
 -- costs as much as a column, so there are few on the common way; NEW of a statement is NULL.
--- +goose StatementBegin
 CREATE FUNCTION fencedb.write_notes(target regclass) RETURNS regprocedure
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
@@ -154,12 +309,10 @@ $notes$,
     RETURN (notes || '()')::regprocedure;
 END
 $$;
--- +goose StatementEnd
 
 COMMENT ON FUNCTION fencedb.write_notes(regclass) IS 'Inner function. Writes the function anew that keeps the history of a protected table, and returns it.';
 
 -- Statement triggers do not come to partitions by themselves, as in protect.
--- +goose StatementBegin
 CREATE FUNCTION fencedb.set_history(target regclass, wanted boolean) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -191,11 +344,9 @@ BEGIN
     PERFORM fencedb.drop_guard(f) FROM unnest(formers) f WHERE f IS DISTINCT FROM notes;
 END
 $$;
--- +goose StatementEnd
 
 COMMENT ON FUNCTION fencedb.set_history(regclass, boolean) IS 'Inner function. Puts the triggers that keep history behind every member of a protected table, or takes them away.';
 
--- +goose StatementBegin
 CREATE FUNCTION fencedb.keep_history(period interval) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
@@ -230,7 +381,6 @@ BEGIN
         jsonb_build_object('period', wanted::text, 'former_period', former.period::text));
 END
 $$;
--- +goose StatementEnd
 
 COMMENT ON FUNCTION fencedb.keep_history(interval) IS 'From now on, who enters which resource is kept in fencedb.history for so long, 1000 years at most, and what is written to tables that are protected with history => true. A row has some 150 bytes; there is one for each token that enters, and for each statement and resource. NULL or 0 switches it off; what was kept stays until fencedb.prune forgets it. Recorded in fencedb.audit. Switching on and off waits for open transactions that have entered, and blocks new ones meanwhile: set lock_timeout and try again.';
 
@@ -238,8 +388,18 @@ REVOKE ALL ON FUNCTION fencedb.keep_history(interval), fencedb.write_notes(regcl
 -- Who protects a table calls these.
 GRANT EXECUTE ON FUNCTION fencedb.set_history(regclass, boolean), fencedb.write_notes(regclass) TO PUBLIC;
 
+-- What nobody calls by hand is explained in these files alone.
+DO $$
+DECLARE
+    inner_function regprocedure;
+BEGIN
+    FOR inner_function IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = 'fencedb'::regnamespace AND p.prorettype <> 'trigger'::regtype AND obj_description(p.oid, 'pg_proc') IS NULL LOOP
+        EXECUTE format('COMMENT ON FUNCTION %s IS ''Inner function, called by others of this schema alone.''', inner_function);
+    END LOOP;
+END
+$$;
+
 -- Nobody has a right here because whoever migrates gives it to them on everything that they make.
--- +goose StatementBegin
 DO $$
 DECLARE
     grantee regrole;
@@ -251,24 +411,28 @@ BEGIN
     END LOOP;
 END
 $$;
--- +goose StatementEnd
 
 SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.callers_path'), true);
+-- +goose StatementEnd
 
 -- +goose Down
 -- +goose StatementBegin
 DO $$
 DECLARE
-    tables text := (SELECT string_agg(DISTINCT t.tgrelid::regclass::text, ', ') FROM pg_trigger t WHERE t.tgname ^@ '~fencedb_note_');
+    tables text := (SELECT string_agg(p.table_name::text, ', ' ORDER BY p.table_name::text) FROM fencedb.protected_tables p);
 BEGIN
-    IF tables IS NOT NULL THEN
-        RAISE EXCEPTION 'keep history: %', tables
+    IF tables IS NOT NULL THEN -- unprotect calls what is here
+        RAISE EXCEPTION 'still protected: %', tables
             USING ERRCODE = 'dependent_objects_still_exist', HINT = 'Call fencedb.unprotect for each, then migrate down.';
     END IF;
 END
 $$;
--- +goose StatementEnd
 DROP TRIGGER IF EXISTS note ON fencedb.fences;
 DROP FUNCTION fencedb.keep_history(interval), fencedb.set_history(regclass, boolean), fencedb.write_notes(regclass), fencedb.note_entry(), fencedb.trim_history(float8), fencedb.caller();
 DROP TRIGGER IF EXISTS off ON fencedb.events;
 DROP TABLE fencedb.history_kept;
+DROP POLICY operators ON fencedb.take_overs;
+DROP POLICY operators ON fencedb.events;
+DROP POLICY operators ON fencedb.fences;
+DROP FUNCTION fencedb.allow_operator, fencedb.operates, fencedb.reset_fence, fencedb.prune;
+-- +goose StatementEnd
