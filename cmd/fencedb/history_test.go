@@ -341,7 +341,7 @@ func (r *restaurant) evening() {
 	r.Helper()
 	r.exec(`SELECT fencedb.unprotect('bookings'); DROP TABLE bookings; -- of another page
 		CREATE TABLE bookings (table_id int PRIMARY KEY, guest text NOT NULL);
-		SELECT fencedb.protect('bookings', 'table:{table_id}', history => true), fencedb.keep_history('30 days')`)
+		SELECT fencedb.keep_history('30 days'), fencedb.protect('bookings', 'table:{table_id}', history => true)`)
 	friday, err := moment("Fri 20:14", time.Now())
 	require.NoError(r, err)
 	reserve := func(name, guest string, check func()) error {

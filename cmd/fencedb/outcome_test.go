@@ -231,7 +231,7 @@ func TestACommandThatIsCutShortWithinAChangeTellsHowFarItCame(t *testing.T) {
 func TestAFailureOfMigrateSaysWhatWasApplied(t *testing.T) {
 	t.Parallel()
 	w := bare(t)
-	w.exec(`CREATE SCHEMA fencedb AUTHORIZATION CURRENT_USER; CREATE TABLE fencedb.events ()`)
+	w.exec(`CREATE SCHEMA fencedb AUTHORIZATION CURRENT_USER; CREATE TABLE fencedb.take_overs ()`)
 	w.as("--postgres", w.pool.Config().ConnString())
 
 	got := w.run("migrate", "up")
