@@ -151,7 +151,7 @@ func TestTheSessionsSettingsDoNotChangeTheVerdict(t *testing.T) {
 	t.Parallel()
 	owner, _, role := newLegacy(t)
 	owner.exec(`CREATE TABLE notes (room text NOT NULL, day date NOT NULL DEFAULT '2026-05-01'); SELECT fencedb.protect('notes', ARRAY['{room}', 'day:{day}']); GRANT ALL ON notes TO ` + role + `; ` + enter(41, "room:blue"))
-	for n, setting := range []string{`datestyle = 'German'`, `datestyle = 'SQL, DMY'`, `timezone = 'Asia/Tokyo'`, `extra_float_digits = -15`, `bytea_output = 'escape'`,
+	for n, setting := range []string{`datestyle = 'German'`, `datestyle = 'SQL, DMY'`, `datestyle = 'German, MDY'`, `datestyle = 'Postgres, YMD'`, `timezone = 'Asia/Tokyo'`, `extra_float_digits = -15`, `bytea_output = 'escape'`,
 		`intervalstyle = 'iso_8601'`, `intervalstyle = 'sql_standard'`, `standard_conforming_strings = off`, `quote_all_identifiers = on`, `array_nulls = off`,
 		`transform_null_equals = on`, `search_path = pg_temp, public`, `statement_timeout = '10min'`} {
 		t.Run(setting, func(t *testing.T) {

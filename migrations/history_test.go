@@ -319,7 +319,7 @@ func TestWhatHistoryCosts(t *testing.T) {
 	require.Equal(t, "0", s.one(`SELECT seq_scan FROM pg_stat_xact_all_tables WHERE relid = 'fencedb.history_kept'::regclass`), "one query is enough for one resource")
 	s.exec(`COMMIT; SELECT pg_stat_force_next_flush()`)
 	s.begin(enter(42, "room:red"))
-	require.Equal(t, "enter 1, enter_all 1, epoch 1, note_entry 1, take 1", s.one(calls))
+	require.Equal(t, "enter 1, note_entry 1", s.one(calls))
 	s.exec(`COMMIT`)
 }
 

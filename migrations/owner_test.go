@@ -88,3 +88,29 @@ func TestAGuardThatIsChangedIsInTheAudit(t *testing.T) {
 	}
 	require.Equal(t, "8", s.one(`SELECT count(*) FROM fencedb.audit`), "and nothing twice")
 }
+
+// DROP TABLE leaves the function of its guard behind. The next call that writes a guard drops it.
+func TestTheGuardOfATableThatWasDroppedGoes(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	const guards = `SELECT string_agg(proname, ' ' ORDER BY proname) FROM pg_proc WHERE pronamespace = 'fencedb'::regnamespace AND prorettype = 'trigger'::regtype AND proname ~ '^(guard|noted)_'`
+	s.exec(keepHistory + `CREATE TABLE seats (id int NOT NULL); SELECT fencedb.protect('seats', 'seat:{id}', history => true); DROP TABLE seats`)
+	require.Equal(t, "guard_seats noted_seats", s.one(guards))
+	s.exec(`CREATE TABLE rooms (id int NOT NULL); SELECT fencedb.protect('rooms', 'room:{id}')`)
+	require.Equal(t, "guard_rooms", s.one(guards))
+}
+
+// A writer that is only observed takes no place among the subtransactions of its transaction for
+// each row or resource: above 64 of them a snapshot overflows.
+func TestAnObservedWriteTakesFewSubtransactions(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE TABLE seats (id int, room text NOT NULL, guest text); INSERT INTO seats SELECT i, i % 50 FROM generate_series(1, 500) i; SELECT fencedb.protect('seats', 'room:{room}', mode => 'observe')`)
+	for name, begin := range map[string]string{"without a token": `BEGIN`, "with that of another": `BEGIN; ` + enter(41, "room:x"), "with that of some": `BEGIN; ` + enter(41, "room:1")} {
+		for _, write := range []string{`UPDATE seats SET guest = 'eve'`, `UPDATE seats SET room = id % 49`, `INSERT INTO seats SELECT i, i % 50 FROM generate_series(501, 900) i`, `DELETE FROM seats WHERE id % 7 = 0`} {
+			s.exec(begin + `; ` + write)
+			require.Regexp(t, `^[1-9]$`, s.one(`SELECT count(*) FROM pg_locks WHERE locktype = 'transactionid' AND pid = pg_backend_pid()`), "%s: %s", name, write) // one for each
+			s.exec(`ROLLBACK`)
+		}
+	}
+}

@@ -99,7 +99,7 @@ func TestWhatAGuardCallsIsNotUndone(t *testing.T) {
 	t.Parallel()
 	s := newSeats(t)
 	for _, script := range slices.Backward(migrations.Scripts()) {
-		if script.Name == "adopt" {
+		if script.Name == "operate" {
 			refusal := s.refused("2BP01", script.Down)
 			require.Equal(t, "still protected: seats", refusal.Message)
 			break

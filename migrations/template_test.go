@@ -102,7 +102,12 @@ func TestWhatATemplateMakesOfEachType(t *testing.T) {
 		CREATE DOMAIN nr AS int; CREATE DOMAIN nr2 AS nr CHECK (VALUE > 0); CREATE DOMAIN code AS text CHECK (VALUE <> ''); CREATE DOMAIN short AS varchar(9); CREATE DOMAIN fixed AS char(6); CREATE DOMAIN day AS date; CREATE DOMAIN whole AS numeric(6,0);
 		CREATE DOMAIN feeling AS mood; CREATE DOMAIN flag AS boolean; CREATE DOMAIN key AS uuid; CREATE DOMAIN keyed AS key`)
 	odd := []string{`datestyle = 'German'`, `datestyle = 'SQL, DMY'`, `timezone = 'Asia/Tokyo'`, `extra_float_digits = -12`, `bytea_output = 'escape'`, `intervalstyle = 'iso_8601'`, `standard_conforming_strings = off`,
-		`quote_all_identifiers = on`, `array_nulls = off`, `transform_null_equals = on`, `search_path = pg_temp`, `lc_time = 'C'`}
+		`quote_all_identifiers = on`, `array_nulls = off`, `transform_null_equals = on`, `search_path = pg_temp`, `lc_time = 'C'`, `lc_numeric = 'C'`, `lc_monetary = 'C'`, `lc_messages = 'C'`, `intervalstyle = 'sql_standard'`, `client_encoding = 'GB18030'`}
+	for _, style := range []string{"ISO", "SQL", "Postgres", "German"} {
+		for _, order := range []string{"MDY", "DMY", "YMD"} { // what is written in one is read otherwise in another
+			odd = append(odd, `datestyle = '`+style+`, `+order+`'`)
+		}
+	}
 	for i, c := range []struct{ columns, values, template, resource string }{
 		{`a smallint`, `-32768`, `x:{a}`, `x:-32768`}, {`a int`, `+007`, `x:{a}`, `x:7`}, {`a bigint`, `-9223372036854775808`, `x:{a}`, `x:-9223372036854775808`}, {`a int`, `0`, `{a}`, `0`},
 		{`a numeric(6,0)`, `1234.5`, `x:{a}`, `x:1235`}, {`a numeric(38,0)`, `1e37`, `x:{a}`, `x:1` + strings.Repeat("0", 37)}, {`a numeric(6,0)`, `'NaN'`, `x:{a}`, `x:NaN`}, {`a numeric(6,0)`, `-0.0`, `x:{a}`, `x:0`},
@@ -134,6 +139,7 @@ func TestWhatATemplateMakesOfEachType(t *testing.T) {
 		s.exec(`SAVEPOINT a`)
 		for _, setting := range odd {
 			s.exec(`SET LOCAL ` + setting + `; UPDATE public.` + table + ` SET id = 2`)
+			s.exec(`SET LOCAL client_encoding = 'UTF8'`)
 			var resources []string
 			require.NoError(t, s.conn.QueryRow(t.Context(), `SELECT fencedb.resources_of(t) FROM public.`+table+` t`).Scan(&resources))
 			require.Equal(t, []string{c.resource}, resources, setting)

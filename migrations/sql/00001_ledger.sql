@@ -141,9 +141,10 @@ CREATE FUNCTION fencedb.admitted(ends float8, left_ms bigint, entries text, may_
         CASE WHEN may_idle IS NOT FALSE THEN fencedb.lower_limit('idle_in_transaction_session_timeout', left_ms - left_ms / 256) END,
         epoch);
 
--- The common case is one query: nobody stands in the way, and the fence has this token and this
--- lease already. enter_all does the rest, also where the epoch of this run of the server is not
--- drawn yet. There is no SET, which costs more than all of it, so every name has its schema.
+-- The common cases are one query each: nobody stands in the way, and the fence has this token and
+-- this lease already, or an older token. What take says of the order of locks, holds here too.
+-- enter_all does the rest, also where the epoch of this run of the server is not drawn yet. There
+-- is no SET, which costs more than all of it, so every name has its schema.
 CREATE FUNCTION fencedb.enter(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL, wait_ms bigint DEFAULT NULL, first boolean DEFAULT false, may_idle boolean DEFAULT true, OUT xid xid8, OUT epoch bigint)
     LANGUAGE plpgsql SECURITY DEFINER
 AS $$
@@ -159,6 +160,14 @@ BEGIN
         FROM (SELECT pg_catalog.date_part('epoch', start) OPERATOR(pg_catalog.*) 1000 OPERATOR(pg_catalog.+) coalesce(least(remaining_ms, 2147483647), 2147483647) AS ends) t, fencedb.fences f
         WHERE f.resource OPERATOR(pg_catalog.=) enter.resource COLLATE pg_catalog."C" AND f.last_fencing_token OPERATOR(pg_catalog.=) token AND f.lease_id OPERATOR(pg_catalog.=) enter.lease_id AND token OPERATOR(pg_catalog.>) 0
         FOR SHARE OF f SKIP LOCKED;
+        IF left_ms IS NULL AND token OPERATOR(pg_catalog.<=) 9007199254740991 AND lease_id IS NOT NULL AND pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.~~) 'read %' THEN
+            UPDATE fencedb.fences f SET last_fencing_token = token, lease_id = enter.lease_id, advanced_at = greatest(pg_catalog.clock_timestamp(), pg_catalog.transaction_timestamp())
+            FROM (SELECT o.ctid, pg_catalog.date_part('epoch', start) OPERATOR(pg_catalog.*) 1000 OPERATOR(pg_catalog.+) coalesce(least(remaining_ms, 2147483647), 2147483647) AS ends FROM fencedb.fences o
+                  WHERE o.resource OPERATOR(pg_catalog.=) enter.resource COLLATE pg_catalog."C" AND o.last_fencing_token OPERATOR(pg_catalog.<) token FOR NO KEY UPDATE SKIP LOCKED) older
+            WHERE f.ctid OPERATOR(pg_catalog.=) older.ctid
+            RETURNING pg_catalog.pg_sequence_last_value('fencedb.server_epoch'), older.ends, pg_catalog.floor(older.ends OPERATOR(pg_catalog.-) (pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 1000))::pg_catalog.int8
+            INTO epoch, ends, left_ms;
+        END IF;
         IF epoch OPERATOR(pg_catalog.&) 16777215 OPERATOR(pg_catalog.=) fencedb.started() AND left_ms OPERATOR(pg_catalog.>) 0 THEN
             noted := fencedb.admitted(ends, left_ms, fencedb.entry(resource, token), may_idle, epoch);
             xid := pg_catalog.pg_current_xact_id();

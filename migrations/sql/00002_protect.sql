@@ -391,19 +391,20 @@ $$;
 -- A guard that observes is a text of its own: everybody passes, and is recorded. A column of the
 -- template may have got another name. So its columns are read in a block, which writes nothing:
 -- then it takes no place among the subtransactions of the writer.
-CREATE FUNCTION fencedb.guard_text(target regclass, templates text[], observes boolean) RETURNS text
+CREATE FUNCTION fencedb.guard_text(target regclass, templates text[], observes boolean, seen oid[]) RETURNS text
     LANGUAGE plpgsql STABLE
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    unseen  boolean := (SELECT c.relkind = 'p' FROM pg_class c WHERE c.oid = target) OR EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = target); -- so no statement guard looks at the clock
+    unseen  text    := CASE WHEN EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = target) THEN 'fencedb.in_time()'
+        WHEN (SELECT c.relkind = 'p' FROM pg_class c WHERE c.oid = target) THEN format('CASE WHEN TG_RELID OPERATOR(pg_catalog.<>) ALL (%L::pg_catalog.oid[]) THEN fencedb.in_time() ELSE true END', seen) END; -- rows that no statement guard looks at the clock for
     keys    text[]  := ARRAY(SELECT format('CASE WHEN %s THEN pg_catalog.concat(E''\x01'', pg_catalog.pg_current_xact_id_if_assigned(), ''r'', %s, E''\x01t'') END', r.filled, r.parts)
         FROM unnest(templates) WITH ORDINALITY u(t, i), fencedb.read_template(target, t) r ORDER BY i);
     lookups text[]  := ARRAY(SELECT format($look$pg_catalog.concat('0', pg_catalog.split_part(pg_catalog.split_part(pg_catalog.current_setting('fencedb.entered', true),
             CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN %s ELSE %s END COLLATE pg_catalog."C", 2), E'\x01', 1))::pg_catalog.int8$look$, format(k, 'OLD'), format(k, 'NEW')) FROM unnest(keys) WITH ORDINALITY u(k, i) ORDER BY i);
     glance  text    := format('CASE WHEN %s THEN %s END', concat_ws(E'\n        AND ',
         'fencedb.login_may_enter()',
-        CASE WHEN unseen THEN 'fencedb.in_time()' END,
+        unseen,
         format('CASE WHEN TG_OP OPERATOR(pg_catalog.=) ''UPDATE'' THEN %s ELSE true END', (SELECT string_agg((fencedb.read_template(target, t)).same, ' AND ') FROM unnest(templates) t)),
         (SELECT string_agg(l || ' OPERATOR(pg_catalog.>) 0', ' AND ') FROM unnest(lookups[2:]) l)), lookups[1]);
     new     text    := (SELECT format('ARRAY[%s]', string_agg(format(r.expression, 'NEW'), ', ' ORDER BY i)) FROM unnest(templates) WITH ORDINALITY u(t, i), fencedb.read_template(target, t) r);
@@ -514,11 +515,16 @@ BEGIN
         EXIT WHEN guard IS NOT NULL AND (present.guard IS NOT NULL OR to_regprocedure(guard || '()') IS NULL);
         guard := (SELECT format('fencedb.%I', ('guard_' || coalesce(nullif(i, 0) || '_', '') || c.relname)::name) FROM pg_class c WHERE c.oid = target);
     END LOOP;
-    EXECUTE format('CREATE %s FUNCTION %s() RETURNS trigger LANGUAGE plpgsql AS %L', CASE WHEN present.guard IS NOT NULL THEN 'OR REPLACE' END, guard, fencedb.guard_text(target, templates, observes));
+    EXECUTE format('CREATE %s FUNCTION %s() RETURNS trigger LANGUAGE plpgsql AS %L', CASE WHEN present.guard IS NOT NULL THEN 'OR REPLACE' END, guard, fencedb.guard_text(target, templates, observes, ARRAY(SELECT jsonb_array_elements_text(wanted -> 'seen')::oid)));
     EXECUTE format('GRANT EXECUTE ON FUNCTION %s() TO PUBLIC', guard); -- whoever creates a partition needs it
     EXECUTE format('COMMENT ON FUNCTION %s() IS %L', guard, jsonb_strip_nulls(jsonb_build_object('resource', templates, 'columns_added', wanted -> 'columns_added',
         'observed_since', CASE WHEN observes THEN coalesce(present.observed_since, clock_timestamp()) END)));
     PERFORM fencedb.record_protection(target, false);
+    -- DROP TABLE leaves the guard of its table behind. One call at a time looks for such.
+    FOR unused IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = 'fencedb'::regnamespace AND p.prorettype = 'trigger'::regtype AND p.proname ~ '^(guard|noted)_' AND p.oid <> to_regprocedure(guard || '()')
+                  AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid = p.oid) AND pg_try_advisory_xact_lock(7302139487162535) LOOP
+        PERFORM fencedb.drop_guard(unused);
+    END LOOP;
     RETURN (guard || '()')::regprocedure;
 END
 $$;
@@ -688,7 +694,8 @@ BEGIN
             END IF;
         END LOOP;
     END IF;
-    PERFORM fencedb.order_guard(target, jsonb_build_object('resource', resource, 'observes', coalesce(present.observed, mode = 'observe', false), 'columns_added', added));
+    PERFORM fencedb.order_guard(target, jsonb_build_object('resource', resource, 'observes', coalesce(present.observed, mode = 'observe', false), 'columns_added', added,
+        'seen', (SELECT coalesce(jsonb_agg(m.member::oid::text), '[]') FROM fencedb.members(target) m JOIN pg_class c ON c.oid = m.member AND c.relkind <> 'f'))); -- those that create_triggers gives a statement guard
     guard := fencedb.write_guard(target);
     PERFORM fencedb.create_triggers(target, guard, former, coalesce(columns, '{}'));
     PERFORM fencedb.drop_guard(former);
