@@ -98,13 +98,13 @@ func (a *acquisition) obtainSealed(ctx context.Context) (Leases, error) {
 	asking, waiting, cancel := a.limit(ctx)
 	defer cancel()
 	var blocked error // why the latest leases could not be sealed
-	for {
+	for pause := pollFirst; ; pause = min(2*pause, pollLast) {
 		leases, err := a.obtain(asking, waiting)
 		if err != nil {
 			return nil, protocol.Join(blocked, a.failed(err))
 		}
 		leases, again, err := a.seal(ctx, leases)
-		if !again || !a.behind.wait(waiting) {
+		if !again || !a.behind.wait(waiting) || !protocol.Sleep(waiting, protocol.Jitter(pause)) {
 			return leases, err
 		}
 		blocked = err

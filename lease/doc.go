@@ -98,9 +98,11 @@
 // A waiter whose process has died does not listen and is skipped. It costs nobody anything, or a
 // quarter of a second if it had only just asked. A waiter that was stopped or cut off can seem to
 // listen. It costs half a second, with all others of its process, because the next that listens is
-// told when to ask: never more than 0.6 s. It keeps its place, without right of way, until it asks
-// again; a waiter that does not ask for a second longer than it was told loses its place. A process
-// that is connecting again keeps its place, although others may go first.
+// told when to ask: never more than 0.6 s. It keeps its place, without right of way, until it is
+// granted; a waiter that does not ask for a second longer than it was told loses its place. A
+// process that is connecting again keeps its place, although others may go first. A process that is
+// more than half a second away from Redis always comes too late: each of its waiters costs others
+// half a second once, and is granted what is free when its request arrives.
 //
 // # Authority
 //

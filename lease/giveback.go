@@ -33,6 +33,7 @@ type registry struct {
 	leases map[*Lease]struct{} // guarded by mu
 	debts  map[*debt]struct{}  // guarded by mu
 	failed []Blocked           // what could not be given back since Close began; guarded by mu
+	fewer  chan struct{}       // closed when nothing is left; nil until somebody waits; guarded by mu
 }
 
 // begin counts a call that may be granted something: a debt until it ends. Its context ends with
@@ -52,14 +53,71 @@ func (r *registry) begin(ctx context.Context, call *debt) (context.Context, erro
 	return ctx, nil
 }
 
-func (r *registry) close() {
+// close begins the end; false if it has begun before.
+func (r *registry) close() (first bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.closed = true
+	first, r.closed = !r.closed, true
 	for d := range r.debts {
 		if d.cancel != nil {
 			d.cancel(ErrClosed)
 		}
+	}
+	return first
+}
+
+// wait returns when nothing is held and nothing is owed that can matter, or false when ctx ends
+// before. What has expired does not matter any more, even if its request never ends.
+func (r *registry) wait(ctx context.Context) bool {
+	for {
+		nothing, expires := r.nothing()
+		if nothing == nil {
+			return true
+		}
+		timer := time.NewTimer(time.Until(expires))
+		select {
+		case <-nothing:
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return false
+		}
+		timer.Stop()
+	}
+}
+
+// nothing is closed when nothing is held or owed; nil if that is so. Before that time all that is
+// owed can matter.
+func (r *registry) nothing() (closed <-chan struct{}, expires time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	expires = now.Add(time.Hour)
+	for d := range r.debts {
+		switch {
+		case d.until.IsZero(): // a call, which matters until it returns
+		case d.until.After(now):
+			if d.until.Before(expires) {
+				expires = d.until
+			}
+		default:
+			delete(r.debts, d)
+		}
+	}
+	if len(r.debts) == 0 && len(r.leases) == 0 {
+		return nil, expires
+	}
+	if r.fewer == nil {
+		r.fewer = make(chan struct{})
+	}
+	return r.fewer, expires
+}
+
+// lessened is called where a lease or a debt was taken out. The caller holds mu.
+func (r *registry) lessened() {
+	if r.fewer != nil && len(r.debts) == 0 && len(r.leases) == 0 {
+		close(r.fewer)
+		r.fewer = nil
 	}
 }
 
@@ -80,6 +138,7 @@ func (r *registry) letGo(l *Lease) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.leases, l)
+	r.lessened()
 }
 
 func (r *registry) allHeld() []*Lease {
@@ -88,24 +147,19 @@ func (r *registry) allHeld() []*Lease {
 	return slices.Collect(maps.Keys(r.leases))
 }
 
-// next is a debt to wait for; nil if there is none.
-func (r *registry) next() *debt {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for d := range r.debts {
-		return d
-	}
-	return nil
-}
-
 // left is the error about what may be blocked still, and about what has not ended when Close stops
 // waiting for that cause; nil if there is nothing.
 func (r *registry) left(cause error) error {
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	all := slices.Clone(r.failed)
 	for d := range r.debts {
 		all = append(all, d.blocked()...)
+	}
+	held := slices.Collect(maps.Keys(r.leases)) // those that Close has not come to
+	nothing := cause == nil || len(r.debts) == 0 && len(held) == 0
+	r.mu.Unlock()
+	for _, l := range held {
+		all = append(all, Blocked{Resource: l.resource, Until: l.ValidUntil().Add(l.core.cfg.Margin)})
 	}
 	now := time.Now()
 	latest := make(map[string]Blocked)
@@ -115,7 +169,7 @@ func (r *registry) left(cause error) error {
 		}
 	}
 	switch {
-	case len(latest) == 0 && len(r.debts) == 0:
+	case len(latest) == 0 && nothing:
 		return nil
 	case len(latest) == 0: // a call is of no resources, and a release whose lease has expired blocks none
 		return protocol.Also(fmt.Errorf("lease: close: calls or releases of this issuer have not ended yet: %s", protocol.WhyEnded(cause)), cause)
@@ -162,6 +216,7 @@ func (d *debt) settle(err error) {
 	defer r.mu.Unlock()
 	d.last = protocol.Latest(d.last, err)
 	delete(r.debts, d)
+	r.lessened()
 	if err != nil && r.closed {
 		r.failed = append(r.failed, d.blocked()...)
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -588,4 +589,99 @@ func (h *trips) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 
 func (h *trips) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []redis.Cmder) error { h.count(); return next(ctx, cmds) }
+}
+
+// counts are the requests to run scripts: a pipeline is one.
+type counts struct {
+	faulty.Redis
+	requests atomic.Int64
+}
+
+func (c *counts) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if strings.HasPrefix(cmd.Name(), "eval") {
+			c.requests.Add(1)
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (c *counts) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if strings.HasPrefix(cmds[0].Name(), "eval") {
+			c.requests.Add(1)
+		}
+		return next(ctx, cmds)
+	}
+}
+
+func TestCloseReleasesManyInOneRequest(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: time.Minute})
+		require.NoError(t, try(t, i, "a").Release(t.Context())) // from now on the scripts are known
+		ls, err := i.AcquireAll(t.Context(), many(1000), lease.NoWait())
+		require.NoError(t, err)
+		asked := new(counts)
+		w.client.AddHook(asked)
+
+		require.NoError(t, i.Close(t.Context()))
+
+		require.LessOrEqual(t, asked.requests.Load(), int64(4))
+		require.ErrorIs(t, ls[999].Err(), lease.ErrClosed)
+		require.Zero(t, w.client.Exists(t.Context(), w.key(ls[999].Resource(), "owner")).Val())
+	})
+}
+
+// Close does not wait for a request that the client never ends when what it may have been granted
+// has expired.
+func TestCloseDoesNotWaitForWhatHasExpired(t *testing.T) {
+	for name, hang := range map[string]func(){
+		"a client that waits for ever":   func() { time.Sleep(time.Hour) },
+		"a hook that ends its goroutine": runtime.Goexit,
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				i := w.issuer(t, lease.Config{TTL: 10 * time.Second})
+				stuck := &stuck{hang: hang}
+				w.client.AddHook(stuck)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				if _, err := i.Acquire(ctx, "a"); err != nil { // a request whose goroutine has ended is sent again
+					require.ErrorIs(t, err, lease.ErrUnreachable)
+				}
+
+				began := time.Now()
+				closing, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				require.NoError(t, i.Close(closing))
+				require.LessOrEqual(t, time.Since(began), 10*time.Second)
+				time.Sleep(time.Hour)
+			})
+		})
+	}
+}
+
+// stuck does that with the first acquisition.
+type stuck struct {
+	faulty.Redis
+	hang func()
+	once atomic.Bool
+}
+
+func (s *stuck) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if s.once.CompareAndSwap(false, true) {
+			s.hang()
+		}
+		return next(context.WithoutCancel(ctx), cmd)
+	}
+}
+
+func (s *stuck) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if s.once.CompareAndSwap(false, true) {
+			s.hang()
+		}
+		return next(context.WithoutCancel(ctx), cmds)
+	}
 }

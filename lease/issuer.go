@@ -240,17 +240,12 @@ func (i *Issuer) Close(ctx context.Context) error {
 	if err := i.ready(); err != nil {
 		return err
 	}
-	i.registry.close()
-	for _, l := range i.registry.allHeld() {
-		l.release(ctx, errReleasedByClose)
+	if i.registry.close() {
+		go i.releaseAll(context.WithoutCancel(ctx), i.registry.allHeld())
 	}
-	for d := i.registry.next(); d != nil; d = i.registry.next() {
-		select {
-		case <-d.paid():
-		case <-ctx.Done(): // and perhaps the last debt was settled at the same time
-			if err := i.registry.left(context.Cause(ctx)); err != nil {
-				return err
-			}
+	for !i.registry.wait(ctx) {
+		if err := i.registry.left(context.Cause(ctx)); err != nil { // or the last was settled at the same time
+			return err
 		}
 	}
 	i.lines.close()

@@ -14,7 +14,7 @@ import (
 type lines struct {
 	subscribe func(channel, waiter string) *subscription // nil result: the store cannot wake waiters
 
-	mu        sync.Mutex
+	mu        sync.Mutex       // before that of a line
 	byChannel map[string]*line // those with waiters; guarded by mu
 }
 
@@ -25,21 +25,31 @@ type line struct {
 	lines   *lines
 	channel string
 
-	behind       []chan struct{} // closed when its owner comes to the front; guarded by lines.mu
-	empty        *time.Timer     // removes the line; nil while someone is at the front; guarded by lines.mu
-	subscription *subscription   // belongs to whoever is at the front
+	subscription *subscription // belongs to whoever is at the front
+
+	mu     sync.Mutex
+	behind []*place    // guarded by mu
+	gone   int         // how many of those have given up; guarded by mu
+	empty  *time.Timer // removes the line; nil while someone is at the front; guarded by mu and by that of the lines
 
 	// Since when Redis has not answered the front of the line, zero if it has answered, and what it
 	// said last. A line waits through an outage for one TTL, and its waiters share that time: they do
-	// not spend it one after the other. Guarded by lines.mu.
+	// not spend it one after the other. Guarded by mu.
 	unanswered time.Time
 	why        error
 }
 
+// place is one that waits behind the front of a line. Who gives up marks it: thousands that are
+// cancelled at once would wait for each other if each searched for its own.
+type place struct {
+	front chan struct{} // closed when it is the front
+	gone  bool          // guarded by the mu of the line
+}
+
 // asks notes that the front asks now.
 func (l *line) asks() {
-	l.lines.mu.Lock()
-	defer l.lines.mu.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if l.unanswered.IsZero() {
 		l.unanswered = time.Now()
 	}
@@ -48,8 +58,8 @@ func (l *line) asks() {
 // note takes the outcome of the front's request in, and adds to it what Redis said before. An error
 // that comes when ctx has ended is about this caller and says nothing about Redis.
 func (l *line) note(ctx context.Context, err error) error {
-	l.lines.mu.Lock()
-	defer l.lines.mu.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	switch {
 	case !protocol.Transient(err):
 		l.unanswered, l.why = time.Time{}, nil
@@ -63,8 +73,8 @@ func (l *line) note(ctx context.Context, err error) error {
 // silent is since when Redis has not answered the front, for one who came at that time, and what is
 // known of it. If it has answered, that is now.
 func (l *line) silent(came time.Time) (since time.Time, why error) {
-	l.lines.mu.Lock()
-	defer l.lines.mu.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	switch {
 	case l.unanswered.IsZero():
 		return time.Now(), nil
@@ -78,63 +88,91 @@ func (l *line) silent(came time.Time) (since time.Time, why error) {
 // join returns when the caller is at the front, or with the cause when ctx ends before that. It
 // calls busy before it waits.
 func (ls *lines) join(ctx context.Context, channel string, busy func(context.Context)) (*line, error) {
-	l, front := ls.enter(channel)
-	if front == nil {
+	l, p := ls.enter(channel)
+	if p == nil {
 		return l, nil
 	}
 	busy(ctx)
 	select {
-	case <-front:
+	case <-p.front:
 		return l, nil
 	case <-ctx.Done():
-		if !l.quit(front) {
+		if !l.quit(p) {
 			l.leave() // the caller came to the front at the same moment
 		}
 		return l, context.Cause(ctx)
 	}
 }
 
-// enter takes a place, a channel that is closed when it is the front; nil if it is the front
-// already.
-func (ls *lines) enter(channel string) (l *line, place chan struct{}) {
+// enter takes a place; nil if it is the front already.
+func (ls *lines) enter(channel string) (*line, *place) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	l, known := ls.byChannel[channel]
-	switch {
-	case !known:
+	if !known {
 		l = &line{lines: ls, channel: channel}
 		ls.byChannel[channel] = l
-	case l.empty != nil:
+		return l, nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.empty != nil {
 		l.empty.Stop()
 		l.empty = nil
-	default:
-		place = make(chan struct{})
-		l.behind = append(l.behind, place)
+		return l, nil
 	}
-	return l, place
+	p := &place{front: make(chan struct{})}
+	l.behind = append(l.behind, p)
+	return l, p
 }
 
-// quit takes a place out of the line. It answers false if that place is the front by now.
-func (l *line) quit(place chan struct{}) bool {
-	l.lines.mu.Lock()
-	defer l.lines.mu.Unlock()
-	n := slices.Index(l.behind, place)
-	if n >= 0 {
-		l.behind = slices.Delete(l.behind, n, n+1)
+// quit gives a place up. It answers false if that place is the front by now.
+func (l *line) quit(p *place) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	select {
+	case <-p.front:
+		return false
+	default:
 	}
-	return n >= 0
+	p.gone = true
+	if l.gone++; l.gone > len(l.behind)/2 { // so each is moved once for each that gives up
+		l.behind = slices.DeleteFunc(l.behind, func(p *place) bool { return p.gone })
+		l.gone = 0
+	}
+	return true
+}
+
+// next lets the next come to the front; false if there is none. The caller holds mu.
+func (l *line) next() bool {
+	for len(l.behind) > 0 {
+		p := l.behind[0]
+		l.behind = l.behind[1:]
+		if !p.gone {
+			close(p.front)
+			return true
+		}
+		l.gone--
+	}
+	return false
 }
 
 // leave lets the next come to the front. When there is none, the line ends, or stays for as long as
 // linger with its subscription.
 func (l *line) leave() {
+	l.mu.Lock()
+	more := l.next()
+	l.mu.Unlock()
+	if more {
+		return
+	}
 	ls := l.lines
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	switch {
-	case len(l.behind) > 0:
-		close(l.behind[0])
-		l.behind = l.behind[1:]
+	case l.next(): // who came meanwhile
 	case l.subscription == nil:
 		l.remove()
 	default:
@@ -142,6 +180,8 @@ func (l *line) leave() {
 		empty = time.AfterFunc(linger, func() {
 			ls.mu.Lock()
 			defer ls.mu.Unlock()
+			l.mu.Lock()
+			defer l.mu.Unlock()
 			if l.empty == empty { // or someone came as the timer fired
 				l.remove()
 			}
@@ -150,7 +190,7 @@ func (l *line) leave() {
 	}
 }
 
-// remove ends the line and its subscription. The caller holds the mu of the lines.
+// remove ends the line and its subscription. The caller holds the mu of the lines and of the line.
 func (l *line) remove() {
 	delete(l.lines.byChannel, l.channel)
 	if l.subscription != nil {
@@ -163,9 +203,11 @@ func (ls *lines) close() {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	for _, l := range ls.byChannel {
+		l.mu.Lock()
 		if l.empty != nil && l.empty.Stop() {
 			l.remove()
 		}
+		l.mu.Unlock()
 	}
 }
 

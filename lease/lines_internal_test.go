@@ -206,3 +206,42 @@ func TestASubscriptionForgetsNewsForAnother(t *testing.T) {
 	require.False(t, e.told().ask)
 	require.Empty(t, e.wake)
 }
+
+// Who gives up marks its place, wherever that is; the others come to the front in their order, and
+// places that were given up do not pile up behind a front that stays.
+func TestPlacesThatWereGivenUpAreSkipped(t *testing.T) {
+	ls := newLines()
+	front, err := ls.join(t.Context(), "a", unheard)
+	require.NoError(t, err)
+	places := make([]*place, 1000)
+	for n := range places {
+		_, places[n] = ls.enter("a")
+	}
+	for n, p := range places {
+		if n%10 != 3 {
+			require.True(t, front.quit(p))
+		}
+	}
+	require.Less(t, len(front.behind), 250, "100 wait")
+	for n := 3; n < len(places); n += 10 {
+		front.leave()
+		<-places[n].front
+		require.False(t, front.quit(places[n]), "it is the front")
+	}
+	front.leave()
+	require.Empty(t, ls.byChannel)
+}
+
+func BenchmarkTwentyThousandGiveUp(b *testing.B) {
+	for b.Loop() {
+		ls := newLines()
+		front, _ := ls.join(b.Context(), "a", unheard)
+		places := make([]*place, 20000)
+		for n := range places {
+			_, places[n] = ls.enter("a")
+		}
+		for n := range places {
+			front.quit(places[len(places)-1-n])
+		}
+	}
+}

@@ -362,3 +362,35 @@ func TestAReplyLostOnTheWire(t *testing.T) {
 	require.NoError(t, l.Release(t.Context()))
 	require.Empty(t, w.snapshot(t, "a").owner)
 }
+
+// The last token was raised above the clock and then evicted: the token of the holder counts.
+func TestARevocationIsAboveItsHolderWhoseLastTokenWasEvicted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	i := w.issuer(t, lease.Config{TTL: time.Minute})
+	_, err := i.Raise(t.Context(), "a", 1<<52)
+	require.NoError(t, err)
+	l := try(t, i, "a")
+	require.NoError(t, w.client.Del(t.Context(), w.key("a", "fence")).Err())
+
+	r, err := i.Revoke(t.Context(), "a")
+
+	require.NoError(t, err)
+	require.Greater(t, r.Token(), l.Token())
+}
+
+func TestARenewalRestoresALastTokenThatWasEvicted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	i := w.issuer(t, lease.Config{TTL: time.Minute})
+	_, err := i.Raise(t.Context(), "a", 1<<52)
+	require.NoError(t, err)
+	l := try(t, i, "a")
+	require.NoError(t, w.client.Del(t.Context(), w.key("a", "fence")).Err())
+
+	require.NoError(t, l.Extend(t.Context()))
+
+	require.Positive(t, w.client.PTTL(t.Context(), w.key("a", "fence")).Val())
+	require.NoError(t, l.Release(t.Context()))
+	require.Greater(t, try(t, i, "a").Token(), l.Token())
+}

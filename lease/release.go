@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fencedb/fencedb/internal/protocol"
@@ -137,12 +138,55 @@ func (r *release) tryHere(ctx context.Context) {
 	r.ended()
 }
 
+// releaseAll ends the leases and gives them back, many in one request and few requests at a time.
+func (c *core) releaseAll(ctx context.Context, leases []*Lease) {
+	var begun []*release
+	for _, l := range leases {
+		if r, is := l.beginRelease(ctx, errReleasedByClose); is {
+			begun = append(begun, r)
+		}
+	}
+	batches := slices.Collect(slices.Chunk(begun, batchLimit))
+	var next atomic.Int64
+	for range min(4, len(batches)) {
+		go func() {
+			for n := int(next.Add(1)); n <= len(batches); n = int(next.Add(1)) {
+				c.releaseTogether(batches[n-1])
+			}
+		}()
+	}
+}
+
+// releaseTogether sends the releases in one request. Those without an answer go on by themselves.
+func (c *core) releaseTogether(all []*release) {
+	most := protocol.OneOfMany(c.cfg.TTL)
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(all[0].trace.ctx), most, protocol.NoAnswer(most))
+	defer cancel()
+	terms := make([]term, len(all))
+	for n, r := range all {
+		terms[n] = r.lease.term
+	}
+	for n, answer := range c.store.releaseAll(ctx, terms) {
+		r := all[n]
+		if err := r.take(answer.Value, answer.Err); protocol.Transient(err) {
+			r.goOn(err)
+		} else {
+			r.ended()
+			r.settle(err)
+		}
+	}
+}
+
 // goOn gives it back in the background. err is that of the first attempt.
 func (r *release) goOn(err error) { go r.pay(r.trace.ctx, err, r.attempt, r.ended) }
 
 func (r *release) attempt(ctx context.Context) error {
+	return r.take(r.lease.core.store.release(ctx, r.lease.term))
+}
+
+// take takes the outcome of an attempt in.
+func (r *release) take(result outcome, err error) error {
 	l := r.lease
-	result, err := l.core.store.release(ctx, l.term)
 	l.unsure = l.unsure || errors.Is(err, ErrUnreachable)
 	if err == nil {
 		r.done, r.err = true, r.outcome(result)

@@ -237,7 +237,10 @@ func (w *watchdog) renew(b *batch) {
 	if len(begun) == 0 {
 		return
 	}
-	ctx, cancel := protocol.Within(context.Background(), w.cfg.RenewTimeout)
+	// Not on this goroutine, as a context without an end would be sent: a hook, a dialer or a
+	// credentials provider of the client that stands still must not keep the next renewals back.
+	most := w.cfg.RenewTimeout
+	ctx, cancel := context.WithTimeoutCause(context.Background(), most, protocol.NoAnswer(most))
 	defer cancel()
 	for i, answer := range w.store.extend(ctx, begun) {
 		_ = begun[i].end(answer)

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/internal/faulty"
@@ -159,5 +160,26 @@ func TestNoWarningWhileRenewalsSucceed(t *testing.T) {
 		require.NoError(t, context.Cause(l.Context()))
 		requireEnd(t, l, until, lease.ErrUnreachable)
 		w.faults.Always(faulty.None)
+	})
+}
+
+// A hook, a dialer or a credentials provider that stands still keeps its own request back, and not
+// the next renewals.
+func TestARenewalThatTheClientKeepsBackIsSentAgain(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		options := *w.client.(*redis.Client).Options()
+		options.ContextTimeoutEnabled = true
+		client := redis.NewClient(&options)
+		defer client.Close()
+		i, err := lease.New(client, lease.Config{TTL: 3 * time.Second})
+		require.NoError(t, err)
+		ls, err := i.AcquireAll(t.Context(), many(20))
+		require.NoError(t, err)
+		client.AddHook(&stuck{hang: func() { time.Sleep(10 * time.Second) }})
+		time.Sleep(10 * time.Second)
+		for _, l := range ls {
+			require.NoError(t, l.Err())
+		}
+		require.NoError(t, ls.Release(t.Context()))
 	})
 }

@@ -249,3 +249,15 @@ func TestAnAcquisitionWhoseSealIsBlockedQueuesAgain(t *testing.T) {
 		require.NoError(t, l.Release(t.Context()))
 	})
 }
+
+// It would ask Redis and the data store thousands of times in a second.
+func TestASealThatAnswersALossAtOnceIsAskedAfterAPause(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		asked := 0
+		seal := func(context.Context, ...lease.Grant) error { asked++; return lease.ErrStale }
+		_, err := w.issuer(t, lease.Config{TTL: time.Minute, Seal: seal}).Acquire(t.Context(), "a", lease.WaitAtMost(10*time.Second))
+		require.ErrorIs(t, err, lease.ErrStale)
+		require.Greater(t, asked, 5)
+		require.Less(t, asked, 30)
+	})
+}

@@ -154,9 +154,20 @@ func (s *store) extend(ctx context.Context, batch []*renewal) []protocol.Answer[
 }
 
 func (s *store) release(ctx context.Context, t term) (outcome, error) {
+	return protocol.Query(ctx, s.redis, s.releaseOf(t), decodeRelease)
+}
+
+func (s *store) releaseAll(ctx context.Context, all []term) []protocol.Answer[outcome] {
+	calls := make([]protocol.Call, len(all))
+	for n, t := range all {
+		calls[n] = s.releaseOf(t)
+	}
+	return protocol.QueryAll(ctx, s.redis, calls, decodeRelease)
+}
+
+func (s *store) releaseOf(t term) protocol.Call {
 	k := t.keys
-	return protocol.Query(ctx, s.redis, s.scripts.Release.Call(4, k.Owner, k.Queue, k.Alive, k.Ended,
-		t.id, t.token, s.publish), decodeRelease)
+	return s.scripts.Release.Call(4, k.Owner, k.Queue, k.Alive, k.Ended, t.id, t.token, s.publish)
 }
 
 // withdrawal ends what that call of a lease id may have been granted.

@@ -54,16 +54,16 @@ end
 -- First look at everything, then write.
 for n, r in ipairs(queues) do
   r.owner, r.fence, r.now = KEYS[4 * n - 3], KEYS[4 * n - 2], now
-  local last, wrong
+  local wrong
   if state ~= 2 then r.held, wrong = read_owner_and_left(r.owner) end
   if wrong then return wrong end
   if r.held and r.held.id ~= id then return refused(r, n, r.held.left, r.held.calls) end
   if state ~= 1 then r.front, wrong = front_of(r.queue) end
   if wrong then return wrong end
   r.waited = r.front and r.front[1]
-  last, wrong = read_fence(r.fence)
+  r.last, wrong = read_fence(r.fence)
   if wrong then return wrong end
-  r.token = next_token(last, now)
+  r.token = next_token(r.last, now)
   if r.token > MAX_WHOLE then return {'exhausted'} end
 end
 for n, r in ipairs(queues) do
@@ -79,7 +79,7 @@ for n, r in ipairs(queues) do
   local token, calls = digits(r.token), mine
   if r.held then
     token, calls = r.held.token, add_call(r.held.calls, mine)
-    redis.call('PEXPIRE', r.fence, digits(retention))
+    redis.call('SET', r.fence, digits(math.max(r.last, tonumber(token))), 'PX', digits(retention)) -- it may have been evicted
   else
     redis.call('SET', r.fence, token, 'PX', digits(retention))
   end

@@ -195,7 +195,8 @@ end
 --   alive  hash: for each call that waits "<until>:<asked>:<turn>:<look>@<listener>", in milliseconds
 --            until  the time until which the waiter counts as alive: it must ask again before then
 --            asked  when its latest request was answered, rounded up
---            turn   until when it has the right of way, because it was called since; 0: it was not called
+--            turn   until when it has the right of way, because it was called since; 0: it was not called; 1: it was
+--                   called in this queue before and asked when its turn had lapsed
 --            look   when it asks next, as it was told
 --
 -- A listener is a process. It subscribes to "<channel>:<listener>", and no other process does. The channel is the name of
@@ -203,6 +204,9 @@ end
 --   'free <call>'       ask now, it is your turn
 --   'look <call> <ms>'  the waiter before you has its turn now; ask in ms, because it may not have heard
 -- An empty message has no meaning.
+--
+-- A waiter that asks when its turn has lapsed is told from then on when it is called, and has no right of way: it may be
+-- so far away that it would let the resource stand idle each time. It is granted what is free when its request comes.
 --
 -- A waiter whose process does not listen is skipped and keeps its place: its connection may be about to be made again,
 -- and then it asks. A waiter that has asked a moment ago has its turn all the same: it was told to wait, and is about
@@ -214,6 +218,8 @@ local PATIENCE = 5000     -- a waiter asks again at least this often, whatever i
 local GRACE = 1000        -- how late it may be with that before it counts as dead
 local ANSWER = 500        -- how long a waiter that was called keeps its right of way
 local FRESH = 250         -- how long after its request a waiter may take until it listens
+
+local LATE = 1 -- as the turn of a waiter: it has had one, which lapsed before it asked
 
 local MOST_TOLD = 9 -- waiters: one is called, the others look. So many places are read at first.
 local LOOK = 500 -- the number of places that one script looks at; the next script looks further
@@ -239,13 +245,25 @@ local function entry_of(w)
   return table.concat({digits(w.till), digits(w.asked), digits(w.turn), digits(w.look) .. '@' .. w.listener}, ':')
 end
 
+local function waiter(call, entry)
+  local till, asked, turn, look, listener = string.match(entry or '', '^(%d+):(%d+):(%d+):(%d+)@(.*)$')
+  return till and {call = call, till = tonumber(till), asked = tonumber(asked), turn = tonumber(turn), look = tonumber(look),
+    listener = listener}
+end
+
 -- Puts the call at the end, or leaves it at its place. It counts as alive until it has to ask again. Returns the reply if a
 -- key is corrupt; then nothing was changed.
 local function enqueue(q, mine, listener, wait)
   local ms = math.floor(q.now / 1000)
   local new, wrong = typed('zset', 'ZADD', q.queue, 'NX', digits(q.now), mine)
   if wrong then return wrong end
-  local w = {till = ms + wait + GRACE, asked = math.ceil(q.now / 1000), turn = 0, look = ms + wait, listener = listener}
+  local late = false
+  if new == 0 then
+    local old = waiter(mine, (typed('hash', 'HMGET', q.alive, mine) or {})[1])
+    late = old and old.turn > 0 and old.turn <= ms
+  end
+  local w = {till = ms + wait + GRACE, asked = math.ceil(q.now / 1000), turn = late and LATE or 0, look = ms + wait,
+    listener = listener}
   wrong = select(2, typed('hash', 'HSET', q.alive, mine, entry_of(w)))
   if wrong then
     if new == 1 then redis.call('ZREM', q.queue, mine) end
@@ -253,12 +271,6 @@ local function enqueue(q, mine, listener, wait)
   end
   redis.call('PEXPIRE', q.queue, PATIENCE + GRACE)
   redis.call('PEXPIRE', q.alive, PATIENCE + GRACE)
-end
-
-local function waiter(call, entry)
-  local till, asked, turn, look, listener = string.match(entry or '', '^(%d+):(%d+):(%d+):(%d+)@(.*)$')
-  return till and {call = call, till = tonumber(till), asked = tonumber(asked), turn = tonumber(turn), look = tonumber(look),
-    listener = listener}
 end
 
 -- The number of waiters.
@@ -293,7 +305,7 @@ local function walk(q, mine, visit)
         dropped[#dropped + 1] = call
       else
         kept[#kept + 1] = call
-        if w.turn > 0 and w.turn <= ms then
+        if w.turn > LATE and w.turn <= ms then
           lapsed[w.listener] = math.max(w.turn, lapsed[w.listener] or 0)
         elseif w.asked > (lapsed[w.listener] or 0) then
           stopped = visit(w)
@@ -324,6 +336,10 @@ end
 -- Calls the waiter. Returns for how many milliseconds it has right of way, or nil if it has none.
 local function call(q, w)
   local ms = math.floor(q.now / 1000)
+  if w.turn == LATE then
+    tell(q, w, 'free ' .. w.call)
+    return nil
+  end
   if not tell(q, w, 'free ' .. w.call) then
     local left = w.asked + FRESH - ms
     if left > 0 and left <= FRESH + 1 then return left end -- asked was rounded up

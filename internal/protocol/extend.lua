@@ -15,8 +15,10 @@
 if #KEYS == 3 and #ARGV == 4 then
   local held, mine = redis.pcall('GET', KEYS[1]), ARGV[1] .. ':' .. ARGV[2] .. ':'
   if type(held) == 'string' and string.sub(held, 1, #mine) == mine then
-    redis.call('PEXPIRE', KEYS[2], ARGV[4])
     redis.call('PEXPIRE', KEYS[1], ARGV[3])
+    if redis.call('PEXPIRE', KEYS[2], ARGV[4]) == 0 then -- it was evicted; without memory the lease stands all the same
+      redis.pcall('SET', KEYS[2], ARGV[2], 'PX', ARGV[4])
+    end
     return {'extended'}
   end
 end

@@ -2,6 +2,7 @@ package protocol
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -300,6 +301,7 @@ func TestACallWhoseContextCannotEndIsSentByItsCaller(t *testing.T) {
 	for name, c := range map[string]struct {
 		ctx       context.Context
 		unbounded bool
+		pool      int // 4 if 0
 		underWay  int
 		want      bool
 	}{
@@ -311,10 +313,12 @@ func TestACallWhoseContextCannotEndIsSentByItsCaller(t *testing.T) {
 		"somebody may cancel what was derived":    {ctx: derived},
 		"the client does not end with a context":  {ctx: context.Background(), unbounded: true},
 		"it would wait for a connection":          {ctx: context.Background(), underWay: 4},
+		"so many are quicker in one pipeline":     {ctx: context.Background(), pool: 100, underWay: 8},
+		"few are under way":                       {ctx: context.Background(), pool: 100, underWay: 7, want: true},
 		"there is one connection that nobody has": {ctx: context.Background(), underWay: 3, want: true},
 	} {
 		server := new(whose)
-		client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", ContextTimeoutEnabled: !c.unbounded, PoolSize: 4})
+		client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", ContextTimeoutEnabled: !c.unbounded, PoolSize: cmp.Or(c.pool, 4)})
 		client.AddHook(server)
 		s := Over(client)
 		s.underWay = c.underWay

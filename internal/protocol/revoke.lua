@@ -37,7 +37,7 @@ end
 held = held or {id = '00000000-0000-0000-0000-000000000000', token = '0', left = 0}
 if from > 0 and math.max(last, tonumber(held.token)) > from then return {'passed', digits(last)} end
 q.now = clock()
-local new = next_token(math.max(last, from), q.now)
+local new = next_token(math.max(last, from, tonumber(held.token)), q.now) -- the last token may have been evicted
 if new > MAX_WHOLE then return {'exhausted'} end
 
 redis.call('SET', fence, digits(new), 'PX', digits(retention))

@@ -296,12 +296,12 @@ var guards = []struct {
 		{"L5", "a master of a Cluster that does not answer is looked for again", "			s.cluster.ReloadState(ctx)\n", "", "lease.TestALeaseSurvivesTheDeathOfAMasterOfItsCluster"},
 	}},
 	{"internal/protocol/common.lua", []guard{
-		{"L6", "a turn lapses", "if w.turn > 0 and w.turn <= ms then", "if false then", "lease.TestAProcessThatHearsAndDoesNotComeCostsHalfASecond"},
+		{"L6", "a turn that lapsed before the waiter asked is its last", "turn = late and LATE or 0", "turn = 0", "lease.TestAWaiterWhoseTurnLapsedKeepsItsPlace"},
+		{"L6", "a turn lapses", "if w.turn > LATE and w.turn <= ms then", "if false then", "lease.TestAProcessThatHearsAndDoesNotComeCostsHalfASecond"},
 		{"L6", "all waiters of a process that does not come are passed over", "elseif w.asked > (lapsed[w.listener] or 0) then", "else", "lease.TestAProcessThatHearsAndDoesNotComeCostsHalfASecond"},
 		{"L6", "one waiter of each process is told when to look", "    if not told[w.listener] then", "    if true then", "lease.TestAProcessThatHearsAndDoesNotComeCostsHalfASecond"},
 		{"L6", "eight waiters behind who is called are told when to look", "return few <= 0 and looks", "return looks", "lease.TestStoppedProcessesBehindEachOtherCostHalfASecondEach"},
 		{"L6", "who has not been told is told, whatever others know", "if w.look > ms and w.look <= look then", "if w.look > ms then", "lease.TestAProcessThatHearsAndDoesNotComeCostsHalfASecond"},
-		{"L6", "a waiter whose turn lapsed has its turn again once it asks", "asked = math.ceil(q.now / 1000), turn = 0,", "asked = math.ceil(q.now / 1000), turn = 1,", "lease.TestAWaiterWhoseTurnLapsedKeepsItsPlace"},
 		{"L6", "who waits behind 500 dead is not passed", "if not stopped and from >= LOOK then", "if not stopped and from >= LOOK and #kept > 0 then", "lease.TestANewcomerDoesNotPassWhoWaitsBehindTheDead"},
 		{"L4", "calls that give up do not end the lease of the first", "string.gsub(calls, ',[^,]*', '', 1)", "string.gsub(calls, '^[^,]*,', '')", "lease.TestCallsOfTheSameIDThatGiveUpSpareTheHolder"},
 		{"L1", "keys that were mixed up take the resource from nobody", "    if not head or key ~= head .. field then\n", "    if false then\n", "internal/protocol.TestScriptsCheckThatTheirKeysBelongTogether"},
@@ -316,7 +316,8 @@ var guards = []struct {
 		{"L2", "tokens end before Lua miscounts", "if r.token > MAX_WHOLE then return {'exhausted'} end", "", "lease.TestTokensEndBeforeLuaMiscounts"},
 	}},
 	{"internal/protocol/extend.lua", []guard{
-		{"L2", "a long hold keeps the last token alive", "    redis.call('PEXPIRE', KEYS[2], ARGV[4])\n", "", "lease.TestTheFenceOutlivesTheLease"},
+		{"L2", "a renewal restores the last token", "redis.pcall('SET', KEYS[2], ARGV[2], 'PX', ARGV[4])", "", "lease.TestARenewalRestoresALastTokenThatWasEvicted"},
+		{"L2", "a long hold keeps the last token alive", "redis.call('PEXPIRE', KEYS[2], ARGV[4]) == 0", "false", "lease.TestTheFenceOutlivesTheLease"},
 		{"L4", "the exact lease is extended", " and string.sub(held, 1, #mine) == mine", "", "internal/protocol.TestAnExtensionIsOfTheExactLease"},
 		{"L5", "a holder that was revoked learns it", "if was_revoked(ended, id .. ':' .. token .. ':') then return {'revoked'} end", "", "lease.TestRevoke"},
 	}},
@@ -333,6 +334,7 @@ var guards = []struct {
 		{"L2", "a holder whose token was passed does not write to Redis", "if last > token then return {'stale', digits(last)} end", "", "lease.TestOnlyTheHolderWritesToRedis"},
 	}},
 	{"internal/protocol/revoke.lua", []guard{
+		{"L2", "a revocation is above a holder whose last token was evicted", "math.max(last, from, tonumber(held.token))", "math.max(last, from)", "lease.TestARevocationIsAboveItsHolderWhoseLastTokenWasEvicted"},
 		{"L1", "of two supervisors one takes over", "if from > 0 and math.max(last, tonumber(held.token)) > from then", "if false then", "lease.TestTwoSupervisorsOneTakesOver"},
 		{"L4", "a revocation whose reply is lost happens once", "if by == revocation then", "if false then", "lease.TestARevocationWhoseReplyIsLostHappensOnce"},
 	}},
