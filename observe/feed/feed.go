@@ -80,9 +80,9 @@ func Worker(name string) Option { return func(o *options) { o.worker = name } }
 func HashResources() Option { return func(o *options) { o.hashed = true } }
 
 // Interrupted calls fn with the error when events stop passing, and with nil when they pass again.
-// For [New]: Redis refuses events or does not answer, so they are dropped; a user without the right to
-// XADD looks like this. fn runs on the goroutine that publishes, so it must not wait. For [Follow]:
-// Redis does not answer, so there are no events to see. Defaults to nothing.
+// For [New]: Redis refuses events or does not answer, so they are dropped; a user without the right
+// to XADD looks like this. fn runs on the goroutine that publishes, so it must not wait. For
+// [Follow]: Redis does not answer, so there are no events to see. Defaults to nothing.
 func Interrupted(fn func(error)) Option { return func(o *options) { o.interrupted = fn } }
 
 // Hashed is the type of a resource, as in metrics, and the first 12 hexadecimal digits of the
