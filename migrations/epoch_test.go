@@ -3,6 +3,7 @@ package migrations_test
 import (
 	"net/url"
 	"slices"
+	"strconv"
 	"testing"
 
 	"github.com/google/uuid"
@@ -90,6 +91,13 @@ func TestACrashMakesOutcomesUnknown(t *testing.T) {
 	require.Equal(t, "committed", s.ask(later))
 }
 
+func number(t *testing.T, xid string) uint64 {
+	t.Helper()
+	n, err := strconv.ParseUint(xid, 10, 64)
+	require.NoError(t, err)
+	return n
+}
+
 // The ids from before the copy are the same transactions on both; those that came later are not.
 func TestACopyAndItsOriginalKnowNothingOfEachOther(t *testing.T) {
 	t.Parallel()
@@ -102,7 +110,13 @@ func TestACopyAndItsOriginalKnowNothingOfEachOther(t *testing.T) {
 
 	for round, ways := range [][2]string{{"COMMIT", "ROLLBACK"}, {"ROLLBACK", "COMMIT"}} {
 		later := []ended{sides[0].end(ways[0]), sides[1].end(ways[1])}
-		require.Equal(t, later[0].xid, later[1].xid, "or this tests nothing")
+		for later[0].xid != later[1].xid { // a server has taken one for itself, as autovacuum does
+			behind := 0
+			if number(t, later[1].xid) < number(t, later[0].xid) {
+				behind = 1
+			}
+			later[behind] = sides[behind].end(ways[behind])
+		}
 		for i, side := range sides {
 			require.Equal(t, map[string]string{"COMMIT": "committed", "ROLLBACK": "aborted"}[ways[i]], side.ask(later[i]))
 			require.Empty(t, side.ask(later[1-i]), "round %d", round)
