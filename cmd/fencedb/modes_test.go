@@ -12,7 +12,7 @@ import (
 )
 
 // The URL of the programs has the mode that suits their pooler, and the pooler gives each statement
-// another session. Each command is called three times, as one session remembers what another has
+// another session. Each command is called twice, as one session remembers what another has
 // prepared. migrate up wants a session, and goes past a pooler: docs/postgres.md.
 func TestEachCommandInEachQueryModeAndBehindPgBouncer(t *testing.T) {
 	t.Parallel()
@@ -36,7 +36,7 @@ func TestEachCommandInEachQueryModeAndBehindPgBouncer(t *testing.T) {
 				if slices.Contains([]string{"migrate up", "migrate down", "migrate reset", "chaos", "drill", "watch", "ttl"}, name) {
 					continue
 				}
-				for range 3 {
+				for range 2 {
 					args := call(name)
 					switch name {
 					case "revoke", "reset":
@@ -56,7 +56,9 @@ func TestEachCommandInEachQueryModeAndBehindPgBouncer(t *testing.T) {
 				{"adopt"}, {"prune"}, {"history", "seat:1", "--at", "12:00"}, {"prune", "--apply", "--reason", "m", "--yes", "--audit-older-than", "2161h"},
 			} {
 				l := w.acquire("seat:1")
-				w.exec(`DELETE FROM fencedb.fences WHERE resource = 'seat:1'`)
+				if slices.Contains(args, "--behind") { // which makes it anew, so that doctor misses nothing later
+					w.exec(`DELETE FROM fencedb.fences WHERE resource = 'seat:1'`)
+				}
 				got := w.run(args...)
 				require.Zero(t, got.code, "%v in mode %q of %s: %s", args, mode, address.Host, got.errOut)
 				if slices.Contains(args, "--behind") {
