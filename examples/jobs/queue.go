@@ -72,7 +72,16 @@ type Run struct {
 	Token   int64
 
 	queue *Queue
-	grant fencedb.Grant
+	held  fencedb.Grant
+}
+
+// writeTime is how long one of our writes can keep the next owner waiting.
+const writeTime = 5 * time.Second
+
+// grant has an end of its own and not that of the lease: a late result is as good as one in time
+// while no other owner has begun, and the fence knows whether one has.
+func (r *Run) grant() fencedb.Grant {
+	return fencedb.NewGrant(r.held.Resource(), r.held.Token(), r.held.LeaseID(), time.Now().Add(writeTime))
 }
 
 // Work does a job and returns its result, under a context that ends with the lease. A job can be
@@ -112,13 +121,9 @@ func (q *Queue) RunOne(ctx context.Context, work Work) (ran bool, err error) {
 
 func (q *Queue) run(ctx context.Context, id uuid.UUID, work Work) (ran bool, err error) {
 	err = q.desk.Do(ctx, resource(id), func(bound context.Context, h *guard.Holder) error {
-		// Not bounded by the lease's time: a late result is as good as one in time while no other
-		// owner has begun, and the fence knows whether one has.
-		held := h.Grant()
-		grant := fencedb.NewGrant(held.Resource(), held.Token(), held.LeaseID(), fencedb.NoEnd)
-		run := &Run{ID: id, Token: held.Token(), queue: q, grant: grant}
+		run := &Run{ID: id, Token: h.Grant().Token(), queue: q, held: h.Grant()}
 		var state string
-		err := fencedb.QueryRow(ctx, q.db, grant, `
+		err := fencedb.QueryRow(ctx, q.db, run.grant(), `
 			UPDATE report_jobs SET progress = 0, queued_at = clock_timestamp(), attempts = least(attempts + 1, $2),
 				state = CASE WHEN attempts < $2 THEN 'RUNNING' ELSE 'FAILED' END
 			WHERE id = $1 AND state IN ('QUEUED', 'RUNNING')
@@ -184,7 +189,7 @@ func (r *Run) Progress(ctx context.Context, percent int) error {
 }
 
 func (r *Run) write(ctx context.Context, sql string, value any) error {
-	_, err := fencedb.Exec(ctx, r.queue.db, r.grant, sql, r.ID, value)
+	_, err := fencedb.Exec(ctx, r.queue.db, r.grant(), sql, r.ID, value)
 	if errors.Is(err, fencedb.ErrCommitted) { // it is written, although the answer was lost
 		return nil
 	}

@@ -89,6 +89,28 @@ func TestAJobRunsFromQueuedToDoneUnderOneLease(t *testing.T) {
 	require.False(t, ran, "nothing is left")
 }
 
+// A write may come after the end of the lease, and must not keep the next owner waiting for days.
+func TestAWriteKeepsTheNextOwnerWaitingForSecondsAtMost(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	q := w.queue(time.Minute)
+	w.enqueue(q, "sales")
+	_, err := w.db.Exec(t.Context(), `CREATE FUNCTION bounded() RETURNS trigger LANGUAGE plpgsql AS $$
+		BEGIN
+			ASSERT current_setting('statement_timeout')::interval BETWEEN '1 ms' AND '5 s', current_setting('statement_timeout');
+			RETURN new;
+		END $$;
+		CREATE TRIGGER bounded BEFORE UPDATE ON report_jobs FOR EACH ROW EXECUTE FUNCTION bounded()`)
+	require.NoError(t, err)
+
+	_, err = q.RunOne(t.Context(), func(ctx context.Context, run *Run) (string, error) {
+		return "42", run.Progress(ctx, 40)
+	})
+
+	require.NoError(t, err)
+	require.Equal(t, "DONE", w.row().state)
+}
+
 func TestNobodyElseRunsWhatIsRunning(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

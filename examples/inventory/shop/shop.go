@@ -199,8 +199,10 @@ func (s *Shop) Pay(ctx context.Context, id uuid.UUID) error {
 		}
 		// Not bounded by the lease's time: a payment that comes late, while nobody has taken the
 		// cart over, is as good as one in time. Postgres knows who has: the fence of the cart has
-		// their token. So the cart is still RESERVED if this commits.
-		late := fencedb.NewGrant(h.Grant().Resource(), h.Grant().Token(), h.Grant().LeaseID(), fencedb.NoEnd)
+		// their token. So the cart is still RESERVED if this commits. It has a bound all the same:
+		// while the write hangs, nobody can take the cart over.
+		paid := h.Grant()
+		late := fencedb.NewGrant(paid.Resource(), paid.Token(), paid.LeaseID(), time.Now().Add(5*time.Second))
 		return s.repo.Write(ctx, late, func(t Tables) error { return t.Sell(ctx, id) })
 	}, lease.NoWait())
 }
