@@ -21,9 +21,13 @@
 // A lease alone does not stop the holder before: one that was paused can write until the next one
 // has entered in Postgres. [Desk.Do], [Desk.DoAll] and [Desk.Lead] therefore seal: Postgres knows
 // the new token before the function runs. From then on no earlier holder writes, and if a later one
-// comes, the writes of this one are refused. So what the function reads, in any way, is still true
-// of what it writes behind the fence. That costs a committed write in Postgres for each
-// acquisition, in one round trip; and without Postgres nobody acquires.
+// comes, the writes of this one are refused. So what the function reads is still true of what it
+// writes behind the fence, if three things hold. The rows are such that others change them only
+// under these resources: rows of another resource, or of a table that is not protected, change as
+// they did before. They are read from the server that the function writes to: a standby lags, and
+// may show what was true before the seal. And the statement that reads them began within the
+// function. Sealing costs a committed write in Postgres for each acquisition, in one round trip;
+// and without Postgres nobody acquires.
 //
 // [Desk.Tx], [Desk.Exec], [Desk.Query], [Desk.QueryRow] and [Desk.SendBatch] enter before anything
 // else happens, in the round trip of their write or of BEGIN. They need no seal.

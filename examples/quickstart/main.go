@@ -25,7 +25,7 @@ func main() {
 	check("set up FENCEDB_POSTGRES_URL", setUp(ctx, pool))
 	desk := guard.New(issuer, pool)
 	check("book", desk.Do(ctx, "table:12", func(ctx context.Context, h *guard.Holder) error {
-		// What is read here, anywhere, stays true until h writes: look, check a card, decide.
+		// What pool says of table 12 now stays true until h writes: look, check a card, decide.
 		return h.Tx(ctx, func(tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, `INSERT INTO reservations (table_id, guest) VALUES (12, 'Ann') ON CONFLICT DO NOTHING`)
 			return err
