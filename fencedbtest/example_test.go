@@ -101,7 +101,7 @@ func Example_withoutTheFence() {
 	fencedbtest.Refused(t, err)
 	nothing()
 	// Output:
-	// fencedbtest: want a write that the fence has refused, got: lease: the work is done, do not repeat it; its lease: "table:12": lease: revoked
+	// fencedbtest: want a write that the fence has refused, got: <nil>
 	// fencedbtest: unprotected was written to
 	// before:
 	//   (12,Bob)

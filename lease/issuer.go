@@ -241,7 +241,9 @@ func (i *Issuer) Close(ctx context.Context) error {
 		return err
 	}
 	if i.registry.close() {
-		go i.releaseAll(context.WithoutCancel(ctx), i.registry.allHeld())
+		ended := make(chan struct{})
+		go i.releaseAll(context.WithoutCancel(ctx), i.registry.allHeld(), ended)
+		_, _ = protocol.Await(ctx, ended) // also where ctx is over, the leases end with Close
 	}
 	for !i.registry.wait(ctx) {
 		if err := i.registry.left(context.Cause(ctx)); err != nil { // or the last was settled at the same time

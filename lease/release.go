@@ -138,14 +138,16 @@ func (r *release) tryHere(ctx context.Context) {
 	r.ended()
 }
 
-// releaseAll ends the leases and gives them back, many in one request and few requests at a time.
-func (c *core) releaseAll(ctx context.Context, leases []*Lease) {
+// releaseAll ends the leases, closes ended, and gives them back, many in one request and few
+// requests at a time.
+func (c *core) releaseAll(ctx context.Context, leases []*Lease, ended chan<- struct{}) {
 	var begun []*release
 	for _, l := range leases {
 		if r, is := l.beginRelease(ctx, errReleasedByClose); is {
 			begun = append(begun, r)
 		}
 	}
+	close(ended)
 	batches := slices.Collect(slices.Chunk(begun, batchLimit))
 	var next atomic.Int64
 	for range min(4, len(batches)) {

@@ -224,7 +224,7 @@ func TestNoFunctionOpensAFenceToItsCaller(t *testing.T) {
 	numbers := []string{`0`, fmt.Sprint(token), `NULL`}
 	tables := []string{`'seats'::regclass`, `'moves'::regclass`}
 	arguments := map[string][]string{
-		"text": text, "name": text, "text[]": {`ARRAY['room:red']`, `ARRAY['room:blue', 'room:red']`, `ARRAY['room:red', 'room:blue']`, `'{}'`, `NULL`}, "name[]": {`'{id}'`},
+		"text": text, "name": text, "text[]": {`ARRAY['room:red']`, `ARRAY['room:blue', 'room:red']`, `ARRAY['room:red', 'room:blue']`, `'{}'`, `NULL`}, "name[]": {`'{id}'`}, "oid[]": {`'{}'`},
 		"bigint": numbers, "integer": numbers[:2], "double precision": {`9007199254740991`}, "boolean": {`true`, `false`},
 		"regclass": tables, "oid": tables, "regprocedure": {`'fencedb.guard_seats()'::regprocedure`}, "regrole": {`current_user::regrole`},
 		"uuid": {`gen_random_uuid()`, `NULL`}, "xid": {`pg_current_xact_id()::xid`, `NULL`}, "xid8": {`pg_current_xact_id()`, `NULL`},

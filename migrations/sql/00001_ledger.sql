@@ -160,7 +160,7 @@ BEGIN
         FROM (SELECT pg_catalog.date_part('epoch', start) OPERATOR(pg_catalog.*) 1000 OPERATOR(pg_catalog.+) coalesce(least(remaining_ms, 2147483647), 2147483647) AS ends) t, fencedb.fences f
         WHERE f.resource OPERATOR(pg_catalog.=) enter.resource COLLATE pg_catalog."C" AND f.last_fencing_token OPERATOR(pg_catalog.=) token AND f.lease_id OPERATOR(pg_catalog.=) enter.lease_id AND token OPERATOR(pg_catalog.>) 0
         FOR SHARE OF f SKIP LOCKED;
-        IF left_ms IS NULL AND token OPERATOR(pg_catalog.<=) 9007199254740991 AND lease_id IS NOT NULL AND pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.~~) 'read %' THEN
+        IF left_ms IS NULL AND (remaining_ms OPERATOR(pg_catalog.>) 0) IS NOT FALSE AND token OPERATOR(pg_catalog.<=) 9007199254740991 AND lease_id IS NOT NULL AND pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.~~) 'read %' THEN
             UPDATE fencedb.fences f SET last_fencing_token = token, lease_id = enter.lease_id, advanced_at = greatest(pg_catalog.clock_timestamp(), pg_catalog.transaction_timestamp())
             FROM (SELECT o.ctid, pg_catalog.date_part('epoch', start) OPERATOR(pg_catalog.*) 1000 OPERATOR(pg_catalog.+) coalesce(least(remaining_ms, 2147483647), 2147483647) AS ends FROM fencedb.fences o
                   WHERE o.resource OPERATOR(pg_catalog.=) enter.resource COLLATE pg_catalog."C" AND o.last_fencing_token OPERATOR(pg_catalog.<) token FOR NO KEY UPDATE SKIP LOCKED) older
