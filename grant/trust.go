@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/protocol"
 	"github.com/fencedb/fencedb/lease"
 )
 
@@ -68,7 +69,8 @@ func (t Trust) Accept(ctx context.Context, line string) (context.Context, contex
 		all = append(all, one)
 	}
 	g = join(all)
-	over := fmt.Errorf("%w: what remained of the caller's grant on %q", fencedb.ErrLeaseOver, g.Resource())
+	over := protocol.Also(fmt.Errorf("grant: the line on %q has run out; its lease stands if it was renewed: send the call again, with a new line",
+		g.Resource()), fencedb.ErrLeaseOver)
 	if !time.Now().Before(end) { // it took Redis that long to answer
 		return nil, nil, over
 	}
