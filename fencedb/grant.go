@@ -50,8 +50,8 @@ func NewGrant(resource string, token int64, leaseID uuid.UUID, validUntil time.T
 
 // NoEnd, as validUntil of NewGrant or as what ValidUntil returns, says that nothing limits the
 // transactions of a grant but their contexts: one that hangs keeps the next holder waiting. It is
-// for tokens of an issuer without a time. Where a write under a lease may be late, as long as nobody
-// has come since, give NewGrant an end for that one write, such as five seconds from now.
+// for tokens of an issuer without a time. Where a write under a lease may be late, as long as
+// nobody has come since, give NewGrant an end for that one write, such as five seconds from now.
 var NoEnd = time.Date(9999, time.December, 31, 23, 59, 59, 0, time.UTC)
 
 type foreignGrant struct {

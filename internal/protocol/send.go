@@ -107,8 +107,8 @@ type Sender struct {
 	underWay int        // requests without an answer; guarded by mu
 }
 
-// mostHere is for how many requests under way each is sent by its caller. With more it is quicker to
-// share a pipeline: with 64 goroutines two times as quick.
+// mostHere is for how many requests under way each is sent by its caller. With more it is quicker
+// to share a pipeline: with 64 goroutines two times as quick.
 const mostHere = 8
 
 // alarm stops a bound whose time is over. It is used again and again.
