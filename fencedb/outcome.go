@@ -119,10 +119,11 @@ var errNoticed = errors.New("fencedb: COMMIT has succeeded with a notice, as whe
 type noticed bool
 
 // listen replaces a trace of pgproto3 that the application may have set. Of a DB that does not show
-// its connection it hears nothing. stop ends it.
+// its connection it hears nothing. stop ends it. Neither touches a connection that is closed: pgx
+// may still be saying goodbye to the server, in a goroutine of its own.
 func listen(conn *pgx.Conn) *noticed {
 	n := new(noticed)
-	if conn == nil {
+	if conn == nil || conn.IsClosed() {
 		return n
 	}
 	conn.PgConn().Frontend().Trace(n, pgproto3.TracerOptions{SuppressTimestamps: true, RegressMode: true})
@@ -130,7 +131,7 @@ func listen(conn *pgx.Conn) *noticed {
 }
 
 func (n *noticed) stop(conn *pgx.Conn) {
-	if conn != nil {
+	if conn != nil && !conn.IsClosed() {
 		conn.PgConn().Frontend().Untrace()
 	}
 }

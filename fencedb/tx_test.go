@@ -200,7 +200,7 @@ func TestAllocations(t *testing.T) {
 		}))
 	})
 	require.NoError(t, err)
-	require.LessOrEqual(t, exec, bare-16, "Exec, which is two statements, and listens for a notice of COMMIT")
+	require.LessOrEqual(t, exec, bare-15, "Exec, which is two statements, and listens for a notice of COMMIT")
 	require.LessOrEqual(t, tx, bare, "Tx, whose COMMIT pgx sends without a pipeline")
 }
 
