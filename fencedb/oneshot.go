@@ -298,8 +298,11 @@ func (s *sent) settle() error {
 	closeErr := s.close()
 	err, lost := cmp.Or(s.err, closeErr), e.lost()
 	switch {
-	case s.committed && bool(*s.notice):
-		return e.settle(s.ctx, e.server, cmp.Or(err, errNoticed), lost, s.delivered)
+	case s.committed && (s.notice == nil || bool(*s.notice)): // nil: the result before it never came
+		if err = cmp.Or(err, errNoticed); e.xid == 0 {
+			return &CommitUnknownError{cause: err}
+		}
+		return e.settle(s.ctx, e.server, err, lost, s.delivered)
 	case s.committed && s.delivered && (err == nil || lost): // if lost, then behind COMMIT's answer
 		return nil
 	case s.committed:
