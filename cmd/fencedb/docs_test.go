@@ -138,9 +138,12 @@ func (r *restaurant) typed(line string, lines int) string {
 		return seen
 	}
 	got := r.run(args...)
-	require.Equal(r, exitDone, got.code, got.errOut)
-	if args[0] == "with" { // it asks nothing
+	require.Equal(r, map[string]int{"doctor": exitFailed}[args[0]], got.code, got.errOut) // it names a table that is not protected
+	switch args[0] {
+	case "with": // it asks nothing
 		return got.out + got.errOut
+	case "doctor":
+		return got.out
 	}
 	if got.errOut != "" {
 		got.errOut += r.answer

@@ -526,7 +526,7 @@ func TestTheHintOfARefusalLeadsToAWrite(t *testing.T) {
 	require.Equal(t, "FN002", refused.Code)
 	require.JSONEq(t, `{"table": "public.seats"}`, refused.Detail)
 	_, line, _ := strings.Cut(refused.Hint, "with psql: ")
-	line, _, _ = strings.Cut(line, "). Nothing was written.")
+	line, _, _ = strings.Cut(line, "). ROLLBACK TO")
 	line = strings.Replace(line, "RESOURCE", "seat:1", 1)
 
 	require.NoError(t, os.WriteFile(file, []byte(`SELECT 1 / 0; DELETE FROM seats;`), 0o600))
@@ -549,7 +549,7 @@ func TestTheHintOfARefusalQuotesTheResourceForAShell(t *testing.T) {
 	refused, _ := errors.AsType[*pgconn.PgError](err)
 	require.Equal(t, "FN002", refused.Code)
 	_, line, _ := strings.Cut(refused.Hint, "with psql: ")
-	line, _, _ = strings.Cut(line, "). Nothing was written.")
+	line, _, _ = strings.Cut(line, "). ROLLBACK TO")
 
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "plain.sql"), []byte(write), 0o600))
