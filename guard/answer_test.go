@@ -82,7 +82,7 @@ func TestAnswer(t *testing.T) {
 	}
 }
 
-type settledElsewhere struct{ error }
+type settledElsewhere struct{}
 
 func (settledElsewhere) LeaseLost() bool { return false }
 func (settledElsewhere) Error() string   { return "may have been done" }

@@ -292,7 +292,7 @@ func TestDoctorNamesABadDatabaseAndNothingElse(t *testing.T) {
 		"replica for a function":    {`CREATE FUNCTION f() RETURNS int LANGUAGE sql SET session_replication_role = replica AS 'SELECT 1'`, exitFailed, "error replica_role"},
 		"only observed":             {`SELECT fencedb.enforce('seats', observing => true)`, exitDone, "warning observed_table"},
 		"dropped table":             {`CREATE TABLE rooms (id int NOT NULL); SELECT fencedb.protect('rooms', 'room:{id}'); DROP TABLE rooms`, exitDone, "warning guard_left"},
-		"schema behind":             {`UPDATE fencedb.goose_db_version SET is_applied = false WHERE version_id = 6`, exitFailed, "error schema_pending"},
+		"schema behind":             {`UPDATE fencedb.goose_db_version SET is_applied = false WHERE version_id = 3`, exitFailed, "error schema_pending"},
 		"ledger ahead":              {`INSERT INTO fencedb.fences VALUES ('seat:1', 9007199254740000, gen_random_uuid())`, exitFailed, "error redis_behind"},
 		"ledger by a minute":        {`INSERT INTO fencedb.fences VALUES ('seat:1', extract(epoch FROM now() + interval '1 minute') * 1000000, gen_random_uuid())`, exitFailed, "error redis_behind"},
 		"ledger at its end":         {`INSERT INTO fencedb.fences VALUES ('seat:1', 9007199254740991, gen_random_uuid())`, exitFailed, "error fence_too_high"},

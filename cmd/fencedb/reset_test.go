@@ -221,7 +221,7 @@ func TestARowWithANewerTokenThanItsFenceIsNamed(t *testing.T) {
 	w.exec(`DELETE FROM fencedb.fences`)
 
 	require.Contains(t, w.run("reset", "seat:1", "--to", "41", "--force", "--reason", "x", "--yes").errOut, "enter with the row's token first")
-	w.exec(`SELECT fencedb.enter('seat:1', last_fencing_token, gen_random_uuid()) FROM seats WHERE id = 1`)
+	w.exec(`SELECT fencedb.enter('seat:1', last_fencing_token, gen_random_uuid()) FROM seats WHERE id = 1 LIMIT 1`)
 	var done setBack
 	w.json("reset", &done, "reset", "seat:1", "--to", fmt.Sprint(l.Token()), "--reason", "ticket 4713", "--yes")
 

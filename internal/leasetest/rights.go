@@ -122,7 +122,7 @@ func (everything Everything) once(t *testing.T, client, admin redis.UniversalCli
 
 // RunRights runs everything that a package offers with exactly the documented rights, and again
 // without each of them, when something must be denied.
-func RunRights(t *testing.T, name string, everything Everything) {
+func RunRights(t *testing.T, name string, everything Everything) { //nolint:gocognit // one story
 	for _, d := range deployments(t) {
 		rights := Documented(t, name, d.name)
 		admin := d.client(t, "", "")
