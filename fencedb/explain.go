@@ -18,7 +18,7 @@ import (
 // explain returns what err means for a transaction that has been rolled back. server, unless it is
 // nil, is asked what Postgres did not put into the error; lost says that the connection broke
 // before the rollback.
-func (e *entry) explain(ctx context.Context, server asker, lost bool, err error) error { //nolint:gocognit // a table of causes
+func (e *entry) explain(ctx context.Context, server asker, lost bool, err error) error { //nolint:gocognit // causes
 	code := answered(err).code
 	// A transaction_timeout of the role; nothing came before the wait for the fence.
 	if code == codeTransactionTimeout && e.xid == 0 {

@@ -69,7 +69,9 @@ func (e *entry) txSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions, f
 	}
 }
 
-func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions, fn func(tx *sql.Tx) error) error { //nolint:gocognit // one story
+func (e *entry) tryTxSQL( //nolint:gocognit // one story
+	ctx context.Context, db *sql.DB, options *sql.TxOptions, fn func(tx *sql.Tx) error,
+) error {
 	var conn *sqlConn
 	err := e.whileValid(ctx, func(ctx context.Context) (err error) {
 		conn, err = connSQL(ctx, db)
