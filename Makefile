@@ -99,7 +99,7 @@ simulate: ## Run 5000 seeds of the leases in virtual time, with faults, and find
 	GOGC=400 go test -count=1 -timeout 30m ./lease -run 'Simulation' -seeds 5000
 
 .PHONY: mutations
-mutations: ## Remove each guard of docs/mutations.md, one at a time, and see its test fail (an hour)
+mutations: ## Remove each guard of lab/docs/mutations.md, one at a time, and see its test fail (an hour)
 	@internal/tools/ensure.sh go programs
 	go test -count=1 -v -timeout 0 ./lab/docs -run MutationsAreNoticed -mutate .
 

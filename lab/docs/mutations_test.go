@@ -53,8 +53,8 @@ func TestMutationsAreOfGuardsThatAreThere(t *testing.T) {
 		}
 	}
 	page := fmt.Sprintf("# Guards, and the tests that keep them\n\n"+
-		"A guard is a condition that keeps a promise, of those in [the table of features](features.md) and\n"+
-		"[promises.md](promises.md). `make mutations` removes each of these %d, one at a time, and runs the\n"+
+		"A guard is a condition that keeps a [promise](../../docs/promises.md).\n"+
+		"`make mutations` removes each of these %d, one at a time, and runs the\n"+
 		"test beside it, which has to fail: a guard that no test misses could be lost in any change. The list\n"+
 		"with the exact texts is `lab/docs/guards_test.go`; a test compares it with the code and with this page\n"+
 		"(`TestMutationsAreOfGuardsThatAreThere`; `FENCEDB_MUTATIONS=write go test ./lab/docs -run Mutations`\n"+
@@ -62,16 +62,16 @@ func TestMutationsAreOfGuardsThatAreThere(t *testing.T) {
 		"The rules of the scripts and the trust window have mutants of their own, which the simulation has to\n"+
 		"find within two thousand seeds (`make simulate`; `TestTheSimulationFindsMutantsOfTheScripts`,\n"+
 		"`TestTheSimulationFindsMutantsOfTheGo`), and those of the protocol as such are refuted by the\n"+
-		"[model](../lab/model/README.md). They are not repeated here.\n\n"+
+		"[model](../model/README.md). They are not repeated here.\n\n"+
 		"S1 order, S2 no late write, S3 stable reads, S4 no way round, S5 deletes do not forget, S6 the\n"+
 		"outcome is known, S7 a zombie cannot block, S8 sealed grants; L1 one live lease, L2 tokens rise, L4\n"+
 		"a lost reply does no harm, L5 the trust window, L6 waiting, L7 healing, L8 a context bounds the\n"+
 		"call.\n%s", total, &rows)
 	if os.Getenv("FENCEDB_MUTATIONS") == "write" {
-		require.NoError(t, os.WriteFile("mutations.md", []byte(page), 0o600))
+		require.NoError(t, os.WriteFile("../lab/docs/mutations.md", []byte(page), 0o600))
 		return
 	}
-	shown, err := os.ReadFile("mutations.md")
+	shown, err := os.ReadFile("../lab/docs/mutations.md")
 	require.NoError(t, err)
 	require.Equal(t, page, string(shown), "FENCEDB_MUTATIONS=write go test ./lab/docs -run Mutations writes it anew")
 }

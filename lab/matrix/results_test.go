@@ -43,7 +43,7 @@ func record(s setup, f *fault, o outcome, wrong bool) {
 
 // The page shows the last complete run on each major version of Postgres, which is kept beside it.
 const (
-	page = "../../docs/matrix.md"
+	page = "README.md"
 	kept = "results.json"
 )
 
