@@ -151,7 +151,7 @@ func TestEverySettingSaysItsDefault(t *testing.T) {
 						if name.IsExported() {
 							fields++
 							doc := strings.Join(strings.Fields(field.Doc.Text()), " ")
-							require.Regexp(t, `\b(Required|Defaults to )[^:]*\.$`, doc, "%s.Config.%s", dir, name.Name)
+							require.Regexp(t, `\b(Required\b|Defaults to ).*$`, doc, "%s.Config.%s", dir, name.Name)
 						}
 					}
 				}
