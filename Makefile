@@ -39,9 +39,12 @@ booking: ## Run the service of examples/booking, on http://localhost:8080, until
 	@.bin/demo with sh -c '.bin/booking migrate && exec .bin/booking'
 
 .PHONY: inventory
-inventory: ## Sell a flash sale four ways, side by side, with processes stopped (a minute and a half)
+inventory: ## Run the shop of examples/inventory, for commands in another terminal, until Ctrl-C
 	@internal/tools/ensure.sh go servers
-	go run ./lab/demo sale
+	@go build -o .bin/ ./lab/demo ./examples/inventory
+	@.bin/demo with sh -c 'echo "in another terminal:"; \
+		echo "    export FENCEDB_POSTGRES_URL=\"$$FENCEDB_POSTGRES_URL\" FENCEDB_REDIS_URL=\"$$FENCEDB_REDIS_URL\""; \
+		echo "    .bin/inventory reserve ann sneaker=1 poster=1; .bin/inventory stock"; exec .bin/inventory'
 
 # What programs import. The longest come first, so that none of them runs alone at the end.
 PACKAGES = ./fencedb ./migrations ./lease/... ./guard ./fencedbtest ./grant ./internal/protocol ./observe/...

@@ -2,7 +2,6 @@
 //
 //	go run ./lab/demo [-unprotected] [-ttl 1.5s]   # five stories; exits with 0 if every promise was kept
 //	go run ./lab/demo page                         # a live page, with buttons that do harm
-//	go run ./lab/demo sale                         # a flash sale in four ways, side by side
 //	go run ./lab/demo with COMMAND...              # runs a command, such as an example, with servers of its own
 //	go run ./lab/demo missing [-own]               # names the servers that make has to install
 //
@@ -12,7 +11,6 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"flag"
 	"fmt"
@@ -26,12 +24,11 @@ import (
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/internal/worker"
 	"github.com/fencedb/fencedb/lab/demo/page"
-	"github.com/fencedb/fencedb/lab/demo/sale"
 	"github.com/fencedb/fencedb/lab/demo/service"
 )
 
 func main() {
-	worker.Become(map[string]worker.Life{"booking": service.Booking, "sale": sale.Work})
+	worker.Become(map[string]worker.Life{"booking": service.Booking})
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, os.Args[1:])
 	stop()
@@ -68,13 +65,6 @@ func run(ctx context.Context, args []string) error {
 				return page.Run(ctx, env, *port, os.Stdout)
 			})
 		}
-	case "sale":
-		l := sale.Load{SKUs: 20, Stock: 20000, TTL: 1200 * time.Millisecond}
-		flags.IntVar(&l.Buyers, "buyers", 200, "buyers at once, in three processes")
-		flags.DurationVar(&l.For, "for", 10*time.Second, "how long each sale lasts")
-		flags.IntVar(&l.Pauses, "pauses", 2, "how often a process is stopped")
-		flags.DurationVar(&l.Pause, "pause", 2400*time.Millisecond, "how long it is stopped")
-		do = func() error { return compare(ctx, l) }
 	case "missing":
 		own := flags.Bool("own", false, "also what the tests start of their own, whatever the environment names")
 		do = func() error {
@@ -88,7 +78,7 @@ func run(ctx context.Context, args []string) error {
 	case "with":
 		return with(ctx, args)
 	default:
-		return fmt.Errorf("unknown argument %q; there are page, sale and with, and see -help", command)
+		return fmt.Errorf("unknown argument %q; there are page and with, and see -help", command)
 	}
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -107,41 +97,6 @@ func onServers(ctx context.Context, opts testenv.Options, do func(*testenv.Env) 
 	}
 	defer func() { err = errors.Join(err, env.Close()) }()
 	return do(env)
-}
-
-// compare plays the sale in each mode, on servers of its own if they are ours to start, and prints
-// a table. It returns an error if any books are wrong, or if those of the control are right.
-func compare(ctx context.Context, load sale.Load) error {
-	if err := load.Validate(); err != nil {
-		return err
-	}
-	fmt.Printf("%d buyers in %d processes want %d SKUs for %v; %d times one of the processes is stopped "+
-		"for %v, leases last %v\n",
-		load.Buyers, sale.Workers, load.SKUs, load.For, load.Pauses, load.Pause, load.TTL)
-	var results []sale.Result
-	var problems []string
-	for _, mode := range sale.Modes {
-		fmt.Println(mode, "...")
-		err := onServers(ctx, testenv.Options{}, func(env *testenv.Env) error {
-			servers := service.Servers{PostgresURL: env.PostgresURL, RedisURL: env.RedisURL, Namespace: "sale_" + rand.Text()}
-			r, err := sale.Run(ctx, mode, servers, load)
-			results, problems = append(results, r), append(problems, r.Problems()...)
-			return err
-		})
-		if err != nil {
-			return fmt.Errorf("%s: %w", mode, err)
-		}
-	}
-	fmt.Println()
-	if err := sale.WriteTable(os.Stdout, results); err != nil {
-		return err
-	}
-	if len(problems) > 0 {
-		fmt.Println(strings.Join(problems, "\n"))
-		return errors.New("an invariant does not hold")
-	}
-	fmt.Println("\nAll invariants hold.")
-	return nil
 }
 
 // with runs a command with the URLs of servers in its environment. When ctx ends it interrupts the

@@ -30,7 +30,7 @@ func TestTakePricesTheCartAndLeavesWhatWasReadAsItWas(t *testing.T) {
 	levels := []Level{{SKU: "a", Start: 9, Remaining: 5, Cents: 100}, {SKU: "b", Start: 9, Remaining: 1, Cents: 200}}
 	wish := Cart{Lines: []Line{{SKU: "b", Units: 1}, {SKU: "a", Units: 4}}}
 
-	after, priced, err := Take(levels, wish)
+	after, priced, err := take(levels, wish)
 
 	require.NoError(t, err)
 	require.Equal(t, []int{1, 0}, []int{after[0].Remaining, after[1].Remaining})
@@ -44,21 +44,21 @@ func TestTakeRefusesWhatIsNotThere(t *testing.T) {
 	t.Parallel()
 	levels := []Level{{SKU: "a", Start: 9, Remaining: 5, Cents: 100}}
 
-	_, _, err := Take(levels, Cart{Lines: []Line{{SKU: "a", Units: 6}}})
+	_, _, err := take(levels, Cart{Lines: []Line{{SKU: "a", Units: 6}}})
 	require.ErrorIs(t, err, ErrSoldOut)
-	_, _, err = Take(levels, Cart{Lines: []Line{{SKU: "b", Units: 1}}})
+	_, _, err = take(levels, Cart{Lines: []Line{{SKU: "b", Units: 1}}})
 	require.ErrorIs(t, err, ErrInvalid)
 }
 
 func TestACartThatMakesNoSenseIsRefused(t *testing.T) {
 	t.Parallel()
 	one := []Line{{SKU: "a", Units: 1}}
-	require.NoError(t, Cart{Buyer: "ann", Lines: one}.Validate())
-	many := make([]Line, MaxLines+1)
+	require.NoError(t, Cart{Buyer: "ann", Lines: one}.validate())
+	many := make([]Line, maxLines+1)
 	for i := range many {
-		many[i] = Line{SKU: strings.Repeat("a", i+1), Units: MaxUnits}
+		many[i] = Line{SKU: strings.Repeat("a", i+1), Units: maxUnits}
 	}
-	require.NoError(t, Cart{Buyer: "ann", Lines: many[1:]}.Validate())
+	require.NoError(t, Cart{Buyer: "ann", Lines: many[1:]}.validate())
 	for name, c := range map[string]Cart{
 		"no buyer":             {Lines: one},
 		"a buyer with a zero":  {Buyer: "an\x00n", Lines: one},
@@ -68,9 +68,9 @@ func TestACartThatMakesNoSenseIsRefused(t *testing.T) {
 		"a sku with a zero":    {Buyer: "ann", Lines: []Line{{SKU: "a\x00", Units: 1}}},
 		"a sku of 257 bytes":   {Buyer: "ann", Lines: []Line{{SKU: strings.Repeat("a", 257), Units: 1}}},
 		"no units":             {Buyer: "ann", Lines: []Line{{SKU: "a"}}},
-		"too many units":       {Buyer: "ann", Lines: []Line{{SKU: "a", Units: MaxUnits + 1}}},
+		"too many units":       {Buyer: "ann", Lines: []Line{{SKU: "a", Units: maxUnits + 1}}},
 		"two lines of one sku": {Buyer: "ann", Lines: []Line{{SKU: "a", Units: 1}, {SKU: "a", Units: 2}}},
 	} {
-		require.ErrorIs(t, c.Validate(), ErrInvalid, name)
+		require.ErrorIs(t, c.validate(), ErrInvalid, name)
 	}
 }

@@ -111,15 +111,15 @@ func resources(c Cart) []string {
 // runs out by itself.
 func (s *Shop) Reserve(ctx context.Context, buyer string, lines []Line) (Cart, error) {
 	c := Cart{ID: uuid.New(), Buyer: buyer, Lines: lines}
-	if err := c.Validate(); err != nil {
+	if err := c.validate(); err != nil {
 		return Cart{}, err
 	}
 	err := s.alone(ctx, resources(c), func(t Tables) error {
-		levels, err := t.Levels(ctx, c.SKUs()) // true until we commit: no other holder can write them before
+		levels, err := t.Levels(ctx, c.skus()) // true until we commit: no other holder can write them before
 		if err != nil {
 			return err
 		}
-		after, priced, err := Take(levels, c)
+		after, priced, err := take(levels, c)
 		if err != nil {
 			return err
 		}
@@ -215,7 +215,7 @@ func (s *Shop) Pay(ctx context.Context, id uuid.UUID) error {
 func (s *Shop) Sweep(ctx context.Context) error {
 	// This lease only saves work: two sweepers at once cost time, nothing else.
 	err := s.leases.Do(ctx, "sweeper", func(ctx context.Context, _ *lease.Lease) error {
-		return errors.Join(s.Each(ctx, Overdue, s.expire), s.Each(ctx, RefundsDue, s.refund))
+		return errors.Join(s.each(ctx, overdue, s.expire), s.each(ctx, refundsDue, s.refund))
 	}, lease.NoWait())
 	if errors.Is(err, lease.ErrHeld) || errors.Is(err, lease.ErrWorkDone) {
 		return nil
@@ -245,9 +245,9 @@ func (s *Shop) refund(ctx context.Context, id uuid.UUID) error {
 	return s.alone(ctx, []string{cartResource(id)}, func(t Tables) error { return t.Refunded(ctx, id) })
 }
 
-// Each does one thing for all carts that a statement finds, [Overdue] or [RefundsDue], some at a
+// each does one thing for all carts that a statement finds, overdue or refundsDue, some at a
 // time. A cart that is busy is left for the next time.
-func (s *Shop) Each(ctx context.Context, find string, do func(context.Context, uuid.UUID) error) error {
+func (s *Shop) each(ctx context.Context, find string, do func(context.Context, uuid.UUID) error) error {
 	var carts []uuid.UUID
 	err := s.repo.Read(ctx, func(t Tables) (err error) {
 		rows, _ := t.tx.Query(ctx, find)
@@ -272,20 +272,20 @@ func (s *Shop) Each(ctx context.Context, find string, do func(context.Context, u
 
 // What one cart can hold.
 const (
-	MaxLines = 20
-	MaxUnits = 100 // of a line
+	maxLines = 20
+	maxUnits = 100 // of a line
 )
 
-// Validate checks a cart as a buyer sends it.
-func (c Cart) Validate() error {
-	wrong := !isText(c.Buyer) || len(c.Lines) == 0 || len(c.Lines) > MaxLines
-	skus := c.SKUs()
+// validate checks a cart as a buyer sends it.
+func (c Cart) validate() error {
+	wrong := !isText(c.Buyer) || len(c.Lines) == 0 || len(c.Lines) > maxLines
+	skus := c.skus()
 	for i, l := range c.Lines {
-		wrong = wrong || !isText(l.SKU) || l.Units < 1 || l.Units > MaxUnits || slices.Contains(skus[:i], l.SKU)
+		wrong = wrong || !isText(l.SKU) || l.Units < 1 || l.Units > maxUnits || slices.Contains(skus[:i], l.SKU)
 	}
 	if wrong {
 		return fmt.Errorf("%w: a cart has a buyer, and 1 to %d lines, each with a sku of its own and 1 to %d units; "+
-			"texts have 1 to 256 bytes and no control characters", ErrInvalid, MaxLines, MaxUnits)
+			"texts have 1 to 256 bytes and no control characters", ErrInvalid, maxLines, maxUnits)
 	}
 	return nil
 }
@@ -296,17 +296,17 @@ func isText(s string) bool {
 	return s != "" && len(s) <= 256 && !strings.ContainsFunc(s, unicode.IsControl)
 }
 
-// SKUs are those of the lines.
-func (c Cart) SKUs() (skus []string) {
+// skus are those of the lines.
+func (c Cart) skus() (skus []string) {
 	for _, l := range c.Lines {
 		skus = append(skus, l.SKU)
 	}
 	return skus
 }
 
-// Take takes a cart out of the levels, and prices it: what remains decides what a unit costs. So
+// take takes a cart out of the levels, and prices it: what remains decides what a unit costs. So
 // reading, deciding and writing belong together.
-func Take(levels []Level, c Cart) ([]Level, Cart, error) {
+func take(levels []Level, c Cart) ([]Level, Cart, error) {
 	after := slices.Clone(levels)
 	c.Lines = slices.Clone(c.Lines)
 	for i, l := range c.Lines {

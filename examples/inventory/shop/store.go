@@ -158,11 +158,11 @@ func (t Tables) Refunded(ctx context.Context, id uuid.UUID) error {
 
 // What [Shop.Each] can be told to find.
 const (
-	// Overdue finds reservations that nobody has paid in time, the oldest first.
-	Overdue = `
+	// overdue finds reservations that nobody has paid in time, the oldest first.
+	overdue = `
 		SELECT id FROM carts WHERE state = 'RESERVED' AND expires_at <= clock_timestamp() ORDER BY expires_at LIMIT 200`
 
-	// RefundsDue finds carts whose money the bank has to give back, in no order: some that the bank
+	// refundsDue finds carts whose money the bank has to give back, in no order: some that the bank
 	// keeps refusing must not keep the rest out.
-	RefundsDue = `SELECT cart_id FROM payments WHERE state = 'REFUND_DUE' ORDER BY random() LIMIT 200`
+	refundsDue = `SELECT cart_id FROM payments WHERE state = 'REFUND_DUE' ORDER BY random() LIMIT 200`
 )
