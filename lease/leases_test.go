@@ -95,6 +95,31 @@ func TestAcquireAllWaits(t *testing.T) {
 	})
 }
 
+// Two that name the same resources in opposite orders would otherwise get one each, and wait for
+// one another.
+func TestAcquireAllTakesOneOrder(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
+		a, b := try(t, i, "a"), try(t, i, "b")
+		got := make(chan lease.Leases)
+		for _, order := range [][]string{{"a", "b"}, {"b", "a"}} {
+			go func() {
+				ls, err := i.AcquireAll(t.Context(), order, lease.WaitAtMost(time.Hour))
+				if err != nil {
+					t.Error(err)
+				}
+				got <- ls
+			}()
+			synctest.Wait()
+		}
+		require.NoError(t, b.Release(t.Context()))
+		synctest.Wait() // whoever waits for b first has it now
+		require.NoError(t, a.Release(t.Context()))
+		require.NoError(t, (<-got).Release(t.Context()))
+		require.NoError(t, (<-got).Release(t.Context()))
+	})
+}
+
 // By then it holds itself what stood in the way at first.
 func TestAcquireAllNamesWhatIsHeldAtTheEnd(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {

@@ -324,6 +324,7 @@ var goMutants = []struct {
 	{"a renewal is trusted from its answer", []edit{{"renew.go", "		if until := l.core.trustedUntil(r.sent, r.ttl)", "		if protocol.Mutant(NAME) {\n			r.sent = time.Now()\n		}\n		if until := l.core.trustedUntil(r.sent, r.ttl)"}}},
 	{"validity is not shortened by the margin", []edit{{"lease.go", "	return sent.Add(ttl - c.cfg.Margin)", "	if protocol.Mutant(NAME) {\n		return sent.Add(ttl)\n	}\n	return sent.Add(ttl - c.cfg.Margin)"}}},
 	{"nothing is withdrawn", []edit{{"step.go", "	if s.asked {", "	if s.asked && !protocol.Mutant(NAME) {"}}},
+	{"a waiter that hears nothing does not ask again", []edit{{"step.go", "	timer := time.NewTimer(spread(held))\n", "	if protocol.Mutant(NAME) {\n		held = time.Hour\n	}\n	timer := time.NewTimer(spread(held))\n"}}},
 	{"a context does not bound a request", []edit{{"../internal/protocol/send.go", "	if b, ours := ctx.(*bound); ours && b.quiet() {", "	if Mutant(NAME) {\n		<-r.answered\n		return nil\n	}\n	if b, ours := ctx.(*bound); ours && b.quiet() {"}}},
 }
 

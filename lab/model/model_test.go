@@ -116,78 +116,6 @@ func TestTheGuardKeepsItsPromisesInEveryState(t *testing.T) {
 	}
 }
 
-// waiting is the queue with some rules changed.
-func waiting(change func(*Queue)) Queue {
-	q := RightQueue()
-	change(&q)
-	return q
-}
-
-// queues are what the queue is tried in.
-var queues = []struct {
-	name  string
-	rules Queue
-}{
-	{"three clients wait", waiting(func(q *Queue) { q.Clients = 3 })},
-	{"news are lost, twice", waiting(func(q *Queue) { q.Clients, q.News = 3, 2 })},
-	{"a client is stopped, for a while or for ever", waiting(func(q *Queue) { q.Clients, q.Stops = 3, 1 })},
-	{"requests are cut off, repeated or late", waiting(func(q *Queue) { q.Clients, q.Cuts = 3, 1 })},
-	{"a caller gives up, and news are lost", waiting(func(q *Queue) { q.Clients, q.GivesUp, q.News = 3, 1, 1 })},
-	{"Redis loses its data or the last token", waiting(func(q *Queue) { q.Clients, q.Losses = 3, 1 })},
-	{"a request is cut off, a client is stopped, and news are lost", waiting(func(q *Queue) { q.Cuts, q.Stops, q.News = 1, 1, 1 })},
-	{"Redis loses its data, and a client is stopped", waiting(func(q *Queue) { q.Losses, q.Stops = 1, 1 })},
-	{"messages are slow, and a client is stopped", waiting(func(q *Queue) { q.Slow, q.Stops = 2, 1 })},
-	{"lease ids are used again, callers give up, requests are cut off", waiting(func(q *Queue) {
-		q.NewIDs, q.Calls, q.GivesUp, q.Cuts = false, 2, 1, 1
-	})},
-	{"lease ids are used again, a client is stopped", waiting(func(q *Queue) { q.NewIDs, q.Calls, q.Stops = false, 2, 1 })},
-	{"lease ids are used again, news are lost", waiting(func(q *Queue) { q.NewIDs, q.Calls, q.News = false, 2, 1 })},
-	{"two resources, three clients", waiting(func(q *Queue) { q.Resources, q.Clients = 2, 3 })},
-	{"two resources, a client is stopped", waiting(func(q *Queue) { q.Resources, q.Stops = 2, 1 })},
-	{"two resources, a caller gives up, a request is cut off", waiting(func(q *Queue) { q.Resources, q.GivesUp, q.Cuts = 2, 1, 1 })},
-	{"two resources, news are lost, Redis loses its data", waiting(func(q *Queue) { q.Resources, q.News, q.Losses = 2, 1, 1 })},
-}
-
-// brokenQueues are the queue without one rule, and the promise that this breaks.
-var brokenQueues = []struct {
-	name, broken string
-	rules        Queue
-}{
-	{"trust counts from the answer", "L5", waiting(func(q *Queue) { q.Stops, q.FromRequest = 1, false })},
-	{"a token without the floor, Redis loses the last token", "L2", waiting(func(q *Queue) { q.Losses, q.Floor = 1, false })},
-	{"a release without the token, lease ids used again", "L4", waiting(func(q *Queue) {
-		q.Clients, q.Calls, q.Cuts, q.NewIDs, q.TokenInEnd = 1, 2, 1, false, false
-	})},
-	{"a withdrawal without the call, lease ids used again", "L4", waiting(func(q *Queue) {
-		q.Clients, q.Calls, q.Cuts, q.GivesUp, q.NewIDs, q.CallInEnd = 1, 2, 1, 1, false, false
-	})},
-	{"what is free goes to whoever asks", "L6", waiting(func(q *Queue) { q.Clients, q.KeepsTurns = 3, false })},
-	{"a waiter that is dead, or does not come, is not skipped", "progress", waiting(func(q *Queue) { q.Clients, q.Stops, q.SkipsDead, q.Lapses = 3, 1, false, false })},
-	{"a waiter that hears nothing does not ask again", "progress", waiting(func(q *Queue) { q.News, q.AsksAgain = 1, false })},
-	{"two resources, each client in its own order", "progress", waiting(func(q *Queue) { q.Resources, q.SameOrder = 2, false })},
-	{"limit: a lease id is used again while its release is on its way", "L5", waiting(func(q *Queue) {
-		q.Clients, q.Calls, q.NewIDs, q.AwaitsRelease = 1, 2, false, false
-	})},
-}
-
-// mostIdle is for how long at most, in ticks, nobody works although somebody waits.
-const mostIdle = ttl
-
-func TestEveryWaiterIsGranted(t *testing.T) {
-	t.Parallel()
-	for _, s := range queues {
-		found := s.rules.Search()
-		if found.Broken != "" {
-			t.Errorf("%s: %s\n%s", s.name, found.Broken, Text(found.Trace))
-		} else if found.Steps < 0 {
-			t.Errorf("%s: waiting never ends\n%s", s.name, Text(found.Stuck))
-		} else if found.Steps > mostIdle {
-			t.Errorf("%s: nobody works for %d ticks", s.name, found.Steps)
-		}
-		t.Logf("%8d states, nobody works for %d ticks: %s", found.States, found.Steps, s.name)
-	}
-}
-
 func TestTheProtocolKeepsItsPromisesInEveryState(t *testing.T) {
 	t.Parallel()
 	for _, s := range settings {
@@ -225,9 +153,6 @@ func TestEveryMutantIsRefutedAsThePageShows(t *testing.T) {
 	}
 	for _, m := range brokenGuards {
 		traces.WriteString(refutation(t, "guards: "+m.name, m.broken, m.rules.Search(m.broken)))
-	}
-	for _, m := range brokenQueues {
-		traces.WriteString(refutation(t, "waiters: "+m.name, m.broken, m.rules.Search(m.broken)))
 	}
 	const page = "traces.md"
 	shown, err := os.ReadFile(page)
@@ -268,10 +193,6 @@ func TestEveryMoveNamesTheCodeItStandsFor(t *testing.T) {
 		names(r, happened)
 	}
 	names(guarding(func(g *Guard) { g.Turns = [sessions]uint8{1, 2, 0} }), happened)
-	names(waiting(func(q *Queue) { q.Clients = 3 }), happened)
-	names(waiting(func(q *Queue) { q.GivesUp, q.Cuts = 1, 1 }), happened)
-	names(waiting(func(q *Queue) { q.Stops, q.News, q.Losses = 1, 1, 1 }), happened)
-	names(waiting(func(q *Queue) { q.Resources, q.Stops = 2, 1 }), happened)
 	for name := range happened {
 		require.True(t, named[name], "the table lacks the move %q", name)
 	}

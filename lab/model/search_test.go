@@ -20,7 +20,6 @@ type Move[S any] struct {
 	Who    int    // -1: nobody
 	Text   string
 	Fault  bool   // it need not happen
-	Time   int    // that it takes
 	Broken string // the promise that it breaks, and how
 	Next   S
 }
@@ -39,7 +38,7 @@ type search[S comparable] struct {
 	machine[S]
 	all   []S
 	from  []int32
-	moved [][3]int32 // moves that are no faults: from, to, and the time
+	moved [][2]int32 // moves that are no faults: from, to
 }
 
 // visit visits every state. It stops at the first broken promise whose text begins with one of the
@@ -69,7 +68,7 @@ func visit[S comparable](m machine[S], promises ...string) (*search[S], Found[S]
 			}
 			next := add(m.Next, at)
 			if !m.Fault {
-				w.moved = append(w.moved, [3]int32{at, next, int32(m.Time)})
+				w.moved = append(w.moved, [2]int32{at, next})
 			}
 		})
 		if broken != nil {
@@ -97,21 +96,6 @@ func (r Rules) Search(promises ...string) Found[State] {
 	return found
 }
 
-// Search shows that from every state all will be done, whatever happens but faults, and counts the
-// time in which nobody works.
-func (q Queue) Search(promises ...string) Found[QueueState] {
-	w, found := visit(q, promises...)
-	if found.Broken == "" {
-		found.Steps, found.Stuck = w.inevitable()
-	}
-	if found.Stuck != nil {
-		if _, hopeless := w.possible(); hopeless != nil {
-			found.Stuck = hopeless // tells more: from there nothing helps
-		}
-	}
-	return found
-}
-
 // trace is the way to a state, from the beginning.
 func (w *search[S]) trace(at int32) (moves []Move[S]) {
 	for ; w.from[at] >= 0; at = w.from[at] {
@@ -128,7 +112,7 @@ func (w *search[S]) trace(at int32) (moves []Move[S]) {
 }
 
 // before lists for each state the moves into it: those of state n are before[first[n]:first[n+1]].
-func (w *search[S]) before() (first []int32, before [][2]int32) {
+func (w *search[S]) before() (first, before []int32) {
 	first = make([]int32, len(w.all)+1)
 	for _, b := range w.moved {
 		first[b[1]+1]++
@@ -136,10 +120,10 @@ func (w *search[S]) before() (first []int32, before [][2]int32) {
 	for i := range w.all {
 		first[i+1] += first[i]
 	}
-	before = make([][2]int32, len(w.moved))
+	before = make([]int32, len(w.moved))
 	next := slices.Clone(first)
 	for _, b := range w.moved {
-		before[next[b[1]]] = [2]int32{b[0], b[2]}
+		before[next[b[1]]] = b[0]
 		next[b[1]]++
 	}
 	return first, before
@@ -161,10 +145,10 @@ func (w *search[S]) possible() (steps int, stuck []Move[S]) {
 	for ; len(queue) > 0; queue = queue[1:] {
 		at := queue[0]
 		steps = max(steps, int(distance[at]))
-		for _, b := range before[first[at]:first[at+1]] {
-			if distance[b[0]] < 0 {
-				distance[b[0]] = distance[at] + 1
-				queue = append(queue, b[0])
+		for _, from := range before[first[at]:first[at+1]] {
+			if distance[from] < 0 {
+				distance[from] = distance[at] + 1
+				queue = append(queue, from)
 			}
 		}
 	}
@@ -176,58 +160,11 @@ func (w *search[S]) possible() (steps int, stuck []Move[S]) {
 	return steps, nil
 }
 
-// inevitable goes backwards too, but passes a state only when it knows all that can follow. A state
-// that is left is one from which work may never end: it leads to a circle, or to a state where
-// nothing happens.
-func (w *search[S]) inevitable() (time int, stuck []Move[S]) {
-	first, before := w.before()
-	open, longest := make([]int32, len(w.all)), make([]int32, len(w.all))
-	for _, b := range w.moved {
-		open[b[0]]++
-	}
-	var queue []int32
-	for i, s := range w.all {
-		if w.done(s) {
-			open[i] = -1 // what follows does not count
-			queue = append(queue, int32(i))
-		}
-	}
-	for ; len(queue) > 0; queue = queue[1:] {
-		at := queue[0]
-		time = max(time, int(longest[at]))
-		for _, b := range before[first[at]:first[at+1]] {
-			if open[b[0]] < 0 {
-				continue
-			}
-			longest[b[0]] = max(longest[b[0]], longest[at]+b[1])
-			if open[b[0]]--; open[b[0]] == 0 {
-				open[b[0]] = -1
-				queue = append(queue, b[0])
-			}
-		}
-	}
-	for i := range w.all {
-		if open[i] >= 0 {
-			return -1, w.trace(int32(i))
-		}
-	}
-	return time, nil
-}
-
 // Text is a trace for people.
 func Text[S any](moves []Move[S]) string {
 	var out strings.Builder
-	line, times := 0, 1
 	for n, m := range moves {
 		text := m.Text
-		if n+1 < len(moves) && moves[n+1].Text == text && moves[n+1].Who == m.Who && text == "time passes" {
-			times++
-			continue
-		}
-		if times > 1 {
-			text, times = fmt.Sprintf("%s, %d ticks", text, times), 1
-		}
-		line++
 		if m.Who >= 0 {
 			who := string(rune('A' + m.Who))
 			if rest, its := strings.CutPrefix(text, "its "); its {
@@ -236,7 +173,7 @@ func Text[S any](moves []Move[S]) string {
 				text = who + " " + text
 			}
 		}
-		fmt.Fprintf(&out, "%2d. %s\n", line, text)
+		fmt.Fprintf(&out, "%2d. %s\n", n+1, text)
 	}
 	if last := moves[len(moves)-1].Broken; last != "" {
 		fmt.Fprintf(&out, "    %s\n", last)
