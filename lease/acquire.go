@@ -30,7 +30,7 @@ type acquisition struct {
 	step      *step            // the latest
 	raised    int              // how often the last token was, because it was behind the fence
 	behind    behind           // what goes on behind the call
-	open      debt             // from the beginning of the call to its end
+	open      openCall         // from its beginning to its end
 
 	room struct { // of what is above, for one resource
 		resource [1]string
@@ -82,8 +82,7 @@ func (a *acquisition) run(ctx context.Context) (leases Leases, err error) {
 	if closed != nil {
 		return nil, a.failed(closed)
 	}
-	defer a.open.settle(nil)
-	defer a.open.cancel(nil)
+	defer registry.ended(&a.open)
 	leases, err = a.obtainSealed(ctx)
 	if registry.closing() {
 		a.behind.giveBack(ctx, leases...)

@@ -21,24 +21,36 @@ const (
 	minGiveBack = 100 * time.Millisecond
 )
 
-// registry lists what an issuer has to end: leases that are held, calls that may be granted
-// something, and releases that go on behind a caller that has gone.
+// registry lists what an issuer has to end: calls that may be granted something, leases that are
+// held, and what it owes to Redis. Nobody holds its mutex for longer when there is more of it, but
+// for the beginning of Close.
 //
 // Lock order: the mu of a lease before this one.
 type registry struct {
-	shares atomic.Bool // some leases may be the same one in Redis, by [LeaseID]
+	shares atomic.Bool   // some leases may be the same one in Redis, by [LeaseID]
+	lasts  time.Duration // for how long a debt can matter: no lease lasts longer
 
 	mu     sync.Mutex
-	closed bool                // Close has begun; guarded by mu
-	leases map[*Lease]struct{} // guarded by mu
-	debts  map[*debt]struct{}  // guarded by mu
-	failed []Blocked           // what could not be given back since Close began; guarded by mu
-	fewer  chan struct{}       // closed when nothing is left; nil until somebody waits; guarded by mu
+	closed bool                   // Close has begun; guarded by mu
+	calls  map[*openCall]struct{} // guarded by mu
+	leases map[*Lease]struct{}    // guarded by mu
+	owed   debt                   // the ring of those that can matter, the oldest behind it; guarded by mu
+	many   int                    // in the ring; guarded by mu
+	unpaid int                    // of those, without an outcome; guarded by mu
+	fewer  chan struct{}          // closed when nothing is left; nil until somebody waits; guarded by mu
 }
 
-// begin counts a call that may be granted something: a debt until it ends. Its context ends with
-// ctx and when Close begins.
-func (r *registry) begin(ctx context.Context, call *debt) (context.Context, error) {
+func newRegistry(ttl time.Duration) *registry {
+	r := &registry{lasts: max(ttl, minGiveBack), calls: make(map[*openCall]struct{}), leases: make(map[*Lease]struct{})}
+	r.owed.before, r.owed.after = &r.owed, &r.owed
+	return r
+}
+
+// openCall is one that may be granted something.
+type openCall struct{ cancel context.CancelCauseFunc }
+
+// begin counts a call until it ends. Its context ends with ctx and when Close begins.
+func (r *registry) begin(ctx context.Context, call *openCall) (context.Context, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
@@ -49,8 +61,16 @@ func (r *registry) begin(ctx context.Context, call *debt) (context.Context, erro
 	if endless {
 		ctx = protocol.Lasting(ctx)
 	}
-	r.add(call)
+	r.calls[call] = struct{}{}
 	return ctx, nil
+}
+
+func (r *registry) ended(call *openCall) {
+	call.cancel(nil)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.calls, call)
+	r.lessened()
 }
 
 // close begins the end; false if it has begun before.
@@ -58,10 +78,8 @@ func (r *registry) close() (first bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	first, r.closed = !r.closed, true
-	for d := range r.debts {
-		if d.cancel != nil {
-			d.cancel(ErrClosed)
-		}
+	for call := range r.calls {
+		call.cancel(ErrClosed)
 	}
 	return first
 }
@@ -91,31 +109,26 @@ func (r *registry) wait(ctx context.Context) bool {
 func (r *registry) nothing() (closed <-chan struct{}, expires time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	now := time.Now()
-	expires = now.Add(time.Hour)
-	for d := range r.debts {
-		switch {
-		case d.until.IsZero(): // a call, which matters until it returns
-		case d.until.After(now):
-			if d.until.Before(expires) {
-				expires = d.until
-			}
-		default:
-			delete(r.debts, d)
-		}
-	}
-	if len(r.debts) == 0 && len(r.leases) == 0 {
+	r.forgetExpired()
+	if r.done() {
 		return nil, expires
 	}
 	if r.fewer == nil {
 		r.fewer = make(chan struct{})
 	}
-	return r.fewer, expires
+	if r.many == 0 {
+		return r.fewer, time.Now().Add(time.Hour)
+	}
+	return r.fewer, r.owed.after.until
 }
 
-// lessened is called where a lease or a debt was taken out. The caller holds mu.
+// done reports whether nothing is held, and nothing is asked for or being given back. The caller
+// holds mu.
+func (r *registry) done() bool { return len(r.calls) == 0 && len(r.leases) == 0 && r.unpaid == 0 }
+
+// lessened is called where something was taken out. The caller holds mu.
 func (r *registry) lessened() {
-	if r.fewer != nil && len(r.debts) == 0 && len(r.leases) == 0 {
+	if r.fewer != nil && r.done() {
 		close(r.fewer)
 		r.fewer = nil
 	}
@@ -147,67 +160,86 @@ func (r *registry) allHeld() []*Lease {
 	return slices.Collect(maps.Keys(r.leases))
 }
 
+// mostBlocked is how many resources an error names: Close returns soon after its context has ended,
+// whatever it leaves behind.
+const mostBlocked = 100
+
 // left is the error about what may be blocked still, and about what has not ended when Close stops
 // waiting for that cause; nil if there is nothing.
 func (r *registry) left(cause error) error {
 	r.mu.Lock()
-	all := slices.Clone(r.failed)
-	for d := range r.debts {
-		all = append(all, d.blocked()...)
-	}
-	held := slices.Collect(maps.Keys(r.leases)) // those that Close has not come to
-	nothing := cause == nil || len(r.debts) == 0 && len(held) == 0
-	r.mu.Unlock()
-	for _, l := range held {
-		all = append(all, Blocked{Resource: l.resource, Until: l.ValidUntil().Add(l.core.cfg.Margin)})
-	}
-	now := time.Now()
-	latest := make(map[string]Blocked)
-	for _, b := range all {
-		if b.Until.After(now) && b.Until.After(latest[b.Resource].Until) {
-			latest[b.Resource] = b
+	defer r.mu.Unlock()
+	r.forgetExpired()
+	latest := make(map[string]Blocked) // by resource
+	looked, now := 0, time.Now()
+	for d := r.owed.after; d != &r.owed && looked < mostBlocked; d = d.after {
+		looked++
+		for _, resource := range d.resources {
+			latest[resource] = Blocked{resource, d.until, d.last} // a later one reaches further
 		}
 	}
-	switch {
-	case len(latest) == 0 && nothing:
-		return nil
-	case len(latest) == 0: // a call is of no resources, and a release whose lease has expired blocks none
-		return protocol.Also(fmt.Errorf("lease: close: calls or releases of this issuer have not ended yet: %s", protocol.WhyEnded(cause)), cause)
+	for l := range r.leases { // those that Close has not come to
+		if looked == mostBlocked {
+			break
+		}
+		looked++
+		latest[l.resource] = Blocked{Resource: l.resource, Until: now.Add(r.lasts)} // if it is renewed just now
 	}
-	e := &NotGivenBackError{Cause: cause}
+	switch {
+	case len(latest) == 0 && (cause == nil || r.done()):
+		return nil
+	case len(latest) == 0: // a call is of no resources
+		return protocol.Also(fmt.Errorf("lease: close: calls of this issuer have not ended yet: %s", protocol.WhyEnded(cause)), cause)
+	}
+	e := &NotGivenBackError{More: r.many + len(r.leases) - looked, Cause: cause}
 	for _, resource := range slices.Sorted(maps.Keys(latest)) {
 		e.Blocked = append(e.Blocked, latest[resource])
 	}
 	return e
 }
 
-// debt is something that is being given back: a lease, a grant, a place in the queue. A call that
-// may be granted something is one too, of no resources.
+// debt is something that is being given back: a lease, a grant, a place in the queue.
 type debt struct {
-	registry  *registry
-	resources []string
-	one       [1]string               // of resources
-	until     time.Time               // by then it has expired
-	cancel    context.CancelCauseFunc // of a call
-	settled   bool                    // guarded by the registry's mu
-	waited    chan struct{}           // closed when it is settled; nil until somebody waits; guarded by the registry's mu
-	last      error                   // of the latest attempt; guarded by the registry's mu
+	registry      *registry
+	resources     []string
+	one           [1]string     // of resources
+	until         time.Time     // by then it has expired
+	before, after *debt         // in the ring; nil if it cannot matter any more; guarded by the registry's mu
+	settled       bool          // guarded by the registry's mu
+	waited        chan struct{} // closed when it is settled; nil until somebody waits; guarded by the registry's mu
+	last          error         // of the latest attempt; guarded by the registry's mu
 }
 
-// owe registers what has to be given back within bound. Every debt has to be settled.
-func (r *registry) owe(d *debt, bound time.Duration, resources ...string) *debt {
-	d.until = time.Now().Add(bound)
+// owe registers what has to be given back. Every debt has to be settled.
+func (r *registry) owe(d *debt, resources ...string) *debt {
+	d.registry = r
 	d.resources = append(d.one[:0], resources...)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.add(d)
+	d.until = time.Now().Add(r.lasts) // so the ring is in the order of that time
+	d.before, d.after = r.owed.before, &r.owed
+	d.before.after, r.owed.before = d, d
+	r.many++
+	r.unpaid++
 	return d
 }
 
-// add registers a debt. The caller holds mu.
-func (r *registry) add(d *debt) {
-	d.registry = r
-	r.debts[d] = struct{}{}
+// forgetExpired takes out what cannot matter any more. The caller holds mu.
+func (r *registry) forgetExpired() {
+	for now := time.Now(); r.many > 0 && !r.owed.after.until.After(now); {
+		r.forget(r.owed.after)
+	}
+}
+
+// forget takes a debt out of the ring. The caller holds mu.
+func (r *registry) forget(d *debt) {
+	d.before.after, d.after.before = d.after, d.before
+	d.before, d.after = nil, nil
+	r.many--
+	if !d.settled {
+		r.unpaid--
+	}
+	r.lessened()
 }
 
 func (d *debt) settle(err error) {
@@ -215,10 +247,13 @@ func (d *debt) settle(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	d.last = protocol.Latest(d.last, err)
-	delete(r.debts, d)
-	r.lessened()
-	if err != nil && r.closed {
-		r.failed = append(r.failed, d.blocked()...)
+	switch {
+	case d.after == nil: // it has expired
+	case err != nil && r.closed: // Close says what became of it
+		r.unpaid--
+		r.lessened()
+	default:
+		r.forget(d)
 	}
 	d.settled = true
 	if d.waited != nil {
@@ -270,16 +305,6 @@ func (d *debt) isPaid() bool {
 	d.registry.mu.Lock()
 	defer d.registry.mu.Unlock()
 	return d.settled
-}
-
-// blocked is what nobody can acquire while the debt is not paid. The caller holds the registry's
-// mu.
-func (d *debt) blocked() []Blocked {
-	all := make([]Blocked, len(d.resources))
-	for n, resource := range d.resources {
-		all[n] = Blocked{resource, d.until, d.last}
-	}
-	return all
 }
 
 // wait returns nil when the debt is settled, and otherwise why it stopped waiting: ctx has ended,
@@ -351,7 +376,8 @@ type Blocked struct {
 
 // NotGivenBackError is what [Issuer.Close] could not give back in time.
 type NotGivenBackError struct {
-	Blocked []Blocked // by resource
+	Blocked []Blocked // by resource, of a hundred leases and requests
+	More    int       // leases and requests beside those
 	Cause   error     // why Close did not wait any longer; nil if there was nothing left to wait for
 }
 
@@ -365,10 +391,10 @@ func (e *NotGivenBackError) Error() string {
 		}
 		all = append(all, each)
 	}
-	if len(e.Blocked) > most {
+	if len(e.Blocked)+e.More > most {
 		all = append(all, "...")
 	}
-	text := fmt.Sprintf("lease: close: %d resources may stay blocked: %s", len(e.Blocked), strings.Join(all, ", "))
+	text := fmt.Sprintf("lease: close: %d resources may stay blocked: %s", len(e.Blocked)+e.More, strings.Join(all, ", "))
 	if e.Cause != nil {
 		text += ": " + protocol.WhyEnded(e.Cause)
 	}

@@ -58,7 +58,7 @@ func New(client redis.UniversalClient, cfg Config) (*Issuer, error) {
 		return nil, err
 	}
 	s := newStore(client, cfg)
-	r := &registry{leases: make(map[*Lease]struct{}), debts: make(map[*debt]struct{})}
+	r := newRegistry(cfg.TTL)
 	return &Issuer{core: &core{
 		cfg:         cfg,
 		label:       protocol.EscapeLabel(cfg.Holder),
@@ -233,16 +233,17 @@ func (i *Issuer) DoAll(ctx context.Context, resources []string,
 // under way ends within [Config.RenewTimeout].
 //
 // If ctx ends first, the error is a [*NotGivenBackError] that names what could not be released yet,
-// and until when it stays blocked at most. The releases go on until then; calling Close again waits
-// for them again. Close is safe for concurrent use. It does not close the client: close it
-// afterwards. End the work under a lease before Close; the context of a lease ends with it.
+// a hundred resources at most, and until when each stays blocked at most. The releases go on until
+// then; calling Close again waits for them again. Close is safe for concurrent use. It does not
+// close the client: close it afterwards. End the work under a lease before Close; the context of a
+// lease ends with it.
 func (i *Issuer) Close(ctx context.Context) error {
 	if err := i.ready(); err != nil {
 		return err
 	}
 	if i.registry.close() {
 		ended := make(chan struct{})
-		go i.releaseAll(context.WithoutCancel(ctx), i.registry.allHeld(), ended)
+		go i.releaseAll(context.WithoutCancel(ctx), ended)
 		_, _ = protocol.Await(ctx, ended) // also where ctx is over, the leases end with Close
 	}
 	for !i.registry.wait(ctx) {

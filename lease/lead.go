@@ -113,13 +113,12 @@ func (c *campaign) run(ctx context.Context) error {
 
 // rest returns early when ctx ends or Close begins.
 func (c *campaign) rest(ctx context.Context, pause time.Duration) {
-	call := new(debt)
+	call := new(openCall)
 	ctx, err := c.registry.begin(ctx, call)
 	if err != nil {
 		return
 	}
-	defer call.settle(nil)
-	defer call.cancel(nil)
+	defer c.registry.ended(call)
 	protocol.Sleep(ctx, protocol.Jitter(pause))
 }
 

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/fencedb/fencedb/internal/protocol"
@@ -86,7 +85,7 @@ func (l *Lease) beginRelease(ctx context.Context, why error) (r *release, begun 
 		r.over = over
 	}
 	// Before the lease ends, or Close would see neither.
-	l.core.registry.owe(&r.debt, max(l.core.cfg.TTL, minGiveBack), l.resource)
+	l.core.registry.owe(&r.debt, l.resource)
 	defer func() {
 		l.back = r
 		if !begun { // but a tracer panicked
@@ -138,25 +137,31 @@ func (r *release) tryHere(ctx context.Context) {
 	r.ended()
 }
 
-// releaseAll ends the leases, closes ended, and gives them back, many in one request and few
-// requests at a time.
-func (c *core) releaseAll(ctx context.Context, leases []*Lease, ended chan<- struct{}) {
-	var begun []*release
-	for _, l := range leases {
-		if r, is := l.beginRelease(ctx, errReleasedByClose); is {
-			begun = append(begun, r)
-		}
-	}
-	close(ended)
-	batches := slices.Collect(slices.Chunk(begun, batchLimit))
-	var next atomic.Int64
-	for range min(4, len(batches)) {
+// releaseAll ends all leases, closes ended, and gives them back, many in one request and few
+// requests at a time. The first are sent while others end.
+func (c *core) releaseAll(ctx context.Context, ended chan<- struct{}) {
+	leases := c.registry.allHeld()
+	batches := make(chan []*release, len(leases)/batchLimit+1) // so that no request keeps a lease from its end
+	for range min(4, cap(batches)) {
 		go func() {
-			for n := int(next.Add(1)); n <= len(batches); n = int(next.Add(1)) {
-				c.releaseTogether(batches[n-1])
+			for all := range batches {
+				c.releaseTogether(all)
 			}
 		}()
 	}
+	for some := range slices.Chunk(leases, batchLimit) {
+		var begun []*release
+		for _, l := range some {
+			if r, is := l.beginRelease(ctx, errReleasedByClose); is {
+				begun = append(begun, r)
+			}
+		}
+		if len(begun) > 0 {
+			batches <- begun
+		}
+	}
+	close(batches)
+	close(ended)
 }
 
 // releaseTogether sends the releases in one request. Those without an answer go on by themselves.
@@ -237,7 +242,7 @@ type withdrawals struct {
 // add begins a withdrawal by those requests.
 func (ws *withdrawals) add(ctx context.Context, calls []protocol.Call, resources []string) *debt {
 	w := &withdrawal{ctx: ctx, calls: calls}
-	ws.registry.owe(&w.debt, max(ws.ttl, minGiveBack), resources...)
+	ws.registry.owe(&w.debt, resources...)
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
 	if ws.waiting = append(ws.waiting, w); len(ws.waiting) == 1 {

@@ -245,7 +245,7 @@ func (s *step) takeBack() *debt {
 // arrives when the client has given it up too blocks the resource, for one TTL at most.
 func (s *step) Abandoned() (ended func()) {
 	s.unsure.Store(true)
-	d := s.core.registry.owe(new(debt), s.core.cfg.TTL, s.resources...)
+	d := s.core.registry.owe(new(debt), s.resources...)
 	return func() {
 		if s.withdrawn.Load() {
 			s.takeBack()

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"hash/fnv"
@@ -108,6 +109,40 @@ func TestScaleOfCancels(t *testing.T) {
 		}
 		fmt.Printf("%25d %21v %9v %9v %22v\n", n, at(late, 0.5), at(late, 0.999), at(late, 1), at(given, 1))
 		require.NoError(t, release(t.Context(), held))
+	}
+}
+
+// A program ends that holds many leases.
+func TestScaleOfClose(t *testing.T) {
+	fmt.Printf("\nleases held  Redis    context  Close returned after  of the leases given back\n")
+	for _, n := range sized([]int{300}, []int{10_000, 100_000}) {
+		for _, hung := range []bool{false, true} {
+			r := testenv.OwnRedis(t)
+			issuer, err := lease.New(r.Client(), lease.Config{TTL: 10 * time.Minute})
+			require.NoError(t, err)
+			_, err = hold(t.Context(), issuer, n)
+			require.NoError(t, err)
+			redis := "answers"
+			if hung {
+				redis = "is hung"
+				r.Pause()
+			}
+			bound := sized(50*time.Millisecond, time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), bound)
+			began := time.Now()
+			err = issuer.Close(ctx)
+			took := time.Since(began)
+			cancel()
+			left := new(lease.NotGivenBackError)
+			require.True(t, err == nil || errors.As(err, &left), "%v", err)
+			given := max(n-len(left.Blocked)-left.More, 0) // one that ends just then counts twice
+			fmt.Printf("%11d  %s %8v %21v %25d\n", n, redis, bound, took.Round(time.Millisecond), given)
+			if hung {
+				require.Zero(t, given)
+				r.Resume()
+			}
+			require.NoError(t, issuer.Close(t.Context()))
+		}
 	}
 }
 

@@ -405,9 +405,10 @@ var guards = []struct {
 		{"S7", "a waiting acquisition whose seal is blocked queues again", "return !a.noWait && IsLost(err), err", "return false, err", "lease.TestAnAcquisitionWhoseSealIsBlockedQueuesAgain"},
 	}},
 	{"lease/giveback.go", []guard{
-		{"L8", "Close ends the calls that are under way", "			d.cancel(ErrClosed)\n", "			_ = d.cancel\n", "lease.TestCloseDuringAnAcquisition"},
+		{"L8", "Close ends the calls that are under way", "		call.cancel(ErrClosed)\n", "		_ = call.cancel\n", "lease.TestCloseDuringAnAcquisition"},
 		{"L8", "the end of a context does not stop a release", "protocol.Insist(context.WithoutCancel(ctx), time.Until(d.until),", "protocol.Insist(ctx, time.Until(d.until),", "lease.TestReleaseOutlivesItsCaller"},
-		{"L8", "what could not be given back is named", "		r.failed = append(r.failed, d.blocked()...)\n", "", "lease.TestCloseSaysWhatWasRefused"},
+		{"L8", "what could not be given back is named", "case err != nil && r.closed:", "case false:", "lease.TestCloseSaysWhatWasRefused"},
+		{"L8", "Close looks at few of those that it leaves", "\tfor d := r.owed.after; d != &r.owed && looked < mostBlocked;", "\tfor d := r.owed.after; d != &r.owed;", "lease.TestCloseLooksAtFewWhenItsContextIsOver"},
 		{"L8", "nothing is asked of Redis after Close", "\tif r.closed {\n\t\treturn nil, ErrClosed\n\t}\n", "", "lease.TestClose"},
 	}},
 	{"lease/eval.go", []guard{
