@@ -33,7 +33,7 @@
 // Exec, QueryRow and SendBatch are Tx for statements without a decision between them, in one round
 // trip. TxSQL is Tx for database/sql. Enter joins a transaction that is already open, EnterSQL one
 // of database/sql; the Entry that they return finds out what became of it. Seal makes older tokens
-// stale without writing anything else.
+// stale without writing anything else; AwaitReplay waits until a standby knows it.
 //
 // # What the fence is
 //

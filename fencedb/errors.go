@@ -270,6 +270,7 @@ const (
 	codeInvalidParameter      = "22023"
 	codeInvalidSchema         = "3F000"
 	codeUndefinedFunction     = "42883"
+	codeUndefinedTable        = "42P01"
 	codeInsufficientPrivilege = "42501"
 	codeReadOnly              = "25006"
 

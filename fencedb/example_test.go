@@ -343,6 +343,31 @@ func ExampleOnce() {
 	// booked true
 }
 
+// A standby lags. Behind the seal of the lease, what it shows is safe to decide on.
+func ExampleAwaitReplay() {
+	ctx := context.Background()
+	pool, replica := replicated()
+	first, second := acquired("table:9", 41), acquired("table:9", 42)
+	if err := fencedb.Seal(ctx, pool, second); err != nil { // as package guard does
+		log.Fatal(err)
+	}
+
+	isFree := func(lease fencedb.Grant) (free bool, err error) {
+		if err := fencedb.AwaitReplay(ctx, replica, lease); err != nil {
+			return false, err
+		}
+		// The standby has the seal, and all that was committed before it.
+		err = replica.QueryRow(ctx, `SELECT NOT EXISTS (SELECT FROM bookings WHERE table_id = 9)`).Scan(&free)
+		return free, err
+	}
+
+	fmt.Println(isFree(second))
+	fmt.Println(isFree(first))
+	// Output:
+	// true <nil>
+	// false fencedb: stale fencing token: resource "table:9": carried 41, stored 42
+}
+
 // Once, for a request and an answer in JSON. The key stands for one request.
 func ExampleOnceJSON() {
 	ctx, pool := context.Background(), database()

@@ -235,11 +235,17 @@ func TestACommitThatTheStandbyHasSurvivesThePrimary(t *testing.T) {
 // standby returns a standby that has received all so far, and follows server once it is started.
 func (w *world) standby(server *testenv.PostgresServer) *testenv.PostgresServer {
 	w.Helper()
+	return standbyOf(w, server, w.pool)
+}
+
+func standbyOf(t testing.TB, server *testenv.PostgresServer, pool *pgxpool.Pool) *testenv.PostgresServer {
+	t.Helper()
 	u, err := url.Parse(server.URL())
-	require.NoError(w, err)
-	w.exec(fmt.Sprintf(`ALTER SYSTEM SET primary_conninfo = 'host=%s port=%s user=postgres application_name=standby'`,
+	require.NoError(t, err)
+	_, err = pool.Exec(t.Context(), fmt.Sprintf(`ALTER SYSTEM SET primary_conninfo = 'host=%s port=%s user=postgres application_name=standby'`,
 		u.Hostname(), u.Port())) // of the copy; a primary passes over it
+	require.NoError(t, err)
 	standby := server.Standby()
-	w.pool.Reset()
+	pool.Reset()
 	return standby
 }

@@ -25,9 +25,9 @@
 // writes behind the fence, if three things hold. The rows are such that others change them only
 // under these resources: rows of another resource, or of a table that is not protected, change as
 // they did before. They are read from the server that the function writes to: a standby lags, and
-// may show what was true before the seal. And the statement that reads them began within the
-// function. Sealing costs a committed write in Postgres for each acquisition, in one round trip;
-// and without Postgres nobody acquires.
+// may show what was true before the seal, until [fencedb.AwaitReplay] has returned. And the
+// statement that reads them began within the function. Sealing costs a committed write in Postgres
+// for each acquisition, in one round trip; and without Postgres nobody acquires.
 //
 // [Desk.Tx], [Desk.Exec], [Desk.Query], [Desk.QueryRow] and [Desk.SendBatch] enter before anything
 // else happens, in the round trip of their write or of BEGIN. They need no seal.

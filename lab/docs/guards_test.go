@@ -277,6 +277,12 @@ var guards = []struct {
 		{"S1", "a row with the same token of another lease is stale", "leaseID != nil && *leaseID != grant.LeaseID()", "false", "fencedb.TestAHoldersOwnSecondUpdateIsToldApart"},
 		{"S2", "a row with a newer token is stale", "case token > grant.Token(), token", "case token", "fencedb.TestAHoldersOwnSecondUpdateIsToldApart"},
 	}},
+	{"fencedb/replay.go", []guard{
+		{"S8", "a standby is not read before it has the seal", "if fence.Token < g.Token() {", "if false {", "fencedb.TestWhatAStandbyShowsIsSafeToDecideOnBehindTheSeal"},
+		{"S8", "the seal is of this lease", " || fence.Token == g.Token() && fence.Lease != g.LeaseID() {", " {", "fencedb.TestAwaitReplayTellsWhyItDoesNotWait"},
+		{"S8", "a newer token is not ours", "if fence.Token > g.Token() || fence.Token ==", "if fence.Token ==", "fencedb.TestAwaitReplayTellsWhyItDoesNotWait"},
+		{"S8", "a primary, as after a fail-over, is no standby", "case !told.Standby:", "case false:", "fencedb.TestAwaitReplayTellsWhyItDoesNotWait"},
+	}},
 	{"fencedb/enter.go", []guard{
 		{"S6", "an Entry that was made by hand knows nothing", "\tcase e.entry == nil:\n", "\tcase false:\n", "fencedb.TestAnEntryThatWasMadeByHandKnowsNothing"},
 		{"S6", "a COMMIT without an error is asked about", "\tif err == nil {\n\t\terr = errors.New(", "\tif err == nil {\n\t\treturn nil\n\t}\n\tif err == nil {\n\t\terr = errors.New(", "fencedb.TestOutcomeAsksTheServerWhateverCommitSaid"},

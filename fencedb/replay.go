@@ -1,0 +1,99 @@
+package fencedb
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// AwaitReplay returns nil once standby has replayed the seal of grant. What Postgres committed
+// before that seal is there as well. So a statement that begins on that standby afterwards reads
+// what is safe to decide on (S8), as on the server that the holder writes to: rows that others
+// change only under these resources stay as they are read until the holder writes.
+//
+//	err := desk.Do(ctx, "table:12", func(ctx context.Context, h *guard.Holder) error {
+//		if err := fencedb.AwaitReplay(ctx, replica, h); err != nil {
+//			return err
+//		}
+//		free, err := look(ctx, replica)
+//		...
+//
+// The grant has been sealed, as guard does, or has written: nothing else brings its token to the
+// standby. standby leads to one server. Behind an address that stands for several, take one
+// connection, and read on that. Its role needs fencedb.allow, although nothing is written.
+//
+// Any error says that what is read there may be old:
+//
+//   - ErrStale: a newer token has entered, or the same under another lease.
+//   - ErrLeaseOver: the grant ended first. ErrInvalidGrant: it cannot have been issued.
+//   - the cause of ctx, if that ended first.
+//   - otherwise the standby could not be asked, has no schema fencedb, or is a primary: after a
+//     fail-over it may never get this seal.
+//
+// The standby is asked again and again, every 50 ms at the latest.
+func AwaitReplay(ctx context.Context, standby DB, grant Grant) error {
+	e, err := newEntry(standby, grant, nil)
+	if err != nil {
+		return err
+	}
+	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+		if _, err := e.remaining(); err != nil {
+			return err
+		}
+		if replayed, err := e.replayed(ctx); replayed || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+	}
+}
+
+// The view and not the ledger, because that is what a role may read that may enter.
+const replayQuery = `SELECT pg_catalog.jsonb_build_object('standby', pg_catalog.pg_is_in_recovery(),
+	'fences', pg_catalog.jsonb_object_agg(f.resource, pg_catalog.jsonb_build_object('token', f.last_fencing_token, 'lease', f.lease_id)) FILTER (WHERE f.resource IS NOT NULL))
+	FROM fencedb.fences_to_share f WHERE f.resource = ANY ($1::pg_catalog.text[])`
+
+// replayed asks the standby once.
+func (e *entry) replayed(ctx context.Context) (bool, error) {
+	bounded, cancel := e.untilOverdue(ctx)
+	defer cancel()
+	var told struct {
+		Standby bool
+		Fences  map[string]struct {
+			Token int64
+			Lease uuid.UUID
+		}
+	}
+	_, err := askOn(e.db)(bounded, &told, replayQuery, e.array(func(g Grant) any { return g.Resource() }))
+	code := answered(err).code
+	switch {
+	case ctx.Err() != nil:
+		return false, noted(fmt.Errorf("fencedb: the standby has not replayed the seal of %q: %w", e.resources(), context.Cause(ctx)), err)
+	case bounded.Err() != nil:
+		return false, leaseOver(e.grants, err)
+	case code == codeSerializationFailure: // replay has to remove what the question sees
+		return false, nil
+	case code == codeUndefinedTable:
+		return false, fmt.Errorf("fencedb: the standby has no fences; run migrations.Up on its primary: %w", err)
+	case code == codeInsufficientPrivilege:
+		return false, fmt.Errorf("fencedb: the role may not look at fences; their owner must run SELECT fencedb.allow('role'): %w", err)
+	case err != nil:
+		return false, fmt.Errorf("fencedb: the standby could not be asked for the seal of %q: %w", e.resources(), err)
+	case !told.Standby:
+		return false, fmt.Errorf("fencedb: the server that was asked for the seal of %q is a primary, and no standby; read there without waiting if it is the one that is written to", e.resources())
+	}
+	for _, g := range e.grants {
+		fence := told.Fences[g.Resource()]
+		if fence.Token > g.Token() || fence.Token == g.Token() && fence.Lease != g.LeaseID() {
+			return false, &StaleError{Resource: g.Resource(), Token: g.Token(), Stored: fence.Token}
+		}
+		if fence.Token < g.Token() {
+			return false, nil
+		}
+	}
+	return true, nil
+}
