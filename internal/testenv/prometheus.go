@@ -23,7 +23,7 @@ func Prometheus(t testing.TB, config string) *PrometheusServer {
 	err := node.run(starting(t), listeningOn, stopByKill, "prometheus",
 		"--config.file="+config, "--storage.tsdb.path="+node.dir, "--web.listen-address="+loopback+":0")
 	if err != nil {
-		t.Fatalf("Prometheus does not start; make alerts installs it: %v", err)
+		t.Fatalf("Prometheus does not start; make lint installs it: %v", err)
 	}
 	return &PrometheusServer{"http://" + node.logged(listeningOn)}
 }

@@ -12,7 +12,7 @@ root=$PWD
 
 unformatted=$(gofmt -l "$1"/*.go)
 [ -z "$unformatted" ] || {
-	echo "check: not formatted; make fmt helps: $unformatted" >&2
+	echo "check: not formatted; gofmt -w helps: $unformatted" >&2
 	exit 1
 }
 echo "check: go build work"

@@ -9,7 +9,7 @@ fail() {
 }
 
 unformatted=$(gofmt -l .)
-[ -z "$unformatted" ] || fail "not formatted; make fmt helps:" $unformatted
+[ -z "$unformatted" ] || fail "not formatted; gofmt -w helps:" $unformatted
 
 # Pinned by a module of its own, so that our go.mod lists what a user pays for and nothing else.
 # The first build of golangci-lint takes minutes.
@@ -26,6 +26,10 @@ git ls-files --cached --others --exclude-standard -- go.mod '*/go.mod' | while r
 	GOWORK=off go -C "$module" build ./... # as a user builds it, who has no go.work
 	(cd "$module" && "$root/.bin/golangci-lint" run --config "$root/.golangci.yml" --path-mode abs ./...)
 done
+
+echo "lint: alert rules"
+promtool check config observe/dashboards/prometheus.yml
+promtool test rules observe/dashboards/rules_test.yml
 
 # What a package of ours exports, users may call.
 echo "lint: dead code"

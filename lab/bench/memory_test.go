@@ -22,7 +22,7 @@ const (
 )
 
 // What a lease weighs in Redis, and that resources which were leased once leave nothing. make
-// bench-memory shows it at full size.
+// make bench BENCH=memory shows it at full size.
 func TestMemoryOfResourcesThatWereLeasedOnce(t *testing.T) {
 	client := testenv.OwnRedis(t).Client()
 	brief := sized(2*time.Second, 20*time.Second) // short enough to wait for, and outlasts the making of a sample

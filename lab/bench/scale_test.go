@@ -25,7 +25,7 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-var full = flag.Bool("scale", false, "measure at full size what tests measure in small: make bench-scale")
+var full = flag.Bool("scale", false, "measure at full size what tests measure in small: make bench BENCH=scale")
 
 // sized is full at full size, and small in a test of the measurement itself.
 func sized[T any](small, large T) T {

@@ -16,5 +16,5 @@ func TestMain(m *testing.M) {
 	testenv.Main(m)
 }
 
-// full is set by make matrix-leases. Without it, a sample is taken that is always the same.
+// full is set by make matrix MATRIX=leases. Without it, a sample is taken that is always the same.
 var full = os.Getenv("FENCEDB_MATRIX") == "full"
