@@ -90,7 +90,7 @@ type app struct {
 	screen      screen
 	watched     bool   // errOut is a terminal
 	checked     bool   // the call is no usage error of the parser
-	noHelp      error  // there is none for what was asked for
+	noHelp      error  // there is none for what was asked for, and the library has no way back for that error
 	argument    string // the first one of the command, or ""
 	changed     string // what may have been changed if the command fails now; "": nothing
 	waiting     bool   // for a server, of which a person is told
@@ -127,7 +127,6 @@ What to call when:
    fencedb with --help               repair a row by hand, with psql
    fencedb drill                     show me a late write being refused
    fencedb chaos                     does all of it hold on my servers?
-   fencedb man | man -l -            all of this help as a manual page
 
 Do not delete keys in Redis or rows of fencedb.fences by hand: without its
 fence, a resource accepts a stale holder again.
@@ -144,7 +143,7 @@ fencedb with has codes of its own.`
 
 func (a *app) root() *cli.Command {
 	all := []*cli.Command{a.migrate(), a.inspect(), a.history(), a.leases(), a.watch(), a.revoke(), a.reset(),
-		a.ttl(), a.adopt(), a.prune(), a.doctor(), a.version(), a.man()}
+		a.ttl(), a.adopt(), a.prune(), a.doctor(), a.version()}
 	root := &cli.Command{
 		Name:                            "fencedb",
 		Usage:                           "operate leases and fences",
@@ -152,7 +151,7 @@ func (a *app) root() *cli.Command {
 		Commands:                        append(all, a.ofUnix()...),
 		EnableShellCompletion:           true,
 		Version:                         builtFrom().Version,
-		ConfigureShellCompletionCommand: a.completion,
+		ConfigureShellCompletionCommand: func(c *cli.Command) { c.Hidden = false },
 		Reader:                          a.in,
 		Writer:                          a.out,
 		ErrWriter:                       a.errOut,
@@ -169,13 +168,40 @@ func (a *app) root() *cli.Command {
 		},
 	}
 	_ = root.Walk(func(c *cli.Command) error {
-		c.OnUsageError, c.CommandNotFound, c.ShellComplete = wrongFlag, a.noHelpFor, a.complete
+		c.OnUsageError = wrongFlag
+		c.CommandNotFound = func(_ context.Context, cmd *cli.Command, name string) { a.noHelp = noCommand(cmd, name) }
 		if c.Commands == nil {
 			c.ArgValidator = a.checkCall
 		}
 		return nil
 	})
 	return root
+}
+
+// wrongFlag is what the parser says of a flag, with the one that may have been meant.
+func wrongFlag(_ context.Context, cmd *cli.Command, err error, _ bool) error {
+	text := strings.Replace(err.Error(), "for flag -", "for flag --", 1)
+	if name, unknown := strings.CutPrefix(text, "flag provided but not defined: -"); unknown {
+		var flags []cli.Flag
+		for _, c := range cmd.Lineage() {
+			flags = append(flags, c.VisibleFlags()...)
+		}
+		text = fmt.Sprintf("there is no flag --%s; did you mean %s?", name, cli.SuggestFlag(flags, name, false))
+	}
+	return usage("%s; see %s --help", text, cmd.FullName())
+}
+
+// unknownCommand is the action of a command with subcommands, called without one.
+func unknownCommand(_ context.Context, cmd *cli.Command) error {
+	if name := cmd.Args().First(); name != "" {
+		return noCommand(cmd, name)
+	}
+	return cli.ShowSubcommandHelp(cmd)
+}
+
+func noCommand(cmd *cli.Command, name string) error {
+	return usage("there is no command %q; did you mean %s? See %s --help",
+		name, cli.SuggestCommand(cmd.VisibleCommands(), name), cmd.FullName())
 }
 
 // atLeast is the condition of a flag.

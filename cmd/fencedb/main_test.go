@@ -127,7 +127,7 @@ func TestAWrongCallSaysWhatIsWrong(t *testing.T) {
 	}{
 		"command":         {[]string{"mirgate"}, `"mirgate"`},
 		"subcommand":      {[]string{"migrate", "sideways"}, `"sideways"`},
-		"flag":            {[]string{"migrate", "up", "--fast"}, "there is no flag --fast; see fencedb migrate up --help"},
+		"flag":            {[]string{"migrate", "up", "--fast"}, "there is no flag --fast; did you mean "},
 		"no postgres":     {[]string{"migrate", "up"}, "FENCEDB_POSTGRES_URL"},
 		"postgres":        {[]string{"--postgres", "postgres://u:hunter2@[", "migrate", "up"}, "--postgres"},
 		"timeout":         {[]string{"--postgres", nowhere, "--timeout", "0s", "migrate", "up"}, "--timeout"},
@@ -179,6 +179,24 @@ func TestAWrongCallSaysWhatIsWrong(t *testing.T) {
 		require.Contains(t, got.errOut, test.says, name)
 		require.NotContains(t, got.errOut, "hunter2", name)
 		require.Empty(t, got.out, name)
+	}
+}
+
+func TestATypingErrorGetsWhatWasMeant(t *testing.T) {
+	t.Parallel()
+	for says, calls := range map[string][][]string{
+		"did you mean migrate?":      {{"mirgate"}, {"migrat"}, {"help", "mirgate"}, {"mirgate", "up"}},
+		"did you mean inspect?":      {{"inspekt", "seat:1"}},
+		"did you mean status?":       {{"migrate", "stauts"}, {"migrate", "help", "stauts"}},
+		"did you mean --older-than?": {{"leases", "--olderthan", "1m"}, {"leases", "--oldr-than=1m"}},
+		"did you mean --reason?":     {{"revoke", "seat:1", "--reson", "it hangs"}},
+		"did you mean --postgres?":   {{"--postgress", "x", "leases"}, {"leases", "--postgre", "x"}},
+	} {
+		for _, args := range calls {
+			got := newConsole(t).run(args...)
+			require.Equal(t, exitUsage, got.code, args)
+			require.Contains(t, got.errOut, says, args)
+		}
 	}
 }
 
