@@ -46,7 +46,7 @@ Of a semaphore, fencedb leases shows who has its permits.
 			if h := found.Holder; h != nil && told.renewal.token == h.Token {
 				found.Renewal = &told.renewal
 			} else {
-				found.Renewal = found.workOutRenewal(time.Now().Add(s.ahead.redis))
+				found.Renewal = found.workOutRenewal()
 			}
 			found.Notes = found.conclude()
 			if err := s.away(); err != nil {
@@ -69,7 +69,9 @@ type inspection struct {
 	revokedTo       int64         // by that revocation
 	proven          int64         // the highest token that is known to have entered, or to be a revocation's
 	floor           int64         // of new tokens, if the last one is below the fence
-	heldFor         time.Duration // by the holder; 0: its token does not tell
+	readAt          time.Time     // when Redis told, by its clock and at the latest
+	within          time.Duration // in which it told
+	heldFor         time.Duration // by the holder until readAt; 0: its token does not tell
 	Fence           *fence        `json:"fence"` // in Postgres
 	Transactions    []transaction `json:"transactions"`
 	Refusals        []refused     `json:"refusals"` // newest first; nil: no program publishes events
@@ -117,8 +119,10 @@ func (s *servers) look(ctx context.Context, resource string) (*inspection, error
 	found := &inspection{Resource: resource, namespace: s.names.namespace, standby: s.standby,
 		Transactions: []transaction{}, Missing: []missing{}}
 	if s.redisAway == nil {
+		asked := time.Now()
 		var known lease.Inspection
 		if known, s.redisAway = s.issuer.Inspect(ctx, resource); s.redisAway == nil {
+			found.within = time.Since(asked)
 			s.add(found, known)
 		}
 	}
@@ -166,15 +170,16 @@ func (s *servers) add(r *inspection, known lease.Inspection) {
 	r.RememberedForMS = optional(remembered, remembered >= 0)
 	r.Revoked = optional(known.Revoked, known.Revoked != uuid.Nil)
 	r.revokedTo, r.proven = known.RevokedTo, known.RevokedTo
+	r.readAt = time.Now().Add(s.ahead.redis).UTC()
 	if r.Holder = s.ahead.holder(known); r.Holder != nil && r.Holder.IssuedAt != nil {
-		r.heldFor = max(0, s.ahead.sinceRedis(*r.Holder.IssuedAt))
+		r.heldFor = max(0, r.readAt.Sub(*r.Holder.IssuedAt))
 	}
 }
 
 // workOutRenewal finds the last renewal by how long Redis still remembers the token: each grant and
 // renewal sets that to FenceRetention. nil if it cannot be the default: that is longer ago than the
 // grant, or has not been yet.
-func (r *inspection) workOutRenewal(now time.Time) *renewal {
+func (r *inspection) workOutRenewal() *renewal {
 	if r.heldFor == 0 || value(r.LastToken) != r.Holder.Token || r.RememberedForMS == nil {
 		return nil
 	}
@@ -183,8 +188,8 @@ func (r *inspection) workOutRenewal(now time.Time) *renewal {
 	if since < 0 || since > r.heldFor+about {
 		return nil
 	}
-	return &renewal{At: now.Add(-since).UTC(), TTLMS: since.Milliseconds() + r.Holder.ExpiresInMS,
-		First: since > r.heldFor-about, Assumed: true}
+	return &renewal{At: r.readAt.Add(-since), TTLMS: since.Milliseconds() + r.Holder.ExpiresInMS,
+		First: since > r.heldFor-r.within-about, Assumed: true}
 }
 
 // holder is nil if nobody holds.

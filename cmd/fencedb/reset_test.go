@@ -220,8 +220,8 @@ func TestARowWithANewerTokenThanItsFenceIsNamed(t *testing.T) {
 	require.NoError(t, l.Release(t.Context()))
 	w.exec(`DELETE FROM fencedb.fences`)
 
-	require.Contains(t, w.run("reset", "seat:1", "--to", "41", "--force", "--reason", "x", "--yes").errOut, "enter with the row's token first")
-	w.exec(`SELECT fencedb.enter('seat:1', last_fencing_token, gen_random_uuid()) FROM seats WHERE id = 1 LIMIT 1`)
+	require.Contains(t, w.run("reset", "seat:1", "--to", "41", "--force", "--reason", "x", "--yes").errOut, "enter with the highest token of its rows first")
+	w.exec(`SELECT fencedb.enter('seat:1', max(last_fencing_token), gen_random_uuid()) FROM seats WHERE id = 1`)
 	var done setBack
 	w.json("reset", &done, "reset", "seat:1", "--to", fmt.Sprint(l.Token()), "--reason", "ticket 4713", "--yes")
 

@@ -45,10 +45,11 @@ the one in the ledger: after a fail-over that lost commits, or when a
 database was restored, former holders could write again until then. It raises
 the counters of those whose fence is above what Redis would issue next, as
 when Redis has lost its data and its clock is behind: new holders are refused
-until then. Hashed names are known from the ledger alone: those that the ledger has
-lost are counted, and so is what other namespaces have above the ledger. Then
-the exit code is 1, for other namespaces unless there is --force. Claims of
-package once are left out that are not known to have entered.
+until then. Hashed names are known from the ledger alone: those that the
+ledger has lost are counted, and so is what other namespaces have above the
+ledger. Then the exit code is 1, for other namespaces unless there is
+--force. Claims of package once are left out that are not known to have
+entered.
 
 With --seal-only it asks no Redis, for one that is away, full or refuses. It
 seals the resource in Postgres, with the time there as the token: holders
