@@ -20,8 +20,9 @@ func (a *app) adopt() *cli.Command {
 		Usage:     "show who still writes to a table without a token",
 		ArgsUsage: "[TABLE]",
 		Description: `For a table whose guard only observes: fencedb.protect(..., mode =>
-'observe'), or fencedb.enforce(table, observing => true). Shows what the guard would have refused: by
-which role and application, how, why, when, how often, and of which resource.
+'observe'), or fencedb.enforce(table, observing => true). Shows what the
+guard would have refused: by which role and application, how, why, when, how
+often, and of which resource.
 It changes nothing.
 
 Writes that were rolled back are not shown, nor those of transactions that

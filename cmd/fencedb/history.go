@@ -55,7 +55,7 @@ in your time zone. A seal enters too, so an entry may have written nothing.`,
 			return nil
 		}, func(ctx context.Context, s *servers) (report, error) {
 			now := time.Now().Add(s.ahead.postgres)
-			r := &history{Resource: a.argument, namespace: a.names.namespace, since: now.Add(-since),
+			r := &history{Resource: a.argument, namespace: a.names.namespace, ahead: s.ahead, since: now.Add(-since),
 				labels: map[string]string{}, renewals: map[int64]renewal{},
 				Events: []happening{}, Tables: []noting{}, Missing: []missing{}}
 			w := window{since: r.since, at: now, before: mostEvents, after: mostEvents} // a clock may be ahead
@@ -112,14 +112,14 @@ type history struct {
 	Missing   []missing   `json:"missing"`    // servers that have not told their half
 	Notes     []note      `json:"notes"`
 
-	labels                  map[string]string // of holders, by the first 8 characters of lease ids
-	renewals                map[int64]renewal // the last one of each token, by the feed
-	since                   time.Time         // what is shown begins, if there is no At
-	feedDenied              bool
-	feedReplaced            bool // its key is not a stream
-	unsearched              error
-	namespace               string
-	postgresTime, redisTime time.Time
+	labels       map[string]string // of holders, by the first 8 characters of lease ids
+	renewals     map[int64]renewal // the last one of each token, by the feed
+	since        time.Time         // what is shown begins, if there is no At
+	feedDenied   bool
+	feedReplaced bool // its key is not a stream
+	unsearched   error
+	namespace    string
+	ahead        clocks
 }
 
 // lacks reports whether a server has not told its half.
@@ -304,8 +304,7 @@ func (r *history) conclude() []note {
 	if r.unsearched != nil {
 		add("not_searched", "Whether it is in another namespace too was not found out: %s.", inWords(r.unsearched))
 	}
-	apart := r.redisTime.Sub(r.postgresTime).Abs()
-	if !r.redisTime.IsZero() && !r.postgresTime.IsZero() && apart > time.Second {
+	if apart := r.ahead.apart(); apart > 0 {
 		add("clock_difference", "The clocks of Redis and Postgres are %s apart, so what one tells may have come before or after what the other tells.", span(apart))
 	}
 	return notes

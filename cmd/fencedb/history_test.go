@@ -327,11 +327,33 @@ func TestHistoryIsOneScreen(t *testing.T) {
 // The clocks of the two servers are compared, since the time line mixes them.
 func TestHistoryNamesClocksThatAreApart(t *testing.T) {
 	t.Parallel()
-	now := time.Now()
-	r := &history{postgresTime: now, redisTime: now.Add(-3 * time.Second), FeedSince: &now}
-	require.Contains(t, codes(r.conclude()), "clock_difference")
-	r.redisTime = r.postgresTime.Add(time.Second / 2)
-	require.NotContains(t, codes(r.conclude()), "clock_difference")
+	for _, test := range []struct {
+		read  clocks
+		apart bool
+	}{
+		{clocks{-3 * time.Second, 0, time.Millisecond, time.Millisecond}, true},
+		{clocks{time.Minute, time.Minute + 3*time.Second, time.Millisecond, time.Millisecond}, true},
+		{clocks{time.Second / 2, 0, time.Millisecond, time.Millisecond}, false},
+		{clocks{3 * time.Second, 0, time.Second, 2 * time.Second}, false}, // the answers were that slow
+		{clocks{3 * time.Second, 0, 0, time.Millisecond}, false},          // Redis did not tell its time
+		{clocks{0, 3 * time.Second, time.Millisecond, 0}, false},
+	} {
+		require.Equal(t, test.apart, slices.Contains(codes((&history{ahead: test.read}).conclude()), "clock_difference"), "%+v", test)
+	}
+}
+
+// What it reads in between takes its time, and that is not between the clocks.
+func TestHistoryDoesNotTakeItsOwnTimeForADifferenceOfClocks(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	tx, err := w.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), `LOCK TABLE fencedb.history_kept`)
+	require.NoError(t, err)
+	blocked := time.AfterFunc(rounding+time.Second, func() { _ = tx.Rollback(context.Background()) })
+	defer blocked.Stop()
+
+	require.NotContains(t, codes(w.told("seat:1").Notes), "clock_difference")
 }
 
 // evening is what the guide tells of: web-1 stops in the middle of a reservation of table 7, past

@@ -642,13 +642,13 @@ var incidents = map[string]incident{
 		section: "a-clock-has-stepped",
 		stage: func(n *night) {
 			require.NoError(n, n.write(n.acquire("table:12")))
-			n.redis = redis.NewClient(&redis.Options{Addr: timeProxy(n.T, n.own.Addr(), -time.Hour)})
+			n.redis, n.apart = redis.NewClient(&redis.Options{Addr: timeProxy(n.T, n.own.Addr(), -time.Hour)}), true
 			n.as("--redis", redisURL(n.redis))
 		},
 		finds: []string{"clock_difference", "tokens_ahead"},
 		names: `(?s)clock_difference.*tokens_ahead\s+tokens are ahead of the clock of Redis, that of table:12 the furthest, until .* UTC, for\s+another (59m\d+s|1h)`,
 		repair: func(n *night) string {
-			n.redis = n.own.Client() // an hour later
+			n.redis, n.apart = n.own.Client(), false // an hour later
 			n.as("--redis", redisURL(n.redis))
 			said := n.typed(n.first())
 			require.NotContains(n, said, "tokens_ahead")

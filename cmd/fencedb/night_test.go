@@ -39,6 +39,7 @@ type night struct {
 	ends             func()                   // what is true when somebody looks
 	quiet            bool                     // nothing of the type goes well beside the incident
 	begins           int                      // in which minute
+	apart            bool                     // the clocks of the servers
 	named            func(line string) string // a line of the runbook with the names and numbers of here
 	db               fencedb.DB
 	metrics          *prom.Metrics

@@ -108,7 +108,27 @@ func (a *app) page(out io.Writer) page { return page{out, a.screen, a.ahead} }
 // clocks say how far those of the servers are ahead of this machine's, once they were asked. The
 // machine of a person may be minutes off, and so may the servers be from each other: how long ago
 // something was is by the clock of the server that wrote it.
-type clocks struct{ redis, postgres time.Duration }
+type clocks struct {
+	redis, postgres             time.Duration
+	redisWithin, postgresWithin time.Duration // give or take; 0: the clock was not read
+}
+
+// offset is how far the clock that said at is ahead of this machine's, give or take within: it was
+// read on the way of a request that was sent then.
+func offset(sent, at time.Time) (ahead, within time.Duration) {
+	within = max(1, time.Since(sent)/2)
+	return at.Sub(sent.Add(within)), within
+}
+
+// apart is how far the clocks of the servers are apart, or 0 where that may be less than a second
+// or where one of them was not read.
+func (c clocks) apart() time.Duration {
+	apart := (c.redis - c.postgres).Abs()
+	if c.redisWithin == 0 || c.postgresWithin == 0 || apart <= rounding+c.redisWithin+c.postgresWithin {
+		return 0
+	}
+	return apart
+}
 
 // sinceRedis is the time since then, of which Redis's clock was read; sincePostgres is that for
 // Postgres. It is negative where that clock was set back.

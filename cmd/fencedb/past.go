@@ -153,8 +153,8 @@ type noting struct {
 
 // readReach finds out how far back Postgres knows.
 func (s *servers) readReach(ctx context.Context, r *history) error {
-	err := s.pool.QueryRow(ctx, `SELECT clock_timestamp(), max(greatest(since, clock_timestamp() - period)), coalesce(max(period)::text, '') FROM fencedb.history_kept`).
-		Scan(&r.postgresTime, &r.KeptSince, &r.Period)
+	err := s.pool.QueryRow(ctx, `SELECT max(greatest(since, clock_timestamp() - period)), coalesce(max(period)::text, '') FROM fencedb.history_kept`).
+		Scan(&r.KeptSince, &r.Period)
 	if err != nil {
 		return explained(err)
 	}
@@ -222,9 +222,6 @@ func (s *servers) readRedis(ctx context.Context, r *history, w window) error {
 	if known.Holder != uuid.Nil {
 		held := feed.Short(known.Holder)
 		r.labels[held] = cmp.Or(known.Label, r.labels[held])
-	}
-	if at, err := s.client.Time(ctx).Result(); err == nil {
-		r.redisTime = at
 	}
 	var places map[string][]place
 	if places, r.unsearched = s.search(ctx, r.Resource); r.unsearched == nil {

@@ -34,9 +34,9 @@ at least the sum of the two, as the programs set them in lease.Config, and
 should be longer than a process can be paused. The fences of resources that
 are held now are kept, those that were set back, and those of other issuers
 (fencedb.foreign_issuers), and those of resources that Redis knows by another
---namespace or --hash-resources: it reads all keys of Redis. A fence is as old
-as its token, by the clock of Redis, and as its entry, by that of Postgres; if
-the two are a day apart, nothing is removed.
+--namespace or --hash-resources: it reads all keys of Redis. A fence is as
+old as its token, by the clock of Redis, and as its entry, by that of
+Postgres; if the two are a day apart, nothing is removed.
 
 The records in fencedb.audit are kept for ever, unless --audit-older-than
 gives a time of 90 days or more. Who protected a table is kept for as long as

@@ -239,11 +239,12 @@ func (s *servers) postgresHost() string {
 func (s *servers) away() error { return errors.Join(s.redisAway, s.postgresAway) }
 
 func (s *servers) connectRedis(ctx context.Context) error {
+	sent := time.Now()
 	at, err := s.client.Time(ctx).Result()
 	if err != nil && !redis.IsPermissionError(err) {
 		return err
 	} else if err == nil {
-		s.ahead.redis = time.Until(at)
+		s.ahead.redis, s.ahead.redisWithin = offset(sent, at)
 	}
 	if one, is := s.client.(*redis.Client); is { // those of a Cluster and of Sentinels ask primaries
 		if s.replica = strings.Contains(one.Info(ctx, "replication").Val(), "role:slave"); s.replica {
@@ -257,10 +258,11 @@ func (s *servers) connectRedis(ctx context.Context) error {
 func (s *servers) connectPostgres(ctx context.Context) error {
 	var standby bool
 	var at time.Time
+	sent := time.Now()
 	if err := s.pool.QueryRow(ctx, `SELECT pg_is_in_recovery(), clock_timestamp()`).Scan(&standby, &at); err != nil {
 		return err
 	}
-	s.ahead.postgres = time.Until(at)
+	s.ahead.postgres, s.ahead.postgresWithin = offset(sent, at)
 	if s.standby = standby; standby {
 		fmt.Fprintln(s.errOut, "fencedb: this Postgres is a standby: what it says may be old, and nothing can be changed there. "+
 			"Name the primary with --postgres.")

@@ -74,7 +74,7 @@ func (w *watching) next(lines chan string) string {
 			require.Fail(w, "it has ended", "exit code %d", <-w.code)
 		}
 		return line
-	case <-time.After(20 * time.Second):
+	case <-time.After(2 * time.Minute): // only what hangs
 		require.Fail(w, "no line")
 	}
 	return ""
