@@ -158,8 +158,8 @@ func (e *entry) batch(ctx context.Context, behind []*pgx.QueuedQuery, implicit b
 // sealTries is how often a transaction is sent that is refused because its token was not sealed.
 const sealTries = 3
 
-// open begins the transaction: batch, in one round trip. The results that it returns begin with
-// those behind enter. Of an error they are closed, and nil if nothing was sent.
+// open begins the transaction: batch, in one round trip (but see send). The results that it returns
+// begin with those behind enter. Of an error they are closed, and nil if nothing was sent.
 //
 // Above READ COMMITTED the server refuses a fence that this token has not entered yet. Then the
 // token is sealed, and everything sent again: the server has skipped what is behind. A second
@@ -175,7 +175,9 @@ func (e *entry) open(ctx context.Context, behind []*pgx.QueuedQuery,
 			return results, cmp.Or(sealErr, err)
 		}
 		e.watch()
-		results = e.conn.SendBatch(ctx, b)
+		if results, err = e.send(ctx, b, implicit); err != nil {
+			return nil, err
+		}
 		err = e.entered(results, implicit)
 		if err != nil {
 			if over := (*rejection)(nil); errors.As(err, &over) { // pgx says at length that it cannot encode it
@@ -202,9 +204,47 @@ func (e *entry) open(ctx context.Context, behind []*pgx.QueuedQuery,
 
 var errLostSealing = errors.New("fencedb: nothing was written: the connection was lost when the token was sealed")
 
+// send sends a batch of open. In the simple protocol pgx makes one string of a batch. A balancer
+// that looks at the first statement of a string, as Pgpool does, would then take what follows for
+// no transaction, and send its reads to standbys. So there BEGIN goes before, alone.
+func (e *entry) send(ctx context.Context, b *pgx.Batch, implicit bool) (pgx.BatchResults, error) {
+	if implicit || !usesStrings(e.pg) {
+		return e.conn.SendBatch(ctx, b), nil
+	}
+	tx, err := e.conn.BeginTx(ctx, e.txOptions)
+	if err != nil {
+		if e.overtime(answered(err).code, e.lost()) {
+			err = e.timeOver(err)
+		}
+		return nil, err
+	}
+	return begunAlone{tx.SendBatch(ctx, &pgx.Batch{QueuedQueries: b.QueuedQueries[1:]}), tx}, nil
+}
+
+// begunAlone are the results of a batch without its first query, which has begun tx.
+type begunAlone struct {
+	pgx.BatchResults
+	tx pgx.Tx
+}
+
+func (b begunAlone) Tx() pgx.Tx { return b.tx }
+
+// usesStrings reports whether a connection is set to the simple protocol. It is noted there,
+// because Config copies everything.
+func usesStrings(conn *pgx.Conn) bool {
+	const key = "fencedb: simple protocol"
+	noted := conn.PgConn().CustomData()
+	simple, known := noted[key].(bool)
+	if !known {
+		simple = conn.Config().DefaultQueryExecMode == pgx.QueryExecModeSimpleProtocol
+		noted[key] = simple
+	}
+	return simple
+}
+
 // entered reads the answers to BEGIN and enter.
 func (e *entry) entered(results pgx.BatchResults, implicit bool) error {
-	if !implicit {
+	if _, alone := results.(begunAlone); !implicit && !alone {
 		if _, err := results.Exec(); err != nil {
 			return err
 		}

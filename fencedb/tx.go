@@ -15,14 +15,15 @@ import (
 //
 // The transaction opens with fn's first statement, in the same round trip: BEGIN, enter and the
 // statement travel together. So what fn reads, it reads behind the fence. pgx tells its tracers of
-// the three as a batch: one that is no pgx.BatchTracer misses them. What pgx sends in a way
-// of its own is preceded by the opening, in the round trip in which pgx alone would have sent
-// BEGIN: CopyFrom, Prepare, LargeObjects and Conn, a statement with a semicolon within or with an
-// option of pgx such as QueryExecMode, and what a pgx.QueryRewriter makes. A function that sends
-// nothing checks the fence all the same. The server ends the transaction when grant's validity is
-// over; see Hold. If no answer comes by then, the connection is taken for lost and closed; Tx
-// answers within five seconds of that time, or as soon as fn has returned. A grant without validity
-// leaves the bounding to ctx, and to those of fn's statements.
+// the three as a batch: one that is no pgx.BatchTracer misses them. What pgx sends in a way of its
+// own is preceded by the opening, in the round trip in which pgx alone would have sent BEGIN:
+// CopyFrom, Prepare, LargeObjects and Conn, a statement with a semicolon within or with an option
+// of pgx such as QueryExecMode, and what a pgx.QueryRewriter makes. In the simple protocol BEGIN
+// goes before, alone, for balancers that look at the first statement of a string. A function that
+// sends nothing checks the fence all the same. The server ends the transaction when grant's
+// validity is over; see Hold. If no answer comes by then, the connection is taken for lost and
+// closed; Tx answers within five seconds of that time, or as soon as fn has returned. A grant
+// without validity leaves the bounding to ctx, and to those of fn's statements.
 //
 // The error tells what is true of the data:
 //

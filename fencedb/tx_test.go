@@ -4,6 +4,9 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -221,6 +224,61 @@ func TestOpenRowsOfConnAreToldWhereNoOtherConnectionIsFree(t *testing.T) {
 	require.NotErrorIs(t, err, fencedb.ErrCommitUnknown)
 	require.Less(t, time.Since(start), 10*time.Second)
 	w.awaitIdle(pool)
+}
+
+// In the simple protocol pgx makes one string of a batch. A balancer that looks at the first
+// statement of a string alone must see that a transaction begins, or it sends the reads in it to a
+// standby.
+func TestWhereABatchIsOneStringBeginGoesAlone(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	pool, proxy := w.behindProxyIn(pgx.QueryExecModeSimpleProtocol)
+	var mu sync.Mutex
+	var sent []string // the first word of each string, with a + if there is more in it than one statement
+	proxy.OnRound(func(round faulty.Round) faulty.Fate {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, sql := range round.SQL {
+			word := strings.ToLower(strings.Fields(sql)[0])
+			if strings.Contains(sql, ";") {
+				word += "+"
+			}
+			sent = append(sent, word)
+		}
+		return faulty.Pass
+	})
+	ctx := t.Context()
+	two := &pgx.Batch{}
+	two.Queue(`SELECT 1`)
+	two.Queue(`SELECT 2`)
+	one := func(tx pgx.Tx) error { return query(tx.Query(ctx, `SELECT 1`)) }
+	serializable := fencedb.With(pool, fencedb.TxOptions(pgx.TxOptions{IsoLevel: pgx.Serializable}))
+	for i, c := range []struct {
+		name, sent string
+		do         func(g fencedb.Grant) error
+	}{
+		{"Tx", "begin select+ commit", func(g fencedb.Grant) error { return fencedb.Tx(ctx, pool, g, one) }},
+		{"Tx, no statement", "begin select commit", func(g fencedb.Grant) error {
+			return fencedb.Tx(ctx, pool, g, func(pgx.Tx) error { return nil })
+		}},
+		{"Tx, several resources", "begin select+ commit", func(g fencedb.Grant) error {
+			return fencedb.Tx(ctx, pool, fencedb.All(g, grant(g.Resource()+"0", 41)), one)
+		}},
+		{"Tx, sealed on the way", "begin select+ rollback begin select+ begin select+ commit", func(g fencedb.Grant) error {
+			return fencedb.Tx(ctx, serializable, g, one)
+		}},
+		{"SendBatch", "begin select+", func(g fencedb.Grant) error { return fencedb.SendBatch(ctx, pool, g, two) }},
+		{"Query", "begin select+", func(g fencedb.Grant) error { return query(fencedb.Query(ctx, pool, g, `SELECT 1`)) }},
+		{"Seal", "begin select+", func(g fencedb.Grant) error { return fencedb.Seal(ctx, pool, g) }},
+		{"Exec", "select+", func(g fencedb.Grant) error {
+			_, err := fencedb.Exec(ctx, pool, g, `SELECT 1`)
+			return err
+		}},
+	} {
+		sent = nil
+		require.NoError(t, c.do(grant(fmt.Sprint("table:", i), 41)), c.name)
+		require.Equal(t, c.sent, strings.Join(sent, " "), c.name)
+	}
 }
 
 // counting is a DB of the application's own.

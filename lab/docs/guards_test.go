@@ -141,6 +141,7 @@ var guards = []struct {
 	}},
 	{"fencedb/entry.go", []guard{
 		{"S8", "a seal without a connection is no lost lease, also where its context ends first", " || e.sealing && !time.Now().Before(e.limit))", ")", "fencedb.TestAConnectionThatDoesNotComeInTimeEndsWithTheLease"},
+		{"S3", "a balancer sees that a transaction begins", "if implicit || !usesStrings(e.pg) {", "if true {", "fencedb.TestWhereABatchIsOneStringBeginGoesAlone"},
 		{"S7", "the time for preparing is part of the lease", "id, timeLeft{e}, e.patience(ctx))", "id, (func() any { ms, _ := e.remaining(); return ms })(), e.patience(ctx))", "fencedb.TestTheTimeForPreparingIsPartOfTheLease"},
 		{"S7", "the server learns how long the caller may wait", "e.patience(ctx))\n\t\treturn enterOne", "nil)\n\t\treturn enterOne", "fencedb.TestANewcomerWaitsNoLongerThanItMay"},
 		{"S7", "a transaction that may wait for its client has a limit for that", "append(args, !implicit)", "append(args, false)", "fencedb.TestAStoppedHolderDelaysTheNextByNoMoreThanItsLease"},
