@@ -65,43 +65,43 @@
 //
 // A transaction lasts no longer than its grant did when it began (ValidUntil); then the server ends
 // it, with ErrTooLong, or ErrLeaseOver if the lease is over. A holder that renews its lease and
-// means to write for longer says so with Hold. So a paused holder delays the next one by its
-// remaining validity at the most (S7).
+// needs longer says so with Hold. So a paused holder delays the next one at most by its remaining
+// validity (S7).
 //
 // The server does that by time limits for each statement and for waiting for the client, and from
-// Postgres 17 for the whole transaction; each for this transaction only, and never looser than what
-// was set before. They are up to one part in 256 short of what is left. Postgres 15 and 16 cannot
-// limit a transaction as a whole: there, statements that write to a protected table draw the limits
-// in, and one that only reads may be idle for the validity it had when it entered; nothing limits
-// what deferred triggers do at COMMIT, nor how long the server waits for the rest of a batch. On
-// every version nothing limits how long it waits for the rows of a COPY, or for its client to read
-// a result. If the client has vanished, TCP keepalives end such a wait, as doctor of cmd/fencedb
-// says.
+// Postgres 17 on for the whole transaction. They apply to this transaction only, are never looser
+// than what was set before, and are up to 1/256 shorter than the remaining validity. Postgres 15
+// and 16 cannot limit a transaction as a whole. There, each write to a protected table tightens the
+// limits, and a transaction that only reads may be idle for the validity that it had when it
+// entered; nothing limits what deferred triggers do at COMMIT, nor how long the server waits for
+// the rest of a batch. On every version nothing limits how long the server waits for the rows of a
+// COPY, or for its client to read a result. If the client has vanished, TCP keepalives end such a
+// wait; the command fencedb doctor checks them.
 //
-// No call outlasts its context, or the validity of its grant, by more than five seconds. That is
-// the time for asking what became of a lost COMMIT. After half of that without an answer, the
-// connection is closed and counts as lost: a network can drop it in silence. A grant that ends at
+// No call outlasts its context, or the validity of its grant, by more than five seconds, the time
+// for looking up the outcome of a lost COMMIT. After half of that without an answer, the connection
+// is closed and counts as lost, because a network can drop it in silence. A grant that ends at
 // NoEnd is bounded by contexts alone; one that does not say when it ends is refused.
 //
 // # Outcomes
 //
 // A nil error means committed, and so does ErrCommitted, when a result could not be read afterwards
-// or QueryRow got no row. ErrCommitUnknown means that the connection was lost during COMMIT and the
-// server could not tell afterwards: it did not answer in time, or it has crashed or failed over
-// since; or that COMMIT waited for a standby (synchronous_commit) that has not answered since, so
-// that a fail-over may lose what everybody can see. The question waits for standbys as
-// synchronous_commit of the session says, and not as a SET LOCAL of the transaction did. With
+// or QueryRow got no row. ErrCommitUnknown means one of two things. Either the connection was lost
+// during COMMIT and the outcome could not be looked up, because the server did not answer in time
+// or has crashed or failed over since; or COMMIT waited for a standby (synchronous_commit) that has
+// not answered, so that a fail-over may lose what everybody can see. The look-up waits for standbys
+// as synchronous_commit of the session says, whatever a SET LOCAL of the transaction said. With
 // drivers other than pgx nobody notices if a stranger cancels the wait of a COMMIT
-// (pg_cancel_backend). ErrTxEnded means that a statement of the caller's own has ended the
-// transaction, and tells what it has written. Every other error means that nothing was written
-// (S6). lease.IsLost is true for those that mean "busy, try again": somebody else has the resource.
+// (pg_cancel_backend). ErrTxEnded means that a statement of the caller has ended the transaction,
+// and says what was written. Every other error means that nothing was written (S6). lease.IsLost is
+// true for the errors that mean "busy, try again": somebody else has the resource.
 //
 // # What it does not give you
 //
 // A grant goes stale when a newer token enters, not when its lease is released or expires: until
-// then a late write can hurt nobody. A grant that its own process knows to be over is refused
-// earlier, with ErrLeaseOver. A transaction that was prepared with PREPARE TRANSACTION keeps its
-// fence until it is finished; no time limit of the server ends it.
+// then a late write can hurt nobody. A grant whose own process already knows that it has ended is
+// refused earlier, with ErrLeaseOver. A transaction that was prepared with PREPARE TRANSACTION
+// keeps its fence until it is finished; no time limit of the server ends it.
 //
 // Writes to tables that are not protected are fenced only inside these functions. Effects outside
 // Postgres (mail, payments, other databases) are not fenced at all; write the intent behind the

@@ -20,11 +20,11 @@ import (
 // that entered. So what ran outside the fence, in a transaction that such a statement has begun, is
 // not committed.
 //
-// No simpler question does: after COMMIT AND CHAIN, or a BEGIN behind it, the connection looks as
-// before. The question has a round trip of its own, because otherwise its answer could be lost
-// together with that of COMMIT, and then it would be open which of two COMMITs the server reports.
-// Most transactions do without it: the first words of their statements show that they cannot end
-// it.
+// A simpler question is not enough: after COMMIT AND CHAIN, or COMMIT and BEGIN, the connection
+// looks as before. The question has a round trip of its own, because otherwise its answer could be
+// lost together with that of COMMIT, and then it would be open which of two COMMITs the server
+// reports. Most transactions do without it: the first words of their statements show that they
+// cannot end it.
 
 // stillEntered is the check. Unlike the setting that enter leaves, the id also tells if somebody
 // has entered once more.
@@ -116,7 +116,7 @@ func checkArgs(args []any) error {
 		_, rewriter := arg.(pgx.QueryRewriter)
 		_, valuer := arg.(driver.Valuer)
 		if reflect.ValueOf(arg).Kind() == reflect.Func && !rewriter && !valuer {
-			return fmt.Errorf("fencedb: nothing was sent: argument %d is a %T, which is no value for SQL; options of the transaction come with the database, as fencedb.With(pool, ...), those of the lease with the issuer, as issuer.With(...)", i+1, arg)
+			return fmt.Errorf("fencedb: nothing was sent: argument %d is a %T, which is not a value for SQL; options of the transaction come with the database, as fencedb.With(pool, ...), those of the lease with the issuer, as issuer.With(...)", i+1, arg)
 		}
 	}
 	return nil
@@ -158,7 +158,7 @@ func skipComments(sql string) string {
 }
 
 // errEnded is found without asking the server.
-var errEnded = errors.New("fencedb: the connection is in no transaction any more")
+var errEnded = errors.New("fencedb: the connection is no longer in a transaction")
 
 func allKeepOpen(queries []*pgx.QueuedQuery) bool {
 	return !slices.ContainsFunc(queries, func(q *pgx.QueuedQuery) bool { return !keepsOpen(q.SQL, q.Arguments) })

@@ -33,9 +33,9 @@ type Grant = interface {
 	LeaseID() uuid.UUID
 }
 
-// NewGrant returns a grant for a token that something else than package lease issued: an etcd
-// revision, a ZooKeeper zxid, a database sequence. leaseID must be the same for every use of one
-// acquisition and different for another; where the issuer has no such id, derive one, for example
+// NewGrant returns a grant for a token of another issuer than package lease: an etcd revision, a
+// ZooKeeper zxid, a database sequence. leaseID must be the same for every use of one acquisition
+// and different for another; where the issuer has no such id, derive one, for example
 // uuid.NewSHA1(uuid.NameSpaceOID, sessionID).
 //
 // All tokens of a resource must come from one issuer, or its order is lost. One above 2^53 - 1
@@ -142,7 +142,7 @@ func leaseOver(grants []Grant, why error) error {
 	if lease, ok := g.(interface{ Released() bool }); ok && lease.Released() {
 		return &rejection{ErrInvalidGrant, fmt.Errorf("the lease on %q was released already; write before its release, within the function of Do: %w", g.Resource(), why)}
 	}
-	return &rejection{ErrLeaseOver, fmt.Errorf("that on %q: %w", g.Resource(), why)}
+	return &rejection{ErrLeaseOver, fmt.Errorf("resource %q: %w", g.Resource(), why)}
 }
 
 // maxResource is the longest resource, in bytes.

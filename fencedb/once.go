@@ -41,9 +41,9 @@ const (
 // REPEATABLE READ and SERIALIZABLE SQLSTATE 40001 instead, and the result when it is repeated.
 //
 // request is what the key stands for; only its hash is kept. The same key with another request is
-// refused with ErrKeyReused. nil stands for no request, which equals nothing but nil (in package
-// lease/once it matches every request). A key belongs to the database role that used it first (the
-// role of SET ROLE, if there was one), and is refused to every other with ErrKeyReused.
+// refused with ErrKeyReused. A nil request matches only another nil request (in package lease/once
+// it matches every request). A key belongs to the database role that used it first (the role of SET
+// ROLE, if there was one), and is refused to every other with ErrKeyReused.
 //
 // result can be up to 1 MiB. If fn fails, Once returns its error and the key stays free for that
 // role, whether the transaction then rolls back or not. So a call with the same key within fn runs

@@ -39,9 +39,9 @@ func (r *Repository[T]) Write(ctx context.Context, grant Grant, fn func(T) error
 	return Tx(ctx, r.db, grant, func(tx pgx.Tx) error { return fn(r.of(tx)) }, opts...)
 }
 
-// Read runs fn in a transaction that is READ ONLY, under no fence: its answer is out of date when
-// it arrives. All that fn reads is of one moment, at REPEATABLE READ, unless TxOptions of the
-// database set another isolation level.
+// Read runs fn in a transaction that is READ ONLY, under no fence. It returns a snapshot, which may
+// be stale when it arrives. All that fn reads is of one moment, at REPEATABLE READ, unless
+// TxOptions of the database set another isolation level.
 //
 // A statement that writes is refused with ErrNoToken, and nothing is written. Other errors are
 // those of fn and of its statements, as Explain returns them. Cancelling ctx closes the connection,

@@ -33,8 +33,8 @@ const (
 	// every earlier token is stale.
 	OpSeal Op = "seal"
 
-	// OpCommit is the COMMIT within the OpWrite of Tx, and what was done to find out its outcome.
-	// Writes of one round trip have none.
+	// OpCommit covers COMMIT inside a Tx, including the look-up of its outcome. Writes of one round
+	// trip have none.
 	OpCommit Op = "commit"
 
 	// OpEnter is one call to Enter or EnterSQL. Whether that transaction commits is not known here.

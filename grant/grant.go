@@ -118,7 +118,7 @@ func encode(g fencedb.Grant, now time.Time) (string, error) {
 	}
 	if lease, ok := g.(interface{ Err() error }); ok {
 		if over := lease.Err(); over != nil {
-			return "", fmt.Errorf("%w: that on %q, before it was sent: %w", fencedb.ErrLeaseOver, g.Resource(), over)
+			return "", fmt.Errorf("%w: resource %q, before it was sent: %w", fencedb.ErrLeaseOver, g.Resource(), over)
 		}
 	}
 	until := validUntil(g)
@@ -127,7 +127,7 @@ func encode(g fencedb.Grant, now time.Time) (string, error) {
 	}
 	left := until.Sub(now).Milliseconds()
 	if left <= 0 {
-		return "", fmt.Errorf("%w: that on %q, before it was sent", fencedb.ErrLeaseOver, g.Resource())
+		return "", fmt.Errorf("%w: resource %q, before it was sent", fencedb.ErrLeaseOver, g.Resource())
 	}
 	return fmt.Sprintf("%s %d %s %d %d %s", version, g.Token(), g.LeaseID(), left, now.UnixMilli(), url.PathEscape(g.Resource())), nil
 }
@@ -205,7 +205,7 @@ func decode(line string, now time.Time, atMost time.Duration) (fencedb.Grant, er
 	// both are positive.
 	left = min(left-max(now.UnixMilli()+1-sent, 0), atMost.Milliseconds())
 	if left <= 0 {
-		return nil, fmt.Errorf("%w: that on %q, when it arrived; did it wait on its way, or is this clock ahead of the sender's?", fencedb.ErrLeaseOver, resource)
+		return nil, fmt.Errorf("%w: resource %q, when it arrived; did it wait on its way, or is this clock ahead of the sender's?", fencedb.ErrLeaseOver, resource)
 	}
 	return fencedb.NewGrant(resource, token, id, now.Add(time.Duration(left)*time.Millisecond)), nil
 }

@@ -1,5 +1,4 @@
-// Package guard is the door to both halves: a lease from Redis and writes that Postgres fences, so
-// that the safe way is the short one.
+// Package guard joins both halves in one call: a lease from Redis and writes that Postgres fences.
 //
 //	desk := guard.New(issuer, pool)
 //	err := desk.Do(ctx, "table:12", func(ctx context.Context, h *guard.Holder) error {
@@ -18,16 +17,16 @@
 //
 // # What is safe to decide on
 //
-// A lease alone does not stop the holder before: one that was paused can write until the next one
-// has entered in Postgres. [Desk.Do], [Desk.DoAll] and [Desk.Lead] therefore seal: Postgres knows
-// the new token before the function runs. From then on no earlier holder writes, and if a later one
-// comes, the writes of this one are refused. So what the function reads is still true of what it
-// writes behind the fence, if three things hold. The rows are such that others change them only
-// under these resources: rows of another resource, or of a table that is not protected, change as
-// they did before. They are read from the server that the function writes to: a standby lags, and
-// may show what was true before the seal, until [fencedb.AwaitReplay] has returned. And the
-// statement that reads them began within the function. Sealing costs a committed write in Postgres
-// for each acquisition, in one round trip; and without Postgres nobody acquires.
+// A lease alone does not stop the previous holder: if it was paused, it can write until the next
+// one has entered in Postgres. [Desk.Do], [Desk.DoAll] and [Desk.Lead] therefore seal: Postgres
+// knows the new token before the function runs. From then on no earlier holder can write, and if a
+// later one comes, the writes of this one are refused. So what the function reads stays true until
+// it writes behind the fence, under three conditions. Others change these rows only under these
+// resources: rows of another resource, or of a table that is not protected, change as before. The
+// rows are read from the server that the function writes to; a standby lags until
+// [fencedb.AwaitReplay] has returned. And the statement that reads them began within the function.
+// Sealing costs a committed write in Postgres for each acquisition, in one round trip, and without
+// Postgres nobody acquires.
 //
 // [Desk.Tx], [Desk.Exec], [Desk.Query], [Desk.QueryRow] and [Desk.SendBatch] enter before anything
 // else happens, in the round trip of their write or of BEGIN. They need no seal.
@@ -35,18 +34,18 @@
 // # Redis that went backwards
 //
 // Redis can lose its counter, by FLUSHALL, eviction, an old snapshot or a replica that lagged. Its
-// clock then keeps tokens rising; but if that is behind as well, Redis hands out tokens that
+// clock then keeps tokens rising. If the clock was set back as well, Redis issues tokens that
 // Postgres refuses although nobody else holds the resource. Sealing repairs that within the
-// acquisition. The calls that do not seal are refused before anything has happened: they then do
-// the same once more, sealed. A holder that was really overtaken is not healed: its lease is over.
+// acquisition. The calls that do not seal are refused before anything has happened, and are then
+// repeated once, sealed. This does not help a holder that was really overtaken: its lease is over.
 //
 // # Connections
 //
 // Sealing takes a connection of the pool for one round trip, and a write takes one for its
-// transaction. So acquire before a transaction is opened: where as many functions as the pool has
-// connections use a desk within their transactions, each stands until the lease that it waits to
-// seal is over, and a call that needs no seal until its context ends. The error says that all
-// connections are in use.
+// transaction. So acquire before you open a transaction. If as many transactions as the pool has
+// connections each use a desk, none of them gets a second connection: each call blocks until the
+// lease that it is trying to seal ends, and a call that needs no seal until its context ends. The
+// error says that all connections are in use.
 package guard
 
 import (

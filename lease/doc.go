@@ -49,8 +49,8 @@
 // Redis started its own ttl later than t, so it ends later. A slow answer does not stretch the
 // window, and no two clocks are compared; the margin is room for clocks that run at different
 // speeds. [Lease.Context] ends at that time even if Redis never answers again. The clock of Go
-// stands still while a machine is suspended, so after that the holder trusts its lease for that
-// much too long, and only the fence stops it.
+// stands still while a machine is suspended, so afterwards the holder trusts its lease too long, by
+// the time the machine was suspended, and only the fence stops it.
 //
 // # How a lease ends
 //
@@ -62,10 +62,10 @@
 //   - [ErrLost]: Redis no longer has it, although its time was not over;
 //   - [ErrRevoked]: an operator or a supervisor ended it.
 //
-// [IsLost] asks for all of them at once, for [ErrHeld] and [ErrStale], and for the errors with
-// which Postgres refuses a late or a blocked writer: "somebody else may have it now, say busy". It
-// is false for work that was done although its lease was over when it returned; [Issuer.Do] then
-// returns [ErrWorkDone].
+// [IsLost] reports all of them, [ErrHeld], [ErrStale], and the errors with which Postgres refuses a
+// late or a blocked writer: somebody else may have the resource now, so the answer to a caller is
+// "busy". It is false for work that was done although its lease was over when it returned;
+// [Issuer.Do] then returns [ErrWorkDone].
 //
 // # Leading
 //
@@ -74,66 +74,66 @@
 //
 // # Renewal
 //
-// An [Issuer] renews its leases together, each about every third of its TTL. Each renewal has
-// a timeout and ends before the lease does; the defaults leave time for another one after it. No
-// renewal begins once a release has, or after [Config.MaxHold], so a holder that is stuck does not
-// hold for ever.
+// An [Issuer] renews its leases together, each about every third of its TTL. Each renewal has a
+// timeout and ends before the lease does; the defaults leave time for another attempt. No renewal
+// begins after a release has begun, or after [Config.MaxHold], so a stuck holder does not hold for
+// ever.
 //
 // # Waiting
 //
 // [Issuer.Acquire] waits in a queue in Redis, first come, first served. A release calls the first
-// waiter that listens, which then has the right of way for half a second, and asks. Nobody is
-// granted anything by a message, so a lease is full from its first moment, and a message that is
-// late or repeated does no harm. Goroutines of one process wait in one line, and only its front is
+// waiter that listens. That waiter has the right of way for half a second, and asks. A message
+// grants nothing, so a lease lasts for its full TTL from the request that got it, and a late or
+// repeated message does no harm. Goroutines of one process wait in one line, and only its front is
 // in the queue. So Redis has one waiter per process, and a hand-over costs one release, one request
 // of the waiter that is called and one of the next in line, however many wait.
 //
 // A lease is not reentrant. A call for a resource that its own caller holds waits like any other,
 // until its context ends; that of [Issuer.Do] ends with the lease, after [Config.MaxHold] at the
-// latest. So hand the lease on to what works under it.
+// latest. So pass the lease to the code that runs under it.
 //
-// Messages may be lost, so a waiter asks by itself when the holder's time is over, and every five
-// seconds at the latest.
+// Messages may be lost, so a waiter also asks by itself: when the holder's lease must have expired,
+// and at least every five seconds.
 //
-// A waiter whose process has died does not listen and is skipped. It costs nobody anything, or a
-// quarter of a second if it had only just asked. A waiter that was stopped or cut off can seem to
-// listen. It costs half a second, with all others of its process, because the next that listens is
-// told when to ask: never more than 0.6 s. It keeps its place, without right of way, until it is
-// granted; a waiter that does not ask for a second longer than it was told loses its place. A
-// process that is connecting again keeps its place, although others may go first. A process that is
-// more than half a second away from Redis always comes too late: each of its waiters costs others
-// half a second once, and is granted what is free when its request arrives.
+// A waiter whose process has died does not listen and is skipped. That takes no time, or a quarter
+// of a second if the waiter died just after asking. A process that was stopped or cut off can seem
+// to listen: it costs the others at most 0.6 s in total, however many of its callers wait. Its
+// waiters keep their places, without right of way, until they ask. A waiter that is more than one
+// second late in asking loses its place. A process that is reconnecting keeps its place, although
+// others may go first. If a process is more than half a second away from Redis, each of its waiters
+// costs the others half a second once, and gets the resource if it is free when the request
+// arrives.
 //
 // # Authority
 //
 // [Issuer.Revoke] ends a holder; [Issuer.TakeOver] does so on condition that nobody was faster.
-// Both issue a new last token, and the result is a grant to be sealed where the data lives, because
-// the former holder learns of it only at its next renewal. [Issuer.Raise] repairs a counter that is
-// behind the data store; an acquisition with [Config.Seal] does so by itself.
+// Both issue a new last token. Seal the result where the data lives, because the former holder
+// learns of it only at its next renewal. [Issuer.Raise] repairs a counter that is lower than what
+// the data store has seen; an acquisition with [Config.Seal] does so by itself.
 //
 // # When Redis does not answer
 //
-// A request without an answer may have been carried out. So it is sent again, a few times, and
-// every request is made so that this does no harm: an acquisition carries its lease id and gets the
-// same lease again, a renewal and a release name lease and token, and a withdrawal names the one
-// call that asked. A request that is under way when its caller gives up is withdrawn at once, and
-// once more when the client has ended it. One that arrives later still, because its connection had
-// broken, blocks the resource for one TTL, and nobody takes that for theirs. If no answer comes,
-// the caller gets [ErrUnreachable] and holds nothing; the lease expires in Redis after the TTL at
-// the latest. Without Redis there are no leases: this package fails closed.
+// A request without an answer may have been carried out. So it is sent again, a few times. Every
+// request can be repeated safely: an acquisition carries its lease id and gets the same lease
+// again, a renewal and a release name lease and token, and a withdrawal names the one call that
+// asked. A request that is under way when its caller gives up is withdrawn at once, and once more
+// when the client has ended it. A request that arrives even later, because its connection had
+// broken, blocks the resource for one TTL, and nobody mistakes that lease for their own. If no
+// answer comes, the caller gets [ErrUnreachable] and holds nothing; the lease expires in Redis
+// after the TTL at the latest. Without Redis there are no leases: this package fails closed.
 //
 // All attempts of one acquisition together take one TTL at most, counted from the first request
 // without an answer; those of a call that asks or repairs (Verify, Revoke, Raise, Inspect, Check)
 // take five seconds. It does not matter whether Redis hangs, refuses connections, or loses replies.
 //
-// A refusal changes nothing. It is [ErrRefused], and [RefusedError] says why. Those that usually
-// pass are tried again: for a short time by every call, for up to one TTL by Acquire.
-// [Issuer.Check] says beforehand what would go wrong.
+// If Redis answers and refuses, nothing was changed. The error is [ErrRefused], and [RefusedError]
+// says why. Refusals that usually pass are retried: for a short time by every call, for up to one
+// TTL by Acquire. [Issuer.Check] reports beforehand what would go wrong.
 //
 // # Data in the same Redis
 //
 // [Lease.Eval] runs a script in the Redis of the leases if the lease still holds, in one step: a
-// late holder is refused there too. That lasts as long as Redis's memory.
+// late holder is refused there too, for as long as Redis keeps its data.
 //
 // # Where it runs
 //
@@ -150,22 +150,22 @@
 // context that it was acquired with. [Issuer.Do] ties both together for the work.
 //
 // Releases go on in the background: of a lease, of a grant whose reply was lost, of a place in the
-// queue. Each has a context of its own and is tried until the TTL is over, also through a restart,
-// a fail-over or the move of a slot; then the lease has expired in Redis. [Issuer.Close] waits for
-// all of that when a program shuts down, and releases what is held.
+// queue. Each is tried on a context of its own until the TTL is over and the lease has expired in
+// Redis, also through a restart, a fail-over or the move of a slot. [Issuer.Close] waits for all of
+// that when a program shuts down, and releases what is held.
 //
 // # What a lease does not give you
 //
 // Exclusion of writes. A holder can be stopped at any point, by the garbage collector, the
-// scheduler, a migrating virtual machine, for longer than its lease lasts. Nothing on its side can
-// notice in time:
+// scheduler or a migrating virtual machine, for longer than its lease lasts. No code on its side
+// can notice in time:
 //
 //	A has token 41, checks its lease, and is stopped.
 //	The lease expires. B gets token 42, and writes.
 //	A resumes and writes over it.
 //
-// No care taken here prevents the last line, because the check and the write are two steps. The
-// data store prevents it: it refuses 41 after it has seen 42, in the same transaction as the write.
-// That is package fencedb for Postgres; a [*Lease] is a grant as that package expects it. Without
-// it, use leases where two holders at once cost money or time, not where they cost data.
+// Nothing in this package can prevent the last line, because the check and the write are two steps.
+// The data store prevents it: it refuses 41 after it has seen 42, in the same transaction as the
+// write. That is package fencedb for Postgres; a [*Lease] is a grant as that package expects it.
+// Without it, use leases where two holders at once cost money or time, not where they cost data.
 package lease

@@ -154,7 +154,7 @@ func (e *examination) run(ctx context.Context) error {
 	return nil
 }
 
-var errNoMore = errors.New("what was found lets nothing more be examined")
+var errNoMore = errors.New("the examination cannot go on")
 
 const leastPostgres = 15 // as doctor.sql says
 

@@ -6,7 +6,7 @@
 -- Why: nothing fenced can be written, and the ledger and the tables were not examined
 -- Do: see that it runs and that the URL is right, and run doctor again
 
--- error postgres_unfinished: Postgres answers, but its examination was not finished: %s
+-- error postgres_unfinished: Postgres answers, but the examination did not finish: %s
 -- Why: the ledger and the tables were not examined, or not all
 -- Do: end the session that holds the lock, if it waited for one (pg_blocking_pids), or give it more time with --timeout, and run doctor again
 

@@ -50,8 +50,8 @@ func (a *app) migrateExport() *cli.Command {
 with numbers that go on from the highest there. It needs no server. A
 migration that was exported before is left alone, so after an upgrade only
 the new ones come; one that was edited since is an error, and nothing is
-written. For atlas, run atlas migrate hash behind it; its files have no way
-down.`,
+written. For atlas, run atlas migrate hash afterwards; its files have no
+down migration.`,
 		Flags: []cli.Flag{&cli.StringFlag{Name: "for", Usage: "the `TOOL`: " + tools, Required: true}},
 		Action: func(_ context.Context, cmd *cli.Command) error {
 			to, known := layouts[cmd.String("for")]

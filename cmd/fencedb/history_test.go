@@ -36,7 +36,7 @@ func TestTimesAsPeopleTypeThem(t *testing.T) {
 	}
 	for _, text := range []string{"", "Fri", "25:00", "Fri 20", "some day 20:14", "2026-13-01 20:14", "Fri 20:14 UTC", "Fri 20:14 PM", "PM"} {
 		_, err := moment(text, now)
-		require.ErrorContains(t, err, "is no time", text)
+		require.ErrorContains(t, err, "as a time", text)
 	}
 	for _, text := range []string{"today 20:15", "2026-11-28 20:14", "2026-11-27T18:14:31Z"} {
 		_, err := moment(text, now)

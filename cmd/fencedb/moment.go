@@ -31,7 +31,7 @@ func moment(text string, now time.Time) (time.Time, error) {
 }
 
 func noTime(text string) error {
-	return fmt.Errorf("%q is no time; give one such as %s", text, moments)
+	return fmt.Errorf("cannot read %q as a time; for example %s", text, moments)
 }
 
 // lately is the last time of day of before now, on a day that is called word.

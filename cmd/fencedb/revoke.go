@@ -184,7 +184,7 @@ func (s *servers) confirmAndRevoke(ctx context.Context, e event, force bool) (re
 		return nil, err
 	}
 	if value(found.Fence).tooHigh {
-		return nil, fmt.Errorf("%w: the fence of %s is at token %d, which no revocation gets past either; fencedb reset it first",
+		return nil, fmt.Errorf("%w: the fence of %s is at token %d, above any that a revocation could issue; run fencedb reset first",
 			errUnchanged, visible(found.Resource), found.Fence.Token)
 	}
 	if !force && !found.isKnown() && found.Fence == nil {

@@ -14,10 +14,10 @@ import (
 func (a *app) version() *cli.Command {
 	return &cli.Command{
 		Name:  "version",
-		Usage: "print of which release and commit this command is",
+		Usage: "print the release and commit of this command",
 		Description: `Prints the version of the module, the commit that it was built from, that of
-Go, and the newest migration that it brings. It asks no server: which
-migrations a database has is told by fencedb migrate status.
+Go, and the newest migration that it brings. It asks no server: fencedb
+migrate status prints which migrations a database has.
 
    fencedb version --json`,
 		Action: func(context.Context, *cli.Command) error { return a.show(builtFrom()) },

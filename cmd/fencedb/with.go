@@ -31,8 +31,8 @@ func (a *app) with() *cli.Command {
 holder can write to protected tables from then on. Then it runs COMMAND,
 renews the leases while that runs, and releases them. Signals are passed on.
 If a lease is lost, the command and all that it has started get SIGTERM, and
-after --grace SIGKILL. So does what goes on when the command has ended: the
-leases are released when all of it has ended.
+after --grace SIGKILL. Processes that outlive the command are ended in
+the same way: the leases are released when the last one has ended.
 
 The command finds in its environment:
 

@@ -117,7 +117,7 @@ func (a *api) reserve(w http.ResponseWriter, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", booking.ErrInvalid, err)
 	}
-	b.Table, _ = strconv.Atoi(r.PathValue("table")) // what is no number is 0, which is no table
+	b.Table, _ = strconv.Atoi(r.PathValue("table")) // anything but a number becomes 0, a table that does not exist
 	answer, err := a.Desk.Reserve(r.Context(), key, b)
 	if err == nil && answer.Created {
 		w.Header().Set("Location", "/bookings/"+answer.ID.String())

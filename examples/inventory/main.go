@@ -91,7 +91,7 @@ func command(ctx context.Context, s *shop.Shop, out io.Writer, args []string) er
 		var lines []shop.Line
 		for _, arg := range args[2:] {
 			sku, units, _ := strings.Cut(arg, "=")
-			n, _ := strconv.Atoi(units) // what is no number is 0, which is refused
+			n, _ := strconv.Atoi(units) // anything but a number becomes 0, which is refused
 			lines = append(lines, shop.Line{SKU: sku, Units: n})
 		}
 		c, err := s.Reserve(ctx, args[1], lines)

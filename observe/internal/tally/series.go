@@ -77,11 +77,11 @@ func (g *Ages) Oldest(now time.Time) float64 {
 
 // Failures are the resources of one type for which one thing fails again and again, with no success
 // in between. A rate over all resources of a type hides one of them that is stuck among many that
-// are not; the age of its Failures does not.
+// are not; the age of its failures does not.
 type Failures struct {
 	some atomic.Bool // all is not empty: a success costs no lock where nothing fails
 
-	needed int // how many successes in a row end it: more than come between two Failures
+	needed int // how many successes in a row end it: more than come between two failures
 
 	mu    sync.Mutex
 	all   map[place]failing // guarded by mu; at most mostFailing
@@ -126,12 +126,12 @@ func (f *Failures) failedBy(at place, took time.Duration, by string) {
 	f.some.Store(true)
 }
 
-// follow notes a success, one of the Failures, or nothing.
-func (f *Failures) follow(at place, outcome, success string, Failures ...string) {
+// follow notes a success, one of the failures, or nothing.
+func (f *Failures) follow(at place, outcome, success string, failures ...string) {
 	switch {
 	case outcome == success:
 		f.succeeded(at)
-	case slices.Contains(Failures, outcome):
+	case slices.Contains(failures, outcome):
 		f.failed(at, 0)
 	}
 }
