@@ -62,11 +62,20 @@ func newTx(ctx context.Context, db DB, grant Grant, opts []Option) (*fencedTx, e
 
 // begin sends BEGIN, enter and the queries behind them in one round trip. The results that it
 // returns begin with those of the queries; they must be closed. On error the transaction is
-// unusable.
+// unusable, unless the context of a statement was over before anything was sent: then the next one
+// begins it, as in an open transaction of pgx.
 func (tx *fencedTx) begin(ctx context.Context, behind ...*pgx.QueuedQuery) (results pgx.BatchResults, err error) {
-	defer func() { tx.err = err }()
-
-	if err := tx.entry.acquire(ctx); err != nil {
+	defer func() {
+		if tx.inner != nil || ctx.Err() == nil || tx.ctx.Err() != nil {
+			tx.err = err
+		}
+	}()
+	err = tx.entry.acquire(ctx)
+	if err == nil && ctx.Err() != nil {
+		tx.entry.release()
+		err = ctx.Err()
+	}
+	if err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -86,9 +95,11 @@ func (tx *fencedTx) begin(ctx context.Context, behind ...*pgx.QueuedQuery) (resu
 // notes whether that message keeps the transaction open or may not.
 func (tx *fencedTx) open(ctx context.Context, keepsOpen bool) error {
 	if !tx.begun() {
-		if results, err := tx.begin(ctx); err == nil {
-			tx.err = results.Close()
+		results, err := tx.begin(ctx)
+		if err != nil {
+			return err
 		}
+		tx.err = results.Close()
 	}
 	tx.mayHaveEnded = tx.mayHaveEnded || !keepsOpen
 	return tx.stillOpen()

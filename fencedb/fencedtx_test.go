@@ -218,6 +218,67 @@ func TestTypesOfTheApplicationAreNotTakenForOurs(t *testing.T) {
 	require.NoError(t, entry.Outcome(ctx, pool, nil))
 }
 
+// As in pgx, where BEGIN was sent before, under the context of the transaction.
+func TestAStatementUnderAContextThatIsOverFailsAlone(t *testing.T) {
+	t.Parallel()
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	statements := map[string]func(tx pgx.Tx) error{
+		"Exec": func(tx pgx.Tx) error {
+			_, err := tx.Exec(over, insertAnn, 1)
+			return err
+		},
+		"Exec of several": func(tx pgx.Tx) error {
+			_, err := tx.Exec(over, `SELECT 1; SELECT 2`)
+			return err
+		},
+		"Query":    func(tx pgx.Tx) error { return query(tx.Query(over, `SELECT 1`)) },
+		"QueryRow": func(tx pgx.Tx) error { return tx.QueryRow(over, `SELECT 1`).Scan(new(int)) },
+		"SendBatch": func(tx pgx.Tx) error {
+			b := &pgx.Batch{}
+			b.Queue(`SELECT 1`)
+			return tx.SendBatch(over, b).Close()
+		},
+		"Prepare": func(tx pgx.Tx) error {
+			_, err := tx.Prepare(over, "one", `SELECT 1`)
+			return err
+		},
+		"CopyFrom": func(tx pgx.Tx) error {
+			_, err := tx.CopyFrom(over, pgx.Identifier{"bookings"}, []string{"id"}, pgx.CopyFromRows(nil))
+			return err
+		},
+		"Begin": func(tx pgx.Tx) error {
+			_, err := tx.Begin(over)
+			return err
+		},
+	}
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeSimpleProtocol} {
+		w := newWorld(t)
+		pool := w.poolIn(mode)
+		conn, err := pool.Acquire(t.Context())
+		require.NoError(t, err)
+		defer conn.Release()
+		for name, statement := range statements {
+			then := func(tx pgx.Tx) error {
+				require.ErrorIs(t, statement(tx), context.Canceled, name)
+				return book(t.Context(), tx, 12, name)
+			}
+			ctx, next := t.Context(), func() fencedb.Grant { return grant("table:12", w.fence("table:12")+1) }
+			for _, db := range []fencedb.DB{pool, conn, conn.Conn()} {
+				require.NoError(t, fencedb.Tx(ctx, db, next(), then), "%s, %T", name, db)
+				require.ErrorIs(t, fencedb.Tx(ctx, db, next(), statement), context.Canceled, "%s, %T", name, db)
+			}
+			require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+				_, err := fencedb.Enter(ctx, tx, next())
+				require.NoError(t, err)
+				return then(tx)
+			}), "%s, in a transaction of pgx", name)
+		}
+		require.Len(t, w.guests(), 4*len(statements))
+		require.ErrorIs(t, fencedb.Tx(over, pool, grant("table:13", 41), func(tx pgx.Tx) error { return book(t.Context(), tx, 13, "ann") }), context.Canceled, "that of the call")
+	}
+}
+
 // It gets the connection, and may decide by what it reads there.
 func TestARewriterRunsBehindTheFence(t *testing.T) {
 	t.Parallel()

@@ -43,10 +43,11 @@ import (
 // Do not call Tx for the same resource within fn: it would wait for itself, until the lease is
 // over. A panic in fn rolls back and goes on. tx is for one goroutine at a time: a second one is
 // told that it is busy. It must not be used after fn has returned; its Commit and Rollback are for
-// Tx alone to call. Where db is a connection, it must not be used beside tx.
-// Begin of tx gives savepoints, which are released or rolled back also when the context of that
-// call is over; if one cannot be, nothing commits. Cancelling ctx before COMMIT has been sent rolls
-// back; after that Tx still finds out, for five seconds at the most, whether it took effect.
+// Tx alone to call. Where db is a connection, it must not be used beside tx. Begin of tx gives
+// savepoints, which are released or rolled back also when the context of that call is over; if one
+// cannot be, nothing commits. A statement whose own context was over before it was sent fails
+// alone, the first one too. Cancelling ctx before COMMIT has been sent rolls back; after that Tx
+// still finds out, for five seconds at the most, whether it took effect.
 func Tx(ctx context.Context, db DB, grant Grant, fn func(tx pgx.Tx) error, opts ...Option) error {
 	if fn == nil {
 		return errNoFn

@@ -196,7 +196,7 @@ var guards = []struct {
 	{"fencedb/fencedtx.go", []guard{
 		{"S6", "a transaction that is over, whoever ended it, is asked about", "tx.err, tx.mayHaveEnded = errEnded, true", "tx.err = errEnded", "fencedb.TestATransactionThatIsEndedBesideItIsNoticed"},
 		{"S3", "a rewriter reads behind the fence", " && !slices.ContainsFunc(args, rewrites)", "", "fencedb.TestARewriterRunsBehindTheFence"},
-		{"S2", "a refusal of the fence cannot be swallowed", "\tdefer func() { tx.err = err }()\n", "", "fencedb.TestARefusalCannotBeSwallowed"},
+		{"S2", "a refusal of the fence cannot be swallowed", "if tx.inner != nil || ctx.Err() == nil || tx.ctx.Err() != nil {", "if ctx.Err() == nil && tx.inner == nil {", "fencedb.TestARefusalCannotBeSwallowed"},
 		{"S6", "nothing is sent past a transaction that could not begin", "\t\t\ttx.refuseAll()\n", "", "fencedb.TestNothingIsSentPastATransactionThatCouldNotBegin"},
 		{"S6", "a savepoint is undone also when its context is over", "if pgconn.SafeToRetry(err) {", "if false {", "fencedb.TestASavepointIsClosedAlsoWhenTheContextIsOver"},
 		{"S6", "what could not be undone is not committed", "\tif err != nil && s.of.inner.Conn()", "\tif false && s.of.inner.Conn()", "fencedb.TestASavepointThatCannotBeClosedIsNotCommitted"},
