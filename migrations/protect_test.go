@@ -498,3 +498,20 @@ func TestUnprotectUndoesProtect(t *testing.T) {
 	s.exec(`SELECT fencedb.protect('seats', 'seat:{id}'); SELECT fencedb.unprotect('seats', keep_columns => true)`)
 	require.Equal(t, "bigint", s.one(`SELECT format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = 'seats'::regclass AND attname = 'last_fencing_token'`))
 }
+
+// What an ORM does at each start, if its models change tables.
+func TestATypeIsRepeatedBetweenUnprotectAndProtect(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	_, err := s.conn.Exec(t.Context(), `ALTER TABLE seats ALTER COLUMN room TYPE text`)
+	require.ErrorContains(t, err, "cannot alter type of a column used in a trigger definition (SQLSTATE 0A000)")
+
+	s.exec(`BEGIN`)
+	s.exec(`SELECT fencedb.unprotect('seats', keep_columns => true)`)
+	s.exec(`ALTER TABLE seats ALTER COLUMN room TYPE text`)
+	s.exec(`SELECT fencedb.protect('seats', resource => 'room:{room}')`)
+	s.exec(`COMMIT`)
+
+	_, err = s.conn.Exec(t.Context(), writes["UPDATE"])
+	require.ErrorContains(t, err, "FN002")
+}

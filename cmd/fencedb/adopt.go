@@ -68,7 +68,7 @@ func (r *adoptions) print(p page) {
 		p.say("No table is protected; its owner can begin with SELECT fencedb.protect(..., mode => 'observe').")
 		return
 	}
-	table(p, []string{"TABLE", "RESOURCE", "GUARD", "WOULD HAVE REFUSED", "LAST"}, r.Tables, func(one *adoption) []string {
+	table(p, []string{"TABLE", "RESOURCE", "GUARD", "RECORDED", "LAST"}, r.Tables, func(one *adoption) []string {
 		times, last := int64(0), ""
 		for _, w := range one.Writers {
 			times += w.Times
@@ -87,7 +87,7 @@ type adoption struct {
 	Resource      []string   `json:"resource"`
 	ObservedSince *time.Time `json:"observed_since"` // nil: it is enforced
 	SwitchedOff   []string   `json:"switched_off"`   // the table or parts of it, whose guard sees nothing
-	QuietSince    *time.Time `json:"quiet_since"`    // nil: it is enforced, or a guard is switched off
+	QuietSince    *time.Time `json:"quiet_since"`    // at the latest; nil: it is enforced, or a guard is switched off
 	UnrecordedAt  *time.Time `json:"unrecorded_at"`  // nil: all was recorded, as far as that is known
 	Writers       []writer   `json:"writers"`        // the latest first
 }
@@ -100,9 +100,12 @@ type writer struct {
 	Reason      string    `json:"reason"` // the SQLSTATE of the refusal
 	FirstAt     time.Time `json:"first_at"`
 	LastAt      time.Time `json:"last_at"`
-	Times       int64     `json:"times"`
+	Times       int64     `json:"times"`    // it was recorded: once in a minute, however often it came
 	Resource    *string   `json:"resource"` // of one row; nil: none was written
 }
+
+// merged is how long after the record of a write others like it are not recorded.
+const merged = time.Minute
 
 func readAdoption(ctx context.Context, pool *pgxpool.Pool, table string) (*adoption, error) {
 	found := &adoption{Mode: "enforce"}
@@ -137,8 +140,8 @@ func readAdoption(ctx context.Context, pool *pgxpool.Pool, table string) (*adopt
 	if found.ObservedSince != nil {
 		since := found.ObservedSince.UTC()
 		quiet := since
-		if len(found.Writers) > 0 && found.Writers[0].LastAt.After(quiet) {
-			quiet = found.Writers[0].LastAt
+		if len(found.Writers) > 0 && found.Writers[0].LastAt.Add(merged).After(quiet) {
+			quiet = found.Writers[0].LastAt.Add(merged)
 		}
 		if unrecorded != nil && unrecorded.After(since) {
 			found.UnrecordedAt = new(unrecorded.UTC())
@@ -213,13 +216,16 @@ func lasted(p page, then time.Time) string { return span(max(0, p.ahead.sincePos
 
 func (r *adoption) print(p page) {
 	p.facts([2]string{"TABLE", visible(r.Table)}, [2]string{"RESOURCE", visible(strings.Join(r.Resource, " and "))}, [2]string{"GUARD", r.state(p)})
-	header := []string{"ROLE", "APPLICATION", "STATEMENT", "REFUSED FOR", "FIRST", "LAST", "TIMES", "RESOURCE"}
+	header := []string{"ROLE", "APPLICATION", "STATEMENT", "REFUSED FOR", "FIRST", "LAST", "RECORDED", "RESOURCE"}
 	list(p, header, r.Writers, func(w writer) []string {
 		return []string{visible(w.Role), visible(w.Application), w.Statement, cmp.Or(reasons[w.Reason], "error "+w.Reason),
 			ago(p.ahead.sincePostgres(w.FirstAt)), ago(p.ahead.sincePostgres(w.LastAt)),
 			fmt.Sprint(w.Times), visible(value(w.Resource))}
 	})
 	fmt.Fprintln(p.out)
+	if len(r.Writers) > 0 {
+		p.point("One write of a line is recorded in a minute: there may have been more, of other resources, and up to a minute after LAST.")
+	}
 	switch {
 	case len(r.SwitchedOff) > 0:
 		p.point("The guard of %s is switched off: it refuses nothing and sees nothing. Call fencedb.protect once more for %s, which switches it on.",
@@ -228,6 +234,8 @@ func (r *adoption) print(p page) {
 		p.point("It refuses such writes now. What is shown was observed before; what is refused is not recorded.")
 	case r.UnrecordedAt != nil:
 		p.point("The list is incomplete: %s a write could not be recorded, to this table or to another. The log of the Postgres server says why. Repair that, and observe for as long again.", ago(p.ahead.sincePostgres(*r.UnrecordedAt)))
+	case len(r.Writers) > 0 && p.ahead.sincePostgres(*r.QuietSince) < 0:
+		p.point("The last of these writes was less than a minute ago, so more may have come since.")
 	case len(r.Writers) > 0:
 		p.point("Nothing would have been refused for %s. Before that, the writes above would have been.", lasted(p, *r.QuietSince))
 	default:

@@ -82,8 +82,17 @@ func (s *Shop) OrderUnderRedsync(ctx context.Context, sku string) error {
 
 // Order, as it will be.
 func (s *Shop) Order(ctx context.Context, sku string) error {
-	return s.desk.Tx(ctx, "sku:"+sku, func(ctx context.Context, tx pgx.Tx) error {
-		return s.sell(ctx, tx, sku)
+	return s.desk.Do(ctx, "sku:"+sku, func(ctx context.Context, h *guard.Holder) error {
+		var left int
+		if err := s.pool.QueryRow(ctx, `SELECT amount FROM stock WHERE sku = $1`, sku).Scan(&left); err != nil {
+			return err
+		}
+		if left <= 0 {
+			return errSoldOut
+		}
+		s.pay()
+		_, err := h.Exec(ctx, `UPDATE stock SET amount = $2 WHERE sku = $1`, sku, left-1)
+		return err
 	}, lease.NoWait())
 }
 
