@@ -50,7 +50,7 @@
 // this package do not contain it, and Handler takes it out of the request. Send it over TLS, and to
 // your own services only.
 //
-// A queue must not carry a grant: a line is for the time of one call. docs/services.md says why.
+// A queue must not carry a grant: a line is for the time of one call. docs/patterns.md says why.
 package grant
 
 import (

@@ -182,7 +182,7 @@ func TestAnotherServiceWritesUnderTheLeaseOfItsCallerAsLongAsThatMayItself(t *te
 	}
 }
 
-// docs/services.md shows it.
+// docs/patterns.md shows it.
 func TestTheTokenOfTheCallerIsInTheRow(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, lease.Config{TTL: time.Minute})

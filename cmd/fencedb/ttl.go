@@ -25,7 +25,7 @@ answer. Renewal after a third of that leaves two more tries; work should stop
 when a sixth is left. A longer TTL loses fewer leases, but a holder that dies
 blocks the resource for longer.
 
-The times come from the events of observe/feed. docs/ttl.md has the formula
+The times come from the events of observe/feed. docs/patterns.md has the formula
 for the histogram of observe/prom.
 
    fencedb ttl table
@@ -87,7 +87,7 @@ func (m measurement) take(ctx context.Context, s *servers) (*advice, error) {
 	}
 	if len(held) < leastSamples {
 		return nil, fmt.Errorf("too few hold times: %d of %s: in the feed, and p99.9 takes %d; switch observe/feed on in more of the programs "+
-			"or let them run on (Redis keeps about the last 10000 events of all kinds), or ask the histogram of observe/prom: see docs/ttl.md",
+			"or let them run on (Redis keeps about the last 10000 events of all kinds), or ask the histogram of observe/prom: see docs/patterns.md",
 			len(held), visible(m.kind), leastSamples)
 	}
 	slices.Sort(held)

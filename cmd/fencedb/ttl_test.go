@@ -62,7 +62,7 @@ func TestTTLRefusesTooFew(t *testing.T) {
 		got := w.run("ttl", "table")
 		require.Equal(t, exitFailed, got.code)
 		require.Contains(t, got.errOut, fmt.Sprint(n, " of table"))
-		require.Contains(t, got.errOut, "docs/ttl.md", "how to get more")
+		require.Contains(t, got.errOut, "docs/patterns.md", "how to get more")
 		require.Empty(t, got.out)
 	}
 	w.held("table", "released", 1)
