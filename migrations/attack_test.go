@@ -672,4 +672,9 @@ func TestAShorterEntryBehindASavepointGoesBack(t *testing.T) {
 	s.exec(`BEGIN; ` + strings.TrimSuffix(enter(41, "room:red"), ")") + `, 60000); SAVEPOINT a; ` + strings.TrimSuffix(enter(41, "room:blue"), ")") + `, 500)`)
 	require.Equal(t, "true", s.one(`fencedb.left_ms() <= 500`))
 	s.exec(`ROLLBACK TO a; SELECT pg_sleep(0.6); UPDATE seats SET guest = 'ann' WHERE room = 'red'; COMMIT`)
+
+	// A limit of the session stays as short as the entry that went back, until the next one.
+	s.exec(`SELECT set_config('transaction_timeout', '1h', false) WHERE current_setting('transaction_timeout', true) IS NOT NULL`)
+	s.exec(`BEGIN; SAVEPOINT a; ` + strings.TrimSuffix(enter(41, "room:red"), ")") + `, 500); ROLLBACK TO a; ` + strings.TrimSuffix(enter(41, "room:red"), ")") + `, 60000)`)
+	s.exec(`SELECT pg_sleep(0.6); UPDATE seats SET guest = 'ben' WHERE room = 'red'; COMMIT`)
 }
