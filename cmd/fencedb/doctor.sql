@@ -319,6 +319,17 @@ WHERE s.xact_start < clock_timestamp() - make_interval(secs => @long)
 SELECT format('%s of %s', p.gid, p.owner) FROM pg_prepared_xacts p JOIN fencedb.prepared_writers() w ON w.xid = p.transaction
 WHERE p.prepared < clock_timestamp() - make_interval(secs => @long) ORDER BY 1;
 
+-- warning multixacts_old: %s
+-- Why: with 2^31 multixacts, or 2^32 members in them, Postgres refuses what would make another, as who shares a fence does, until old ones are removed
+-- Do: let autovacuum keep up, VACUUM the tables with the greatest mxid_age(relminmxid), and let fewer transactions of a lease run at once: docs/database.md, sharing a fence
+SELECT format('the oldest multixact is %s multixacts old, and the last ones have %s members each', oldest.age, round(last.members, 1))
+FROM (SELECT mxid_age(d.datminmxid)::bigint AS age, d.datminmxid::text::bigint AS id FROM pg_database d ORDER BY mxid_age(d.datminmxid) DESC LIMIT 1) oldest,
+LATERAL (
+    SELECT coalesce(avg((SELECT count(*) FROM pg_get_multixact_members(m::text::xid))), 0) AS members
+    FROM pg_control_checkpoint() c, generate_series(greatest(c.next_multixact_id::text::bigint - 100, oldest.id), c.next_multixact_id::text::bigint - 1) m
+) last
+WHERE oldest.age > current_setting('autovacuum_multixact_freeze_max_age')::bigint * 1.2 OR oldest.age * last.members > 1073741824;
+
 -- error fence_too_high: the fence of %s is at the highest token that there is, or above
 -- Why: no lease gets past it, so nobody can write to its rows
 -- Do: stop what entered it, and run fencedb reset for the resource; if another issuer makes such tokens, insert the type into fencedb.foreign_issuers

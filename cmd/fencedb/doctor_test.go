@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -575,6 +576,53 @@ func TestDoctorNamesPreparedTransactionsThatHoldFences(t *testing.T) {
 		require.NotContains(t, out, "other-")
 		require.Contains(t, w.ok("inspect", "seat:1"), gid)
 	}
+}
+
+// Whoever shares a fence writes a multixact with all who do.
+func TestDoctorReadsTheMultixacts(t *testing.T) {
+	t.Parallel()
+	server := testenv.OwnPostgres(t, "autovacuum_multixact_freeze_max_age=10000", "autovacuum=off")
+	pool := server.Pool()
+	question := questions[slices.IndexFunc(questions, func(q []string) bool { return q[2] == "multixacts_old" })][6]
+	ask := func(sql string) (answer string) {
+		err := pool.QueryRow(t.Context(), sql).Scan(&answer)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return ""
+		}
+		require.NoError(t, err)
+		return answer
+	}
+	require.Empty(t, ask(question), "nobody shares")
+
+	g := fencedb.NewGrant("seat:1", 41, uuid.New(), fencedb.NoEnd)
+	require.NoError(t, fencedb.Seal(t.Context(), pool, g))
+	for range 40 {
+		conn, err := pgx.Connect(t.Context(), server.URL())
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = conn.Close(context.Background()) })
+		tx, err := conn.Begin(t.Context())
+		require.NoError(t, err)
+		_, err = fencedb.Enter(t.Context(), tx, g)
+		require.NoError(t, err)
+	}
+	ask(`CHECKPOINT`)
+	require.Empty(t, ask(question), "they have room")
+	require.Regexp(t, `^the oldest multixact is \d+ multixacts old, and the last ones have 2\d\.\d members each$`, ask(strings.Replace(question, "1073741824", "100", 1)))
+
+	_, err := pool.Exec(t.Context(), `DO $$ BEGIN
+		FOR i IN 1 .. 13000 LOOP
+			BEGIN
+				PERFORM FROM fencedb.fences FOR SHARE;
+				RAISE division_by_zero;
+			EXCEPTION WHEN division_by_zero THEN
+			END;
+		END LOOP;
+	END $$`)
+	require.NoError(t, err)
+	require.Regexp(t, `^the oldest multixact is 13\d{3} multixacts old`, ask(question))
+	_, err = pool.Exec(t.Context(), `VACUUM (FREEZE)`)
+	require.NoError(t, err)
+	ask(question) // what was sampled before may have gone
 }
 
 func TestDoctorTellsARoleWhatItLacks(t *testing.T) {
