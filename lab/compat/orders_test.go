@@ -1,6 +1,7 @@
 package compat
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -32,7 +33,7 @@ import (
 )
 
 // An order service on its way from a lock of another library to leases and fences:
-// docs/migrating.md shows this code.
+// docs/adopting.md shows this code.
 
 const ttl = 10 * time.Second
 
@@ -514,8 +515,9 @@ func TestTheGuideShowsThisCode(t *testing.T) {
 	t.Parallel()
 	own, err := os.ReadFile("orders_test.go")
 	require.NoError(t, err)
-	guide, err := os.ReadFile("../../docs/migrating.md")
+	page, err := os.ReadFile("../../docs/adopting.md")
 	require.NoError(t, err)
+	_, guide, _ := bytes.Cut(page, []byte("\n## From another lock\n"))
 	blocks := regexp.MustCompile("(?ms)^```go\n(.*?)^```").FindAllSubmatch(guide, -1)
 	require.NotEmpty(t, blocks)
 	for _, block := range blocks {
