@@ -36,8 +36,8 @@ example_inventory = echo "in another terminal:"; \
 
 example: ## Run examples/booking, or EXAMPLE=inventory, until Ctrl-C
 	@internal/tools/ensure.sh go servers
-	@go build -o .bin/ ./lab/demo ./examples/$(EXAMPLE)
-	@.bin/demo with sh -c '$(or $(example_$(EXAMPLE)),$(error EXAMPLE is booking or inventory))'
+	@go build -o .bin/ ./internal/testenv/servers ./examples/$(EXAMPLE)
+	@.bin/servers sh -c '$(or $(example_$(EXAMPLE)),$(error EXAMPLE is booking or inventory))'
 
 up: ## Start the Postgres 17 and Redis 7 of docker-compose.yml, which stay until make down, and print their addresses
 	@docker compose version >/dev/null 2>&1 || { echo 'make up needs Docker with compose; examples/quickstart/README.md says what to start without it' >&2; exit 1; }
@@ -89,7 +89,7 @@ test: ## Run the tests of what programs import, in small sizes, on real servers 
 # The race detector watches what runs in the programs of users. The rest, which is mostly about servers and processes of
 # its own or uses libraries of others, runs without: under it a search in one goroutine takes six times as long, and all
 # it depends on is compiled once more. The pattern work is all modules of go.work.
-UNRACED = ./lab/matrix ./cmd/fencedb/... ./migrations ./lab/... ./examples ./examples/queues/... ./grant/grpc ./internal/testenv
+UNRACED = ./lab/matrix ./cmd/fencedb/... ./migrations ./lab/... ./examples ./examples/queues/... ./grant/grpc ./internal/testenv/...
 
 # make test-lab runs these.
 APART = ./lab/browser ./lab/interop

@@ -115,16 +115,16 @@ ensure_compiler() {
 	compiles || fail "still no C compiler: $(go env CC)"
 }
 
-# ensure_servers [-own], as lab/demo takes it
+# ensure_servers [-own], as internal/testenv/servers takes it
 ensure_servers() {
-	missing=$(during "go compiles what looks for servers" go run ./lab/demo missing "$@")
+	missing=$(during "go compiles what looks for servers" go run ./internal/testenv/servers -missing "$@")
 	[ -n "$missing" ] || return 0
 	apt='' brew=''
 	case $missing in *postgres*) apt='postgresql' brew='postgresql@17' ;; esac
 	case $missing in *redis*) apt="$apt redis-server" brew="$brew redis" ;; esac
 	case $missing in *pgbouncer*) apt="$apt pgbouncer" brew="$brew pgbouncer" ;; esac
 	install "${apt# }" "${brew# }"
-	missing=$(during "go compiles what looks for servers" go run ./lab/demo missing "$@")
+	missing=$(during "go compiles what looks for servers" go run ./internal/testenv/servers -missing "$@")
 	[ -z "$missing" ] || fail "installed, and still not to be had:" $missing
 }
 

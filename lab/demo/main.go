@@ -2,8 +2,6 @@
 //
 //	go run ./lab/demo [-unprotected] [-ttl 1.5s]   # five stories; exits with 0 if every promise was kept
 //	go run ./lab/demo page                         # a live page, with buttons that do harm
-//	go run ./lab/demo with COMMAND...              # runs a command, such as an example, with servers of its own
-//	go run ./lab/demo missing [-own]               # names the servers that make has to install
 //
 // It finds or starts a Postgres and a Redis and ends what it has started. A Redis that it found
 // keeps the last tokens for a day.
@@ -65,20 +63,8 @@ func run(ctx context.Context, args []string) error {
 				return page.Run(ctx, env, *port, os.Stdout)
 			})
 		}
-	case "missing":
-		own := flags.Bool("own", false, "also what the tests start of their own, whatever the environment names")
-		do = func() error {
-			for _, err := range testenv.Missing(ctx, *own) {
-				// It is postgres, redis or pgbouncer, which can neither be reached nor started here.
-				fmt.Println(strings.ToLower(err.Server))
-				fmt.Fprintln(os.Stderr, err) // what was tried
-			}
-			return nil
-		}
-	case "with":
-		return with(ctx, args)
 	default:
-		return fmt.Errorf("unknown argument %q; there are page and with, and see -help", command)
+		return fmt.Errorf("unknown argument %q; there is page, and see -help", command)
 	}
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -97,25 +83,4 @@ func onServers(ctx context.Context, opts testenv.Options, do func(*testenv.Env) 
 	}
 	defer func() { err = errors.Join(err, env.Close()) }()
 	return do(env)
-}
-
-// with runs a command with the URLs of servers in its environment. When ctx ends it interrupts the
-// command, and the servers stay until that has ended.
-func with(ctx context.Context, command []string) error {
-	if len(command) == 0 {
-		return errors.New("with what? Such as: with go run ./examples/jobs")
-	}
-	return onServers(context.WithoutCancel(ctx), testenv.Options{}, func(env *testenv.Env) error {
-		for _, note := range env.Notes {
-			fmt.Fprintln(os.Stderr, note)
-		}
-		cmd := exec.CommandContext(ctx, command[0], command[1:]...)
-		cmd.Cancel = func() error {
-			_ = cmd.Process.Signal(os.Interrupt)
-			return os.ErrProcessDone // how the command ends is what counts
-		}
-		cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-		cmd.Env = append(os.Environ(), "FENCEDB_POSTGRES_URL="+env.PostgresURL, "FENCEDB_REDIS_URL="+env.RedisURL)
-		return cmd.Run()
-	})
 }

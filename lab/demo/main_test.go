@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"io"
 	"os"
@@ -118,45 +117,16 @@ func TestUsage(t *testing.T) {
 	for says, args := range map[string][]string{
 		`unknown argument "sing"`:    {"sing"},
 		`unknown argument "dance"`:   {"page", "dance"},
-		`unknown argument "hum"`:     {"sale", "hum"},
 		"-sing":                      {"-sing"},
 		"-dance":                     {"page", "-dance"},
-		"-hum":                       {"sale", "-hum"},
 		`value "1500" for flag -ttl`: {"-ttl", "1500"}, // no unit
 		"must be at least 1ms":       {"-ttl", "0s"},
-		"do not fit into 1s":         {"sale", "-for", "1s"},
-		"with what":                  {"with"},
 	} {
 		require.ErrorContains(t, run(t.Context(), args), says)
 	}
 	var exit *exec.ExitError
 	require.ErrorAs(t, program(t, "sing").Run(), &exit)
 	require.Equal(t, 1, exit.ExitCode())
-}
-
-func TestACommandGetsServers(t *testing.T) {
-	t.Parallel()
-	cmd := program(t, "with", "sh", "-c", "echo $FENCEDB_POSTGRES_URL $FENCEDB_REDIS_URL; exit 3")
-	url := testenv.PostgresURL(t)
-	cmd.Env = append(cmd.Env, "FENCEDB_POSTGRES_URL="+url, "FENCEDB_REDIS_URL=redis://"+testenv.Redis(t).Options().Addr+"/0")
-	said, err := cmd.Output()
-	var exit *exec.ExitError
-	require.ErrorAs(t, err, &exit)
-	require.Equal(t, 3, exit.ExitCode())
-	require.Regexp(t, `^postgres\S+ redis://\S+\n$`, string(said))
-}
-
-func TestACommandThatEndsWellWhenInterruptedHasSucceeded(t *testing.T) {
-	t.Parallel()
-	cmd := program(t, "with", "sh", "-c", "trap 'exit 0' INT; echo ready; while :; do sleep 0.1; done")
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
-	line, err := bufio.NewReader(out).ReadString('\n')
-	require.NoError(t, err)
-	require.Equal(t, "ready\n", line)
-	require.NoError(t, cmd.Process.Signal(os.Interrupt))
-	require.NoError(t, cmd.Wait())
 }
 
 // running is the demo under test.
