@@ -20,9 +20,11 @@ import (
 )
 
 // Random transactions of several sessions, with every kind of statement, at every level, with
-// savepoints, old grants and settings written by hand. Whatever commits is judged against what its
-// transaction has entered: triggers of the test's own record each row change, and each session
-// records each entry, in the transaction itself, so that the two are rolled back together.
+// savepoints, exception blocks, old grants, settings of the session and of functions, and settings
+// written by hand; and roles that may not enter, and own nothing, try what they can. Whatever
+// commits is judged against what its transaction has entered: triggers of the test's own record
+// each row change, and each session records each entry, in the transaction itself, so that the two
+// are rolled back together.
 
 var (
 	randomTransactions = flag.Int("random.transactions", 1500, "how many committed transactions that wrote the random test is to judge")
@@ -31,7 +33,7 @@ var (
 
 const randomTables = `
 CREATE TABLE changes (n bigint GENERATED ALWAYS AS IDENTITY, xid xid8, of_table text, op text, resources text[], first text, stamp bigint);
-CREATE TABLE entries (xid xid8, resource text, token bigint, lease uuid);
+CREATE TABLE entries (xid xid8, resource text, token bigint, lease uuid, hidden boolean DEFAULT false); -- by a function that has its own list
 
 CREATE TABLE stock (id int PRIMARY KEY, room text NOT NULL, n int);
 CREATE TABLE parts (id int NOT NULL, room text NOT NULL, n int) PARTITION BY LIST (room);
@@ -46,37 +48,66 @@ SELECT fencedb.protect('stock', resource => 'room:{room}'), fencedb.protect('par
 CREATE TABLE parts_rest PARTITION OF parts DEFAULT; -- it has no guard of statements
 CREATE TABLE heir () INHERITS (plain); -- only the child is guarded
 SELECT fencedb.protect('heir', resource => 'room:{room}');
+CREATE TABLE days (id int NOT NULL, day date NOT NULL, n int);
+SELECT fencedb.protect('days', resource => 'day:{day}');
+
+-- The day of a room: texts that settings read in another order.
+CREATE FUNCTION day_of(room text) RETURNS date LANGUAGE sql IMMUTABLE RETURN CASE room WHEN '0' THEN make_date(2025, 12, 10) WHEN '1' THEN make_date(2025, 10, 12) WHEN '2' THEN make_date(2012, 10, 25) WHEN '3' THEN make_date(44, 3, 15) ELSE make_date(9999, 12, 31) END;
+CREATE FUNCTION under_settings(a text, b text) RETURNS void LANGUAGE plpgsql SET "DateStyle" = 'German, MDY' SET search_path = pg_temp SET standard_conforming_strings = off AS $$
+BEGIN
+	UPDATE public.stock SET n = n + 1 WHERE room = a;
+	INSERT INTO public.days VALUES (1, public.day_of(b), 0);
+END $$;
+CREATE FUNCTION enter_under(resource text, token bigint, lease uuid) RETURNS void LANGUAGE plpgsql SET "fencedb.entered" = '' SET "DateStyle" = 'SQL, DMY' AS $$
+BEGIN
+	PERFORM fencedb.enter(resource, token, lease, 20000, 60);
+	INSERT INTO public.entries VALUES (pg_current_xact_id(), resource, token, lease, true);
+	UPDATE public.stock SET n = n + 1 WHERE 'room:' || room = resource;
+END $$;
 
 CREATE TABLE ticks (room text, id int);
-CREATE FUNCTION tick() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN UPDATE stock SET n = n + 1 WHERE room = NEW.room; INSERT INTO parts VALUES (NEW.id, NEW.room, 0); RETURN NEW; END $$;
+CREATE FUNCTION tick() RETURNS trigger LANGUAGE plpgsql SET search_path = public AS $$ BEGIN UPDATE stock SET n = n + 1 WHERE room = NEW.room; INSERT INTO parts VALUES (NEW.id, NEW.room, 0); RETURN NEW; END $$;
 CREATE TRIGGER tick AFTER INSERT ON ticks FOR EACH ROW EXECUTE FUNCTION tick();
 
-CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = public AS $$
 DECLARE
 	old_row jsonb := CASE WHEN TG_OP <> 'INSERT' THEN to_jsonb(OLD) END;
 	new_row jsonb := CASE WHEN TG_OP <> 'DELETE' THEN to_jsonb(NEW) END;
 BEGIN
 	INSERT INTO changes (xid, of_table, op, resources, first, stamp)
-	VALUES (pg_current_xact_id(), TG_TABLE_NAME, TG_OP, ARRAY(SELECT DISTINCT 'room:' || r FROM unnest(ARRAY[old_row ->> 'room', old_row ->> 'shop', new_row ->> 'room', new_row ->> 'shop']) r WHERE r IS NOT NULL),
-		'room:' || (new_row ->> 'room'), (new_row ->> 'last_fencing_token')::bigint);
+	VALUES (pg_current_xact_id(), TG_TABLE_NAME, TG_OP, ARRAY(SELECT DISTINCT r FROM unnest(ARRAY['room:' || (old_row ->> 'room'), 'room:' || (old_row ->> 'shop'), 'room:' || (new_row ->> 'room'), 'room:' || (new_row ->> 'shop'), 'day:' || (old_row ->> 'day'), 'day:' || (new_row ->> 'day')]) r WHERE r IS NOT NULL),
+		coalesce('room:' || (new_row ->> 'room'), 'day:' || (new_row ->> 'day')), (new_row ->> 'last_fencing_token')::bigint);
 	RETURN NULL;
 END $$;
 CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON stock FOR EACH ROW EXECUTE FUNCTION note();
 CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON parts FOR EACH ROW EXECUTE FUNCTION note();
 CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON two FOR EACH ROW EXECUTE FUNCTION note();
 CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON lines FOR EACH ROW EXECUTE FUNCTION note();
-CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON heir FOR EACH ROW EXECUTE FUNCTION note();`
+CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON heir FOR EACH ROW EXECUTE FUNCTION note();
+CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON days FOR EACH ROW EXECUTE FUNCTION note();`
+
+// sessionSettings are what a session may say of how texts are read and written, and what else it
+// likes.
+var sessionSettings = []string{
+	`"DateStyle" = 'German, MDY'`, `"DateStyle" = 'SQL, DMY'`, `"DateStyle" = 'Postgres, YMD'`, `"DateStyle" = 'ISO, MDY'`,
+	`"IntervalStyle" = sql_standard`, `"TimeZone" = 'Pacific/Kiritimati'`, `"TimeZone" = '<-24>+24'`, `extra_float_digits = -15`, `bytea_output = escape`,
+	`standard_conforming_strings = off`, `array_nulls = off`, `quote_all_identifiers = on`, `client_encoding = 'LATIN1'`, `lc_numeric = 'C'`,
+	`search_path = public, pg_catalog`, `search_path = pg_temp, public`, `plan_cache_mode = force_generic_plan`, `enable_indexscan = off`,
+	`transform_null_equals = on`, `xmloption = document`, `row_security = off`, `backslash_quote = off`, `escape_string_warning = off`,
+}
 
 // judgements each list what must not be, as text, or nothing.
 var judgements = map[string]string{
 	"a change of a resource that was not entered": `SELECT c::text FROM changes c, unnest(c.resources) r WHERE NOT EXISTS (SELECT FROM entries e WHERE e.xid = c.xid AND e.resource = r)`,
-	"a stamp that is not the token":               `SELECT c::text FROM changes c WHERE c.stamp IS DISTINCT FROM (SELECT min(e.token) FROM entries e WHERE e.xid = c.xid AND e.resource = c.first) AND c.op <> 'DELETE'`,
+	"a stamp that is not the token":               `SELECT c::text FROM changes c WHERE NOT EXISTS (SELECT FROM entries e WHERE e.xid = c.xid AND e.resource = c.first AND e.token = c.stamp) AND c.op <> 'DELETE'`,
 	// A newer token waits for the transactions of the older one, so its changes come later.
 	"a token that goes down": `SELECT s::text FROM (SELECT c.n, r, e.token, max(e.token) OVER (PARTITION BY r ORDER BY c.n) AS highest
 		FROM changes c, unnest(c.resources) r JOIN LATERAL (SELECT min(token) AS token FROM entries e WHERE e.xid = c.xid AND e.resource = r) e ON true) s WHERE token < highest`,
-	"a token of two leases":       `SELECT concat(resource, ' ', token) FROM entries GROUP BY resource, token HAVING count(DISTINCT lease) > 1`,
-	"a token above its fence":     `SELECT e::text FROM entries e JOIN fencedb.fences f USING (resource) WHERE e.token > f.last_fencing_token`,
-	"two grants for one resource": `SELECT concat(xid, ' ', resource) FROM entries GROUP BY xid, resource HAVING count(DISTINCT (token, lease)) > 1`,
+	"a token of two leases":   `SELECT concat(resource, ' ', token) FROM entries GROUP BY resource, token HAVING count(DISTINCT lease) > 1`,
+	"a token above its fence": `SELECT e::text FROM entries e JOIN fencedb.fences f USING (resource) WHERE e.token > f.last_fencing_token`,
+	// Where a function has its own list, the transaction may have another grant; both were its
+	// client's.
+	"two grants for one resource": `SELECT concat(xid, ' ', resource) FROM entries WHERE NOT hidden GROUP BY xid, resource HAVING count(DISTINCT (token, lease)) > 1`,
 }
 
 // roomGrant is one of a lease of a room.
@@ -132,6 +163,7 @@ type randomSession struct {
 	conn    *pgx.Conn
 	r       *rand.Rand
 	stolen  string   // the open list of a transaction that has ended
+	login   string   // a role that may enter, and act as forger; "": the superuser
 	forger  string   // a role that may write rows, and not enter
 	entered []string // rooms, as far as the session knows
 }
@@ -174,6 +206,13 @@ var statements = map[string]string{
 	"a function":              `DO $$ BEGIN UPDATE stock SET n = n + 1 WHERE room = 'A'; UPDATE parts SET n = n + 1 WHERE room = 'B'; EXCEPTION WHEN SQLSTATE 'FN003' THEN END $$`,
 	"COPY":                    ``,
 	"TRUNCATE":                `TRUNCATE parts_0`,
+	"days INSERT":             `INSERT INTO days VALUES (ID, day_of('A'), 0)`,
+	"days UPDATE":             `UPDATE days SET n = n + 1 WHERE day = day_of('A')`,
+	"days UPDATE that moves":  `UPDATE days SET day = day_of('B') WHERE day = day_of('A') AND id % 3 = 0`,
+	"days DELETE":             `DELETE FROM days WHERE day = day_of('A') AND id % 4 <> 0`,
+	"settings of a function":  `SELECT under_settings('A', 'B')`,
+	"another role":            `SET LOCAL ROLE FORGER; UPDATE stock SET n = n + 1 WHERE room = 'A'; INSERT INTO days VALUES (ID, day_of('B'), 0); RESET ROLE`,
+	"an exception block":      `DO $$ BEGIN BEGIN UPDATE stock SET n = 9 WHERE room = 'A'; INSERT INTO parts VALUES (ID, 'B', 0); RAISE division_by_zero; EXCEPTION WHEN division_by_zero THEN END; UPDATE stock SET n = n + 1 WHERE room = 'B'; END $$`,
 }
 
 // forge writes the open list by hand, in a WHERE or for the session, or before the statement.
@@ -202,15 +241,40 @@ func (s *randomSession) forge(room string, sql string) string {
 	}
 }
 
-// enters is what a session says to enter a grant, or two, and records it.
+// days are the resources of the days of rooms.
+var days = map[string]string{"0": "day:2025-12-10", "1": "day:2025-10-12", "2": "day:2012-10-25", "3": "day:0044-03-15", "4": "day:9999-12-31"}
+
+// enters is what a session says to enter a grant, or more, and records it: the room, its day as
+// well, in one of several ways.
 func (s *randomSession) enters(grants ...roomGrant) string {
-	if len(grants) == 1 {
-		g := grants[0]
-		return fmt.Sprintf(`SELECT fencedb.enter('room:%s', %d, '%v', 20000, 60); INSERT INTO entries VALUES (pg_current_xact_id(), 'room:%[1]s', %[2]d, '%[3]v')`, g.room, g.token, g.lease)
+	var resources, tokens, leases, records []string
+	add := func(resource string, g roomGrant) {
+		resources = append(resources, resource)
+		tokens, leases = append(tokens, fmt.Sprint(g.token)), append(leases, g.lease.String())
+		records = append(records, fmt.Sprintf(`(pg_current_xact_id(), '%s', %d, '%v')`, resource, g.token, g.lease))
 	}
-	a, b := grants[0], grants[1]
-	return fmt.Sprintf(`SELECT fencedb.enter_all('{room:%s,room:%s}', '{%d,%d}', '{%v,%v}', 20000, 60); INSERT INTO entries VALUES (pg_current_xact_id(), 'room:%[1]s', %[3]d, '%[5]v'), (pg_current_xact_id(), 'room:%[2]s', %[4]d, '%[6]v')`,
-		a.room, b.room, a.token, b.token, a.lease, b.lease)
+	for _, g := range grants {
+		add("room:"+g.room, g)
+		if s.r.IntN(3) == 0 {
+			add(days[g.room], g)
+		}
+	}
+	enter := fmt.Sprintf(`fencedb.enter_all('{%s}', '{%s}', '{%s}', 20000, 60)`, strings.Join(resources, ","), strings.Join(tokens, ","), strings.Join(leases, ","))
+	if len(resources) == 1 {
+		enter = fmt.Sprintf(`fencedb.enter('%s', %s, '%s', 20000, 60)`, resources[0], tokens[0], leases[0])
+	}
+	record := `INSERT INTO entries VALUES ` + strings.Join(records, ", ")
+	switch s.r.IntN(12) {
+	case 0: // taken back, and done again
+		return fmt.Sprintf(`DO $$ BEGIN BEGIN PERFORM %s; %s; RAISE division_by_zero; EXCEPTION WHEN division_by_zero THEN END; PERFORM %[1]s; %[2]s; END $$`, enter, record)
+	case 1: // in a subtransaction that stays
+		return fmt.Sprintf(`DO $$ BEGIN BEGIN PERFORM %s; %s; EXCEPTION WHEN division_by_zero THEN END; END $$`, enter, record)
+	case 2: // taken back, and not done again
+		return fmt.Sprintf(`DO $$ BEGIN PERFORM %s; %s; RAISE division_by_zero; EXCEPTION WHEN division_by_zero THEN END $$`, enter, record)
+	case 3: // for the time of a function
+		return fmt.Sprintf(`SELECT enter_under('%s', %s, '%s')`, resources[0], tokens[0], leases[0])
+	}
+	return `SELECT ` + enter + `; ` + record
 }
 
 // transaction runs one, and counts it if it committed and wrote.
@@ -231,6 +295,11 @@ func (s *randomSession) transaction(ctx context.Context) error {
 			_ = s.exec(ctx, s.enters(g))
 		}
 	}
+	if s.login != "" {
+		if err := s.exec(ctx, `SET SESSION AUTHORIZATION `+s.login); err != nil {
+			return err
+		}
+	}
 	s.entered = nil
 	wrote, saved := false, 0
 	do := func(kind, sql string) (bool, error) {
@@ -244,6 +313,11 @@ func (s *randomSession) transaction(ctx context.Context) error {
 		}
 		s.count(s.refused, code)
 		return false, nil
+	}
+	if s.r.IntN(3) == 0 {
+		if err := s.exec(ctx, `SET `+sessionSettings[s.r.IntN(len(sessionSettings))]); err != nil {
+			return err
+		}
 	}
 	if ok, err := do("BEGIN", `BEGIN ISOLATION LEVEL `+level); !ok {
 		return err
@@ -285,7 +359,10 @@ func (s *randomSession) transaction(ctx context.Context) error {
 				}
 				break
 			}
-			sql := strings.NewReplacer("ID", fmt.Sprint(id), "'A'", "'"+a+"'", "'B'", "'"+b+"'").Replace(statements[kind])
+			sql := strings.NewReplacer("ID", fmt.Sprint(id), "'A'", "'"+a+"'", "'B'", "'"+b+"'", "FORGER", s.forger).Replace(statements[kind])
+			if s.r.IntN(10) == 0 {
+				sql = `SET LOCAL ` + sessionSettings[s.r.IntN(len(sessionSettings))] + `; ` + sql
+			}
 			ok, err = do(kind, sql)
 		}
 		if err != nil {
@@ -322,16 +399,23 @@ func (s *randomSession) transaction(ctx context.Context) error {
 // forging is a transaction of somebody who may write rows and may not enter: the login, or a role
 // that a superuser acts as. Each of its statements comes with an open list that it has written.
 func (s *randomSession) forging(ctx context.Context) error {
-	begin := `SET SESSION AUTHORIZATION ` + s.forger + `; BEGIN`
+	begin := `RESET SESSION AUTHORIZATION; SET SESSION AUTHORIZATION ` + s.forger + `; BEGIN`
 	if s.r.IntN(2) == 0 {
-		begin = `BEGIN; SET LOCAL ROLE ` + s.forger
+		begin = `RESET SESSION AUTHORIZATION; BEGIN; SET LOCAL ROLE ` + s.forger
 	}
 	if err := s.exec(ctx, begin); err != nil {
 		return err
 	}
 	for range 1 + s.r.IntN(4) {
 		room := fmt.Sprint(s.r.IntN(randomRooms))
-		sql := strings.NewReplacer("ID", fmt.Sprint(s.r.IntN(200)), "'A'", "'"+room+"'", "'B'", "'"+fmt.Sprint(s.r.IntN(randomRooms))+"'").Replace(statements[randomKinds[s.r.IntN(len(randomKinds))]])
+		sql := strings.NewReplacer("ID", fmt.Sprint(s.r.IntN(200)), "'A'", "'"+room+"'", "'B'", "'"+fmt.Sprint(s.r.IntN(randomRooms))+"'", "FORGER", s.forger).Replace(statements[randomKinds[s.r.IntN(len(randomKinds))]])
+		switch s.r.IntN(4) {
+		case 0: // any setting of ours, or of Postgres
+			name := []string{"fencedb.busy", "fencedb.forgets", "fencedb.callers_path", "fencedb.seen_" + fmt.Sprint(s.r.IntN(99999)) + "_INSERT", "search_path", "session_replication_role", "check_function_bodies"}[s.r.IntN(7)]
+			sql = fmt.Sprintf(`SELECT set_config('%s', '%s', %t); %s`, name, []string{"on", "none", "x", "replica", "postgres"}[s.r.IntN(5)], s.r.IntN(2) == 0, sql)
+		case 1: // what only the owner of a table may do
+			sql = usurpations[s.r.IntN(len(usurpations))] + `; ` + sql
+		}
 		err := s.exec(ctx, `SAVEPOINT forged; `+s.forge(room, sql))
 		if err == nil {
 			continue // it may have met no row
@@ -344,7 +428,20 @@ func (s *randomSession) forging(ctx context.Context) error {
 			return err
 		}
 	}
-	return s.exec(ctx, `COMMIT; RESET SESSION AUTHORIZATION; RESET fencedb.entered`)
+	return s.exec(ctx, `COMMIT; RESET SESSION AUTHORIZATION; RESET fencedb.entered; RESET search_path; RESET check_function_bodies`)
+}
+
+// usurpations are for owners of tables, or for functions of ours alone. Whoever may not do it and
+// may call them changes nothing by it.
+var usurpations = []string{
+	`SELECT fencedb.unprotect('stock')`, `SELECT fencedb.enforce('parts', true)`, `SELECT fencedb.protect('two', resource => 'room:1')`, `SELECT fencedb.protect('stock', 'room:{room}', mode => 'observe')`,
+	`SELECT fencedb.write_guard('stock')`, `SELECT fencedb.order_guard('stock', '{"observes": true}')`, `SELECT fencedb.take_over_as('stock', current_user::regrole, now() + interval '1 hour')`,
+	`SELECT fencedb.let_overtake('stock')`, `SELECT fencedb.end_overtaking('stock')`, `SELECT fencedb.drop_guard('fencedb.guard_stock()')`, `SELECT fencedb.record_protection('stock', true)`,
+	`SELECT fencedb.set_history('stock', true)`, `SELECT fencedb.overtake('stock'::regclass, '{room:1}', NULL, NULL, false)`, `SELECT fencedb.let_pass('stock'::regclass, 'INSERT', 'FN002', true, NULL)`,
+	`SELECT fencedb.allow(current_user::regrole)`, `SELECT fencedb.create_triggers('stock', 'fencedb.guard_parts()', 'fencedb.guard_stock()', '{}')`,
+	`COMMENT ON TRIGGER "~fencedb_row" ON stock IS 'fencedb: {"observes": true}'`, `ALTER TABLE stock DISABLE TRIGGER ALL`, `DROP TRIGGER "~fencedb_row" ON stock`,
+	`INSERT INTO fencedb.take_overs (target, role, until) VALUES ('stock'::regclass, current_user::regrole, 'infinity')`, `UPDATE fencedb.fences SET last_fencing_token = 0`,
+	`ALTER FUNCTION fencedb.guard_stock() RENAME TO gone`,
 }
 
 var randomKinds = func() (kinds []string) {
@@ -354,11 +451,17 @@ var randomKinds = func() (kinds []string) {
 	return kinds
 }()
 
+const protectedNow = `SELECT concat((SELECT string_agg(concat_ws(' ', p.table_name, p.resource, p.guard, p.enabled, p.observed, p.history_since, md5(pg_get_functiondef(p.guard))), E'\n' ORDER BY p.table_name::text) FROM fencedb.protected_tables p),
+	(SELECT count(*) FROM fencedb.take_overs), (SELECT count(*) FROM fencedb.audit))`
+
 func TestRandomTransactionsWriteWhatTheyEntered(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
 	s.exec(randomTables)
-	forger := s.withWriter("stock, parts, parts_0, parts_1, parts_rest, two, orders, lines, plain, heir, ticks")
+	forger := s.withWriter("stock, parts, parts_0, parts_1, parts_rest, two, orders, lines, plain, heir, ticks, days")
+	login := s.withRole("allow")
+	s.exec(`GRANT ALL ON ALL TABLES IN SCHEMA public TO ` + login + `; GRANT ` + forger + ` TO ` + login)
+	protected := s.one(protectedNow)
 	seed := *randomSeed
 	if seed == 0 {
 		seed = uint64(time.Now().UnixNano())
@@ -375,7 +478,7 @@ func TestRandomTransactionsWriteWhatTheyEntered(t *testing.T) {
 	for i := range sessions {
 		conn := s.beside()
 		conn.exec(`SET lock_timeout = '200ms'; SET statement_timeout = '10s'`)
-		one := &randomSession{randomWorld: w, forger: forger, conn: conn.conn, r: rand.New(rand.NewPCG(seed, uint64(i+1)))}
+		one := &randomSession{randomWorld: w, login: []string{"", login}[i%2], forger: forger, conn: conn.conn, r: rand.New(rand.NewPCG(seed, uint64(i+1)))}
 		running.Go(func() error {
 			for w.committed.Load() < wanted {
 				if err := one.transaction(t.Context()); err != nil {
@@ -387,6 +490,7 @@ func TestRandomTransactionsWriteWhatTheyEntered(t *testing.T) {
 	}
 	require.NoError(t, running.Wait())
 
+	require.Equal(t, protected, s.one(protectedNow), "a guard has changed")
 	t.Logf("%d committed transactions, %s rows changed; passed %v; refused %v", w.committed.Load(), s.one(`SELECT count(*) FROM changes`), w.passed, w.refused)
 	s.exec(`CREATE INDEX ON entries (xid); ANALYZE entries, changes`)
 	for what, query := range judgements {
