@@ -53,7 +53,7 @@ func essence(text string) string {
 func TestTheGuideShowsWhatIsPrinted(t *testing.T) {
 	t.Parallel()
 	var guide string
-	for _, page := range []string{"command.md", "database.md"} {
+	for _, page := range []string{"command.md", "postgres.md"} {
 		text, err := os.ReadFile("../../docs/" + page)
 		require.NoError(t, err)
 		guide += string(text) + "\n"

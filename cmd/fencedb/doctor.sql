@@ -321,7 +321,7 @@ WHERE p.prepared < clock_timestamp() - make_interval(secs => @long) ORDER BY 1;
 
 -- warning multixacts_old: %s
 -- Why: with 2^31 multixacts, or 2^32 members in them, Postgres refuses what would make another, as who shares a fence does, until old ones are removed
--- Do: let autovacuum keep up, VACUUM the tables with the greatest mxid_age(relminmxid), and let fewer transactions of a lease run at once: docs/database.md, sharing a fence
+-- Do: let autovacuum keep up, VACUUM the tables with the greatest mxid_age(relminmxid), and let fewer transactions of a lease run at once: docs/postgres.md, sharing a fence
 SELECT format('the oldest multixact is %s multixacts old, and the last ones have %s members each', oldest.age, round(last.members, 1))
 FROM (SELECT mxid_age(d.datminmxid)::bigint AS age, d.datminmxid::text::bigint AS id FROM pg_database d ORDER BY mxid_age(d.datminmxid) DESC LIMIT 1) oldest,
 LATERAL (

@@ -265,7 +265,11 @@ func TestEveryPageIsShort(t *testing.T) {
 	t.Parallel()
 	for page, text := range pages(t) {
 		if strings.HasPrefix(page, "../docs/") {
-			require.Less(t, strings.Count(text, "\n"), 500, page)
+			longest := 500
+			if page == "../docs/postgres.md" { // of which writers, owners of tables and operators read a part each
+				longest = 800
+			}
+			require.Less(t, strings.Count(text, "\n"), longest, page)
 		}
 	}
 }
