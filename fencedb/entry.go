@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -87,10 +86,6 @@ type entry struct {
 	pg       *pgx.Conn   // that of conn
 	giveBack func()      // for release
 	overdue  *time.Timer // of watch
-
-	pid       int         // of the session that has entered, in database/sql
-	looking   *time.Timer // of lookout
-	blockedBy atomic.Pointer[[]Blocker]
 }
 
 func newEntry(db DB, grant Grant, opts []Option) (*entry, error) {
@@ -470,20 +465,13 @@ func (e *entry) watch() {
 	if e.until.IsZero() || e.pg == nil {
 		return
 	}
-	_, others := e.db.(pool) // a connection alone is busy
-	switch left := time.Until(e.until) + overdueTime; {
-	case e.overdue == nil:
-		wire := e.pg.PgConn().Conn()
-		e.overdue = time.AfterFunc(left, func() { _ = wire.Close() })
-		if others {
-			e.lookout(askOn(e.db), int(e.pg.PgConn().PID()))
-		}
-	default: // with another limit
+	left := time.Until(e.until) + overdueTime
+	if e.overdue != nil { // with another limit
 		e.overdue.Reset(left)
-		if others {
-			e.looking.Reset(e.untilLookout())
-		}
+		return
 	}
+	wire := e.pg.PgConn().Conn()
+	e.overdue = time.AfterFunc(left, func() { _ = wire.Close() })
 }
 
 // unwatch leaves the connection to its next user, or closed.
@@ -494,9 +482,6 @@ func (e *entry) unwatch() {
 		_ = e.pg.Close(ctx)
 	}
 	e.overdue = nil
-	if e.looking != nil {
-		e.looking.Stop()
-	}
 }
 
 // untilOverdue bounds a statement on a connection of the caller's own, as watch bounds one of ours.

@@ -57,10 +57,8 @@ var (
 	// ErrTooLong: the transaction outlasted the validity that its lease had when it entered (or its
 	// Hold, or a tighter limit of the role), and the server ended it. The lease itself was renewed
 	// meanwhile and still stands. Nothing was written. Write in a shorter transaction, or say with
-	// Hold how long it takes. If it was waiting for a lock of another session by then, the text of
-	// Tx, TxSQL, Exec, Query, QueryRow and SendBatch names that, unless no connection of the pool
-	// was free to ask. Nobody asks where db is one connection, nor in a transaction of the
-	// application (Enter, EnterSQL). SQLSTATE FN006, 25P03, 25P04, and 57014 for a slow statement:
+	// Hold how long it takes. If it waited for a lock of another session, the log of the server
+	// names that (log_lock_waits). SQLSTATE FN006, 25P03, 25P04, and 57014 for a slow statement:
 	// Explain cannot tell that from other cancellations, Tx and Entry.Outcome can.
 	ErrTooLong = errors.New("fencedb: the transaction outlasted its time limit: the lease's validity when it entered (Hold sets another), or a tighter limit of its role; use a shorter transaction")
 

@@ -141,9 +141,6 @@ func (e *entry) timeOver(err error) error {
 	case e.leaseIsOver(), answered(err).code == codeLeaseOver:
 		return leaseOver(e.grants, err)
 	}
-	if by := e.blockedBy.Load(); by != nil && len(*by) > 0 {
-		err = fmt.Errorf("it waited for a lock of %s: %w", list(*by), err)
-	}
 	return &rejection{ErrTooLong, err}
 }
 
@@ -188,40 +185,6 @@ func named(list []byte) []Blocker {
 	}
 	return blockers
 }
-
-// lookoutTime is how long before the server ends a statement its blockers are asked for, at most,
-// and how long an answer is waited for.
-const lookoutTime = 250 * time.Millisecond
-
-// lookout finds out who is in the way of a statement, shortly before the server ends it: afterwards
-// nobody could tell. It asks on another connection; pid is that of the one that waits. unwatch ends
-// it.
-func (e *entry) lookout(server asker, pid int) {
-	if e.until.IsZero() {
-		return
-	}
-	e.looking = time.AfterFunc(e.untilLookout(), func() {
-		ctx, cancel := context.WithTimeout(context.Background(), lookoutTime)
-		defer cancel()
-		var found []byte
-		_, _ = server(ctx, &found, inTheWay, pid)
-		blockers := named(found)
-		e.blockedBy.Store(&blockers)
-	})
-}
-
-// untilLookout is when to look, from now.
-func (e *entry) untilLookout() time.Duration {
-	left := time.Until(e.limit)
-	return left - min(left/4, lookoutTime)
-}
-
-const inTheWay = `SELECT coalesce(jsonb_agg(jsonb_build_object('pid', b.pid, 'application', a.application_name,
-			'state', CASE WHEN b.pid = 0 THEN 'prepared transaction'
-				WHEN a.xact_start IS NULL AND NOT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE') AND NOT pg_catalog.pg_has_role(a.usesysid, 'USAGE')
-				THEN pg_catalog.format('not visible: grant pg_read_all_stats to %I', current_user) ELSE a.state END,
-			'open_ms', (date_part('epoch', pg_catalog.clock_timestamp() - a.xact_start) * 1000)::bigint)), '[]')::pg_catalog.text
-		FROM unnest(pg_catalog.pg_blocking_pids($1::int)) b(pid) LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = b.pid`
 
 // ExplainNoRows tells why a conditional UPDATE on a table without triggers has matched no row:
 //

@@ -103,8 +103,6 @@ func (e *entry) tryTxSQL( //nolint:gocognit // one story
 		return e.explainSQL(ctx, askSQL(db), err)
 	}
 	conn.closeWhenOverdue(e.until)
-	e.lookout(askSQL(db), e.pid)
-	defer e.unwatch()
 	err = fn(tx)
 	own := err != nil
 	if err == nil {
@@ -325,7 +323,7 @@ func (e *entry) enterSQL(ctx context.Context, tx SQLTx) error {
 	bounded, cancel := e.untilOverdue(ctx)
 	defer cancel()
 	var answer string
-	err = queryOne(bounded, tx, query+`, pg_catalog.pg_backend_pid()`, args, &answer, &e.pid)
+	err = queryOne(bounded, tx, query, args, &answer)
 	if err := e.admission([]byte(answer), err); err != nil {
 		return err
 	}
