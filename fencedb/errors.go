@@ -27,10 +27,11 @@ func (e *sentinel) Error() string { return e.text }
 // LeaseLost is for lease.IsLost.
 func (e *sentinel) LeaseLost() bool { return e.lost }
 
-// What went wrong, to be asked with errors.Is. Each says what is then true of the data. The errors
-// that carry values are StaleError, WrongResourceError, BusyError and CommitUnknownError. The
-// cause, usually a *pgconn.PgError, stays in the chain for errors.As. lease.IsLost asks for all at
-// once with which another holder has the resource or may have it: ErrStale, ErrLeaseOver, ErrBusy.
+// The errors of this package, for errors.Is. Each comment says what is then true of the data. The
+// errors that carry values are StaleError, WrongResourceError, BusyError and CommitUnknownError.
+// The cause, usually a *pgconn.PgError, stays in the chain for errors.As. lease.IsLost asks for all
+// at once with which another holder has the resource or may have it: ErrStale, ErrLeaseOver,
+// ErrBusy.
 var (
 	// ErrStale: a newer holder's token has entered for the resource, or the same token under
 	// another lease. Nothing was written. The work belongs to the other holder now: drop it, or
@@ -74,8 +75,8 @@ var (
 
 	// ErrInvalidGrant: the grant cannot have been issued (nil, no token, no lease id, no resource),
 	// does not say when it ends, was released by its own holder, or the transaction has entered the
-	// resource with another one. Nothing was written. It is a mistake of the caller, so
-	// lease.IsLost is false: to try again does not help.
+	// resource with another one. Nothing was written. It is a mistake of the caller, so lease.IsLost
+	// is false, and a retry does not help.
 	ErrInvalidGrant error = &sentinel{"fencedb: invalid grant", false}
 
 	// ErrKeyReused: the idempotency key of Once was used before, for another request or by another

@@ -36,9 +36,10 @@ const (
 //		...
 //	})
 //
-// A call with the key of a transaction that is still open waits for it, within the limits of its
-// own; then it runs fn if that was rolled back, and gets the result if it has committed: at
-// REPEATABLE READ and SERIALIZABLE SQLSTATE 40001 instead, and the result when it is repeated.
+// If a transaction that has claimed the key is still open, a call with the same key waits for it,
+// within its own time limits. If that transaction rolls back, the call runs fn; if it commits, the
+// call gets the result. At REPEATABLE READ and SERIALIZABLE it gets SQLSTATE 40001 instead, and the
+// result when it is repeated.
 //
 // request is what the key stands for; only its hash is kept. The same key with another request is
 // refused with ErrKeyReused. A nil request matches only another nil request (in package lease/once
@@ -47,9 +48,8 @@ const (
 //
 // result can be up to 1 MiB. If fn fails, Once returns its error and the key stays free for that
 // role, whether the transaction then rolls back or not. So a call with the same key within fn runs
-// its function too, and what that one returns is the result if fn fails afterwards and the
-// transaction commits all the same. Cancelling ctx closes the connection, as in every pgx call, and
-// nothing is written.
+// its own function, whose result is kept if fn fails afterwards and the transaction commits all the
+// same. Cancelling ctx closes the connection, as in every pgx call, and nothing is written.
 func Once(ctx context.Context, tx pgx.Tx, key string, request []byte,
 	fn func() ([]byte, error)) (result []byte, replayed bool, err error) {
 	if fn == nil {

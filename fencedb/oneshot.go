@@ -15,15 +15,16 @@ import (
 
 // Exec runs one statement behind the fence of grant, in a transaction of its own and one round
 // trip. Its errors are those of Tx; without one, the statement has committed. Options come with db:
-// see With. Those of pgx that come before the arguments, such as pgx.QueryExecMode, are refused
-// here, in QueryRow, Query and SendBatch: use Tx for them, or the settings of the connection.
+// see With. Options of pgx among the arguments, such as pgx.QueryExecMode, are refused here, in
+// QueryRow, Query and SendBatch: use Tx for them, or the settings of the connection.
 //
 // The first time on a connection pgx needs one more round trip, to prepare the statement. After a
-// failure it needs two more, because it forgets all that it had prepared of the batch, what enters
-// the fence too. A refusal of what begins with another word than SELECT, INSERT, UPDATE, DELETE,
-// MERGE, WITH, VALUES or TABLE needs one to roll back. So does a statement whose first word does
-// not show that it leaves the transaction open, as the name of a prepared one: it is asked first
-// whether it did. COMMIT and its like are refused.
+// failure it needs two more, because it forgets everything that it had prepared for the batch,
+// including the statement that enters the fence. If a statement is refused that begins with another
+// word than SELECT, INSERT, UPDATE, DELETE, MERGE, WITH, VALUES or TABLE, one more is needed to
+// roll back. A statement whose first word does not show that it leaves the transaction open, such
+// as the name of a prepared one, also needs one more, to ask whether it did. COMMIT and its like
+// are refused.
 func Exec(ctx context.Context, db DB, grant Grant, sql string, args ...any) (tag pgconn.CommandTag, err error) {
 	queries := []*pgx.QueuedQuery{{SQL: sql, Arguments: args, Fn: func(results pgx.BatchResults) (err error) {
 		tag, err = results.Exec()
@@ -42,9 +43,9 @@ func Exec(ctx context.Context, db DB, grant Grant, sql string, args ...any) (tag
 // returns the errors of Tx.
 //
 // If the statement has committed and there is no row, pgx.ErrNoRows and ErrCommitted are both in
-// the error: a trigger, a function or a WITH may have written, and nobody can tell. So ask for
-// pgx.ErrNoRows first. ErrCommitted alone: there is a row, but it could not be scanned. Options
-// come with db: see With.
+// the error: a trigger, a function or a WITH may have written something. So ask for pgx.ErrNoRows
+// first. ErrCommitted alone: there is a row, but it could not be scanned. Options come with db: see
+// With.
 func QueryRow(ctx context.Context, db DB, grant Grant, sql string, args ...any) pgx.Row {
 	return rows.Once(func(dest ...any) error {
 		if err := refuseDriverBytes(dest); err != nil {
@@ -56,10 +57,10 @@ func QueryRow(ctx context.Context, db DB, grant Grant, sql string, args ...any) 
 	})
 }
 
-// Query is Exec for a statement that returns rows. Close the rows, or read them to the end, and ask
-// their Err: only then is known what became of the statement. It is one of the errors of Tx, and
-// ErrCommitted if the statement has committed but its rows did not all come, or one could not be
-// scanned: that does not undo the statement. Rows can be read for as long as grant is valid.
+// Query is Exec for a statement that returns rows. Close the rows, or read them to the end, and
+// check their Err: only then is the outcome of the statement known. It is one of the errors of Tx,
+// and ErrCommitted if the statement has committed but its rows did not all come, or one could not
+// be scanned: that does not undo the statement. Rows can be read for as long as grant is valid.
 // Options come with db: see With.
 func Query(ctx context.Context, db DB, grant Grant, sql string, args ...any) (pgx.Rows, error) {
 	queries := []*pgx.QueuedQuery{{SQL: sql, Arguments: args}}
@@ -117,9 +118,9 @@ func queryTx(ctx context.Context, db DB, grant Grant, sql string, args []any) (p
 //
 // Callbacks run after the statements, so an error of one cannot undo them: if they have committed,
 // it comes back together with ErrCommitted, and the callbacks after it are not called. They run
-// before the answer of COMMIT: what they were given is rolled back if a deferred constraint refuses
-// it, and only what SendBatch returns tells. A connection that is lost once everything has
-// committed, but before every callback has got its result, is ErrCommitted as well, and so is a
+// before the answer of COMMIT: if a deferred constraint refuses the transaction, their results are
+// rolled back, and only the error of SendBatch says so. A connection that is lost once everything
+// has committed, but before every callback has got its result, is ErrCommitted as well, and so is a
 // callback that reads past the last result, or leaves its own open.
 func SendBatch(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts ...Option) error {
 	if begins(b) {
@@ -161,12 +162,12 @@ func sendAll(ctx context.Context, db DB, grant Grant, queries []*pgx.QueuedQuery
 }
 
 // Seal makes grant the oldest that can still write to its resource, in one round trip and without
-// writing anything else: from now on every earlier token is stale. Done while the lease is being
-// acquired, before its holder learns of it, it makes the order of tokens independent of Redis: see
-// Sealer. It is on disk when Seal returns, also where synchronous_commit is off. A stale grant is
-// refused with ErrStale. After an error that says neither yes nor no (a lost connection, ctx done)
-// seal again: a second seal does no harm. A pool from which no connection came while grant was
-// valid is a context.DeadlineExceeded that names the pool, and not ErrLeaseOver.
+// writing anything else: from now on every earlier token is stale. If it is called while the lease
+// is being acquired, before its holder learns of it, the order of tokens does not depend on Redis:
+// see Sealer. It is on disk when Seal returns, also where synchronous_commit is off. A stale grant
+// is refused with ErrStale. After an error that says neither yes nor no (a lost connection, ctx
+// done) seal again: a second seal does no harm. If no connection of the pool came free while grant
+// was valid, the error is a context.DeadlineExceeded that names the pool, and not ErrLeaseOver.
 func Seal(ctx context.Context, db DB, grant Grant) error {
 	b := &pgx.Batch{}
 	b.Queue(durably)
@@ -186,7 +187,7 @@ const durably = `SELECT pg_catalog.set_config('synchronous_commit', 'local', tru
 //
 //	issuer, err := lease.New(client, lease.Config{TTL: 10 * time.Second, Seal: fencedb.Sealer(pool)})
 //
-// Package guard uses it. A program needs it that decides by what it reads outside of its fenced
+// Package guard uses it. A program needs it if it decides by what it reads outside of its fenced
 // transactions. Without it, an earlier holder can still write between such a read and the first
 // fenced transaction of the later one. Several resources are sealed together. Where Postgres
 // refuses a token as too old because Redis has gone backwards, the acquisition repairs that by

@@ -13,8 +13,8 @@ import (
 )
 
 // TxSQL is Tx for database/sql, with any driver: it runs fn in a transaction that holds the fence
-// of grant, commits it if fn returns nil, and finds out what became of a COMMIT whose answer was
-// lost. The error tells the same as that of Tx.
+// of grant, commits it if fn returns nil, and looks up the outcome of a COMMIT whose answer was
+// lost. The error means the same as that of Tx.
 //
 //	err := fencedb.TxSQL(ctx, db, lease, func(tx *sql.Tx) error {
 //		_, err := tx.ExecContext(ctx, `INSERT INTO bookings ...`)
@@ -28,8 +28,8 @@ import (
 // on, costs a round trip.
 //
 // fn must close its rows, and not call Commit or Rollback. Its errors are explained, as by Explain.
-// Cancelling ctx before COMMIT rolls back; after that TxSQL still finds out, for five seconds at
-// the most, whether it took effect.
+// Cancelling ctx before COMMIT rolls back; after that TxSQL still looks up, for at most five
+// seconds, whether it took effect.
 //
 // When grant's validity is over and the server has not answered for 2.5 s more, the statement is
 // cancelled. With pgx (package stdlib) that closes the connection. lib/pq only asks the server, on

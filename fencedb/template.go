@@ -16,7 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// Template tells the resource of a row by its columns, as fencedb.protect does: literal text,
+// Template computes the resource of a row from its columns, as fencedb.protect does: literal text,
 // {column} for the text of a column, {{ and }} for braces. Two columns never touch: {a}{b} would
 // say 12 for 1 and 2 as for 12 and nothing.
 //

@@ -14,16 +14,16 @@ import (
 // grant was given, nothing of fn is written.
 //
 // The transaction opens with fn's first statement, in the same round trip: BEGIN, enter and the
-// statement travel together. So what fn reads, it reads behind the fence. pgx tells its tracers of
-// the three as a batch: one that is no pgx.BatchTracer misses them. What pgx sends in a way of its
-// own is preceded by the opening, in the round trip in which pgx alone would have sent BEGIN:
-// CopyFrom, Prepare, LargeObjects and Conn, a statement with a semicolon within or with an option
-// of pgx such as QueryExecMode, and what a pgx.QueryRewriter makes. In the simple protocol BEGIN
-// goes before, alone, for balancers that look at the first statement of a string. A function that
-// sends nothing checks the fence all the same. The server ends the transaction when grant's
-// validity is over; see Hold. If no answer comes by then, the connection is taken for lost and
-// closed; Tx answers within five seconds of that time, or as soon as fn has returned. A grant
-// without validity leaves the bounding to ctx, and to those of fn's statements.
+// statement travel together. So what fn reads, it reads behind the fence. pgx reports the three to
+// its tracers as a batch: a tracer that is not a pgx.BatchTracer misses them. What pgx sends in a
+// way of its own is preceded by the opening, in the round trip in which pgx alone would have sent
+// BEGIN: CopyFrom, Prepare, LargeObjects and Conn, a statement with a semicolon within or with an
+// option of pgx such as QueryExecMode, and what a pgx.QueryRewriter makes. In the simple protocol
+// BEGIN goes before, alone, for balancers that look at the first statement of a string. A function
+// that sends nothing checks the fence all the same. The server ends the transaction when grant's
+// validity is over; see Hold. If no answer comes by then, the connection counts as lost and is
+// closed; Tx returns within five seconds of that time, or as soon as fn has returned. A grant
+// without an end is bounded only by ctx and the contexts of fn's statements.
 //
 // The error tells what is true of the data:
 //
@@ -32,22 +32,22 @@ import (
 //     nothing was written.
 //   - an error of fn, or of a statement: rolled back, nothing was written.
 //   - ErrTxEnded: a statement of fn has ended the transaction. COMMIT and its like are refused
-//     before they are sent; but one can hide in a string of several, behind the name of a prepared
-//     one, or go through Conn. After such statements Tx asks the server before COMMIT, in one more
-//     round trip. TxEndedError says what was written.
-//   - ErrCommitUnknown: the connection was lost during COMMIT and the server could not tell when
-//     asked: it did not answer, or it has crashed or failed over since; or COMMIT was cut short
-//     while it waited for a standby, which has not answered since. These are the only cases that
-//     leave a doubt.
+//     before they are sent, but one can hide in a string of several statements, in a prepared
+//     statement, or go through Conn. After such statements Tx asks the server before COMMIT, in one
+//     more round trip. TxEndedError says what was written.
+//   - ErrCommitUnknown: the connection was lost during COMMIT and the outcome could not be looked
+//     up, because the server did not answer, or has crashed or failed over since; or COMMIT was cut
+//     short while it waited for a standby, which has not answered since. Only these cases leave a
+//     doubt.
 //
 // Do not call Tx for the same resource within fn: it would wait for itself, until the lease is
-// over. A panic in fn rolls back and goes on. tx is for one goroutine at a time: a second one is
-// told that it is busy. It must not be used after fn has returned; its Commit and Rollback are for
-// Tx alone to call. Where db is a connection, it must not be used beside tx. Begin of tx gives
-// savepoints, which are released or rolled back also when the context of that call is over; if one
-// cannot be, nothing commits. A statement whose own context was over before it was sent fails
-// alone, the first one too. Cancelling ctx before COMMIT has been sent rolls back; after that Tx
-// still finds out, for five seconds at the most, whether it took effect.
+// over. A panic in fn rolls back and goes on. tx is for one goroutine at a time: a second one gets
+// an error. It must not be used after fn has returned, and only Tx may call its Commit and
+// Rollback. Where db is a connection, it must not be used beside tx. Begin of tx makes savepoints.
+// They are released or rolled back even if the context of that call is over; if that fails, nothing
+// commits. A statement whose own context was over before it was sent fails alone, the first one
+// too. Cancelling ctx before COMMIT has been sent rolls back; after that Tx still looks up, for at
+// most five seconds, whether it took effect.
 func Tx(ctx context.Context, db DB, grant Grant, fn func(tx pgx.Tx) error, opts ...Option) error {
 	if fn == nil {
 		return errNoFn

@@ -54,9 +54,9 @@ func (o Outcome) String() string {
 // err; what it does not know is Refused. An error of the work itself that looks like that of a
 // network, such as that of a bank that does not answer, is judged in the same way.
 //
-// Where several errors are joined, a doubt comes first, then a mistake, then work that was done,
-// then a loss, and an outage last. The error of a QueryRow without a row is Done, since its
-// statement has committed: ask for pgx.ErrNoRows before.
+// Where several errors are joined, an unknown outcome counts first, then a mistake, then work that
+// was done, then a loss, and an outage last. The error of a QueryRow without a row is Done, since
+// its statement has committed: ask for pgx.ErrNoRows before.
 func Answer(err error) Outcome {
 	is := func(target error) bool { return errors.Is(err, target) }
 	lost, settled := protocol.LostIn(err)

@@ -62,8 +62,8 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// Desk acquires leases and writes behind their fences. One for each issuer and database is enough;
-// it is safe for concurrent use.
+// Desk acquires leases and writes behind their fences. One per issuer and database is enough; it is
+// safe for concurrent use.
 type Desk struct {
 	issuer   *lease.Issuer
 	unsealed bool // Do, DoAll and Lead do not seal
@@ -81,9 +81,9 @@ type Option func(*Desk)
 // raised its counter.
 func Unsealed() Option { return func(d *Desk) { d.unsealed = true } }
 
-// New returns a desk for leases of issuer and writes to db. Both stay the caller's: New contacts
-// neither server. Leases of all desks of an issuer exclude each other. An issuer with a
-// [lease.Config.Seal] seals by that every time, and not twice.
+// New returns a desk for leases of issuer and writes to db. New contacts neither server, and never
+// closes them. Leases of all desks of an issuer exclude each other. An issuer with a
+// [lease.Config.Seal] seals by that every time, and the desk does not seal again.
 //
 // Options of the acquisition come with each call, or with the issuer, as issuer.With(...), for
 // Exec, Query and QueryRow, which end with the arguments of their statement. Options of the
@@ -108,12 +108,12 @@ func (d *Desk) forWork() *lease.Issuer {
 	return d.sealed()
 }
 
-// Do acquires resource, waiting if it must, seals the lease, runs fn and gives the lease back. The
+// Do acquires resource, waiting if necessary, seals the lease, runs fn and releases the lease. The
 // context of fn ends with ctx or with the lease; [context.Cause] tells which.
 //
 // Nil means that fn has returned nil: what it committed behind the fence stands, whatever became of
 // the lease afterwards. A lease that ended early, or could not be released, is reported to the
-// tracers of the issuer; what fn wrote elsewhere is then as safe as its own key makes it. An error
+// tracers of the issuer; what fn wrote elsewhere then depends on its own idempotency key. An error
 // of fn comes back as it is, those of its transactions among them, such as
 // [fencedb.ErrCommitUnknown], with the cause of the loss if the lease was lost; that of a write
 // past h is [fencedb.ErrNoToken]. If fn did not run, nothing was written. [Answer] says what an
@@ -170,9 +170,9 @@ func explained(err error) error {
 	return err
 }
 
-// Tx acquires resource, runs fn in a transaction behind its fence and gives the lease back. BEGIN
-// and the entry are answered before fn runs, so all that fn does, it does as the current holder; fn
-// runs once at most. Its context ends with ctx or with the lease.
+// Tx acquires resource, runs fn in a transaction behind its fence and releases the lease. BEGIN and
+// the entry are answered before fn runs, so everything that fn does, it does as the current holder.
+// fn runs at most once. Its context ends with ctx or with the lease.
 //
 // Nil means committed. The other errors are those of acquiring, where nothing was written, and
 // those of [fencedb.Tx]; when the lease ended meanwhile, the cause (lease.ErrExpired,
@@ -208,7 +208,7 @@ func (d *Desk) Exec(ctx context.Context, resource, sql string, args ...any) (tag
 }
 
 // Query is [Desk.Exec] for a statement that returns rows. They keep the lease, which is renewed,
-// until they are closed or read to their end; ask their Err then: it is one of the errors of
+// until they are closed or read to their end. Check their Err then: it is one of the errors of
 // [fencedb.Query], and tells what became of the statement.
 func (d *Desk) Query(ctx context.Context, resource, sql string, args ...any) (pgx.Rows, error) {
 	var kept pgx.Rows

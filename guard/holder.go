@@ -22,8 +22,8 @@ type Holder struct {
 	db     fencedb.DB
 }
 
-// Grant is for the functions of package fencedb, and for grant.NewContext: it stands for all the
-// leases. A transaction with it enters the fence of each resource.
+// Grant returns all the leases as one grant, for the functions of package fencedb and for
+// grant.NewContext. A transaction with it enters the fence of each resource.
 func (h *Holder) Grant() fencedb.Grant {
 	if h == nil || len(h.leases) == 0 {
 		return nil // refused by package fencedb
@@ -34,8 +34,8 @@ func (h *Holder) Grant() fencedb.Grant {
 	return fencedb.All(h.leases...)
 }
 
-// Leases are those that are held, in the byte order of their resources. Each says its resource and
-// its token, and asks Redis about itself.
+// Leases returns the leases that are held, in the byte order of their resources. Each has its
+// resource, its token and the methods that ask Redis.
 func (h *Holder) Leases() lease.Leases { return slices.Clone(h.leases) }
 
 // Context is that of the work: it ends with the context of the call or with the first lease that
