@@ -160,7 +160,7 @@ func TestARestoredDumpAnswersNothingFalse(t *testing.T) {
 	s = on(t, server)
 	last := s.end("COMMIT")
 	require.Equal(t, "committed", s.ask(former), "so it is noted")
-	const sequences = `SELECT string_agg(format('SELECT setval(%L, %s, true)', 'fencedb.' || s, pg_sequence_last_value(format('fencedb.%I', s)::regclass)), '; ') FROM unnest(ARRAY['server_epoch', 'former_epoch', 'former_end']) s`
+	const sequences = `SELECT string_agg(format('SELECT setval(%L, %s, true)', 'fencedb.' || s, pg_sequence_last_value(format('fencedb.%I', s)::regclass)), '; ') FROM unnest(ARRAY['server_epoch', 'former_epoch', 'former_end', 'unbroken_since']) s`
 	dump := s.one(sequences) // as pg_dump has them
 	restore := func(at *testenv.PostgresServer, database string) *session {
 		u, err := url.Parse(at.URL())
@@ -223,4 +223,35 @@ func TestFirstTransactionsAtOnceDrawOneEpoch(t *testing.T) {
 		require.Len(t, slices.Compact(epochs), 1)
 	}
 	require.Equal(t, "0", s.one(`(SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database WHERE d.datname = current_database() AND l.locktype = 'advisory')`))
+}
+
+// History states nothing of the time before: what was committed then may be lost.
+func TestWhatIsHereIsUnbrokenUntilAServerMayHaveLostCommits(t *testing.T) {
+	t.Parallel()
+	server := testenv.OwnPostgres(t)
+	s := on(t, server)
+	since := func(s *session) string {
+		s.end("COMMIT")
+		return s.one(`SELECT pg_sequence_last_value('fencedb.unbroken_since')`)
+	}
+	first := since(s)
+	require.Equal(t, first, since(s))
+
+	server.Restart()
+	require.Equal(t, first, since(on(t, server)), "it was stopped cleanly")
+	server.Restart()
+	require.Equal(t, first, since(on(t, server)), "and again")
+
+	standby := server.Standby()
+	standby.Restart()
+	promoted := connect(t, standby.URL())
+	promoted.exec(`SELECT pg_promote()`)
+	require.Greater(t, since(promoted), first, "what had not arrived is lost")
+
+	server.Kill()
+	server.Restart()
+	crashed := since(on(t, server))
+	require.Greater(t, crashed, first)
+	server.Restart()
+	require.Equal(t, crashed, since(on(t, server)))
 }

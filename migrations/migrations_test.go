@@ -194,6 +194,6 @@ func TestTheLedgerOutlivesACrash(t *testing.T) {
 
 	require.Empty(t, s.one(`SELECT string_agg(c.oid::regclass::text, ', ') FROM pg_class c
 		WHERE c.relnamespace = 'fencedb'::regnamespace AND c.relkind IN ('r', 'i') AND c.relpersistence <> 'p'`))
-	require.Equal(t, "former_end, former_epoch, server_epoch", s.one(`SELECT string_agg(c.relname, ', ' ORDER BY c.relname) FROM pg_class c
+	require.Equal(t, "former_end, former_epoch, server_epoch, unbroken_since", s.one(`SELECT string_agg(c.relname, ', ' ORDER BY c.relname) FROM pg_class c
 		WHERE c.relnamespace = 'fencedb'::regnamespace AND c.relkind = 'S' AND c.relpersistence = 'u'`))
 }

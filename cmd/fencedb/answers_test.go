@@ -161,6 +161,9 @@ func (n *night) recalled(told history, all []feed.Event) {
 	for _, said := range told.Notes {
 		so, known := map[string]bool{
 			"history_since":    told.Period == "30 days" && is(fmt.Sprintf(`since = '%s' FROM fencedb.history_kept`, value(told.KeptSince).Format(time.RFC3339Nano))),
+			"gap":              strings.Contains(said.Text, "others are missing"),
+			"unbroken_since":   is(fmt.Sprintf(`pg_sequence_last_value('fencedb.unbroken_since') = %d`, value(told.UnbrokenSince).UnixMilli())),
+			"unbroken_unknown": is(`pg_sequence_last_value('fencedb.server_epoch') & 16777215 IS DISTINCT FROM fencedb.started()`),
 			"writes_not_kept":  is(`EXISTS (` + kept + ` AND history_since IS NULL)`),
 			"no_table":         is(`NOT EXISTS (` + kept + `)`),
 			"feed_since":       value(told.FeedSince).Equal(feedSince),

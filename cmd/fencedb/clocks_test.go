@@ -31,11 +31,11 @@ func TestEachAgeIsByTheClockThatWroteIt(t *testing.T) {
 				w.exec(`SELECT fencedb.enforce('seats', observing => true); INSERT INTO seats VALUES (2, 'Bob')`)
 				l := w.acquire("seat:1")
 				require.NoError(t, w.book(l))
-				w.publish(fmt.Sprintf(`{"kind":"extended","resource":"seat:1","worker":"w","token":%d,"ttl_ms":9800}`, l.Token()))
+				w.publish(fmt.Sprintf(`{"kind":"extended","resource":"seat:1","worker":"w","token":%d,"ttl_ms":59000}`, l.Token()))
 				w.publish(`{"kind":"refused","resource":"seat:1","worker":"w","token":41,"stored":42}`)
 				w.shiftPostgres(postgres)
 				if redis == 0 {
-					w.ages("inspect", "seat:1", `HOLDER .*\n.*, for (\S+), ends`, `renewed (.*), for 9.8s`, `REFUSED.*\n(.*? ago)`, `entered (.*)\n`)
+					w.ages("inspect", "seat:1", `HOLDER .*\n.*, for (\S+), ends`, `renewed (.*), for 59s`, `REFUSED.*\n(.*? ago)`, `entered (.*)\n`)
 				} else { // the keys are older, or younger, than the clock says
 					w.as("--redis", "redis://"+timeProxy(t, w.own.Addr(), redis))
 					w.ages("inspect", "seat:1", `entered (.*)\n`)

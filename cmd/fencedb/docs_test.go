@@ -210,6 +210,7 @@ func (r *restaurant) observe() {
 		_, err := conn.Exec(r.Context(), `RESET ALL; SET application_name = 'cron'; BEGIN ISOLATION LEVEL REPEATABLE READ; UPDATE bookings SET table_id = 12; COMMIT`, pgx.QueryExecModeSimpleProtocol)
 		require.NoError(r, err)
 	}
+	r.exec(`ALTER TABLE fencedb.events DISABLE TRIGGER keep; UPDATE fencedb.events SET at = at - interval '3 minutes' WHERE kind = 'observed'; ALTER TABLE fencedb.events ENABLE TRIGGER keep`)
 }
 
 // runbook is the text of all its pages.

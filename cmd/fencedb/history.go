@@ -49,7 +49,7 @@ in your time zone. A seal enters too, so an entry may have written nothing.`,
 			if cmd.IsSet("at") && cmd.IsSet("since") {
 				return usage("--at tells what was around a time and --since what came since: give one of them")
 			}
-			if _, err := moment(at, time.Now().Add(day)); at != "" && err != nil {
+			if _, err := moment(at, time.Now()); at != "" && err != nil && !errors.Is(err, errToCome) { // by this clock
 				return usage("--at: %w", err)
 			}
 			return nil
@@ -95,22 +95,25 @@ func (s *servers) tell(ctx context.Context, r *history, w window) (report, error
 
 // history is what happened to one resource.
 type history struct {
-	Resource  string      `json:"resource"`
-	At        *time.Time  `json:"at"`           // nil: the events since a time were asked for
-	Last      *happening  `json:"last_entry"`   // up to At, or now; nil: none is known
-	Next      *happening  `json:"next_entry"`   // after At; nil: none
-	Granted   *happening  `json:"last_grant"`   // likewise, by the feed
-	Renewed   *renewal    `json:"last_renewal"` // of that lease, also after At: then it stood at At; nil: no grant is known
-	Ended     *happening  `json:"its_end"`      // of that lease, up to At; nil: it is not known to have ended
-	Events    []happening `json:"events"`       // in order; those of the feed by the clock of Redis, the others by that of Postgres
-	More      bool        `json:"more"`         // there are earlier ones that were asked for
-	KeptSince *time.Time  `json:"kept_since"`   // entries are known since then; nil: history is not kept
-	Period    string      `json:"kept_for"`
-	Tables    []noting    `json:"tables"`     // to which it may belong
-	FeedSince *time.Time  `json:"feed_since"` // leases and refusals are known since then; nil: there are no events
-	Elsewhere []place     `json:"elsewhere"`  // as inspect has it
-	Missing   []missing   `json:"missing"`    // servers that have not told their half
-	Notes     []note      `json:"notes"`
+	Resource string      `json:"resource"`
+	At       *time.Time  `json:"at"`           // nil: the events since a time were asked for
+	Last     *happening  `json:"last_entry"`   // up to At, or now; nil: none is known
+	Next     *happening  `json:"next_entry"`   // after At; nil: none
+	Granted  *happening  `json:"last_grant"`   // likewise, by the feed
+	Renewed  *renewal    `json:"last_renewal"` // of that lease, also after At: then it stood at At; nil: no grant is known
+	Ended    *happening  `json:"its_end"`      // of that lease, up to At; nil: it is not known to have ended
+	Events   []happening `json:"events"`       // in order; those of the feed by the clocks of its programs, the others by that of Postgres
+	More     bool        `json:"more"`         // there are earlier ones that were asked for
+	// What Postgres has committed since then is there: it has not crashed, failed over, or been
+	// restored or copied. nil: not known, until something has entered since its start.
+	UnbrokenSince *time.Time `json:"unbroken_since"`
+	KeptSince     *time.Time `json:"kept_since"` // entries are known since then; nil: history is not kept
+	Period        string     `json:"kept_for"`
+	Tables        []noting   `json:"tables"`     // to which it may belong
+	FeedSince     *time.Time `json:"feed_since"` // leases and refusals are known since then; nil: there are no events
+	Elsewhere     []place    `json:"elsewhere"`  // as inspect has it
+	Missing       []missing  `json:"missing"`    // servers that have not told their half
+	Notes         []note     `json:"notes"`
 
 	labels       map[string]string // of holders, by the first 8 characters of lease ids
 	renewals     map[int64]renewal // the last one of each token, by the feed
@@ -180,6 +183,8 @@ func (r *history) holder() string {
 	switch {
 	case r.lacks("redis"), g == nil:
 		return "not known"
+	case r.Ended != nil && r.Ended.Source != ofFeed:
+		return fmt.Sprintf("nobody that is known: the lease of %s with token %d was overtaken by token %d, which entered at %s", visible(g.Label), g.Token, r.Ended.Token, r.Ended.At.Local().Format(whenLayout))
 	case r.Ended != nil:
 		return fmt.Sprintf("nobody that is known: the lease of %s with token %d had ended at %s", visible(g.Label), g.Token, r.Ended.At.Local().Format(whenLayout))
 	}
@@ -197,9 +202,14 @@ func (r *history) holder() string {
 func (r *history) fence(ahead clocks) string {
 	last := r.Last
 	switch {
-	case last == nil && r.Next != nil && r.Next.Former > 0:
+	case r.UnbrokenSince == nil, r.At.Before(*r.UnbrokenSince):
+		return "not known: see below"
+	case r.gap():
+		return fmt.Sprintf("not known: token %d had entered at %s, and what came between that and\ntoken %d, which entered at %s, is missing",
+			last.Token, last.At.Local().Format(whenLayout), r.Next.Token, r.Next.At.Local().Format(whenLayout))
+	case last == nil && r.kept() && r.Next != nil && r.Next.Former > 0:
 		return fmt.Sprintf("token %d%s\n%s", r.Next.Former, issuedText(ahead, r.Next.Former), r.until())
-	case last == nil && r.KeptSince != nil && !r.At.Before(*r.KeptSince):
+	case last == nil && r.kept():
 		return "no token had entered"
 	case last == nil:
 		return "not known"
@@ -209,6 +219,15 @@ func (r *history) fence(ahead clocks) string {
 		return fmt.Sprintf("token %d, of a revocation %s\n%s", last.Token, last.At.Local().Format(whenLayout), r.until())
 	}
 	return fmt.Sprintf("token %d%s\nentered %s%s\n%s", last.Token, issuedText(ahead, last.Token), last.At.Local().Format(whenLayout), prefixed(" by ", last.by(), ""), r.until())
+}
+
+// kept reports whether entries of that time are kept.
+func (r *history) kept() bool { return r.KeptSince != nil && !r.At.Before(*r.KeptSince) }
+
+// gap reports whether entries are missing between the last one and the next, which has another
+// before it.
+func (r *history) gap() bool {
+	return r.Last != nil && r.Next != nil && r.Next.Former != r.Last.Token
 }
 
 func (r *history) until() string {
@@ -296,7 +315,7 @@ func (r *history) conclude() []note {
 	case r.FeedSince == nil:
 		add("feed_none", "Leases and refusals are not known: Redis has no events %s. Either no program publishes any (see fencedb watch), or Redis did not take or has lost them.", inNamespace(r.namespace))
 	default:
-		add("feed_since", "Leases, refusals and the names of holders are known since %s, by the feed %s and the clock of Redis.", r.FeedSince.Local().Format(whenLayout), inNamespace(r.namespace))
+		add("feed_since", "Leases, refusals and the names of holders are known since %s, by the feed %s and the clocks of its programs.", r.FeedSince.Local().Format(whenLayout), inNamespace(r.namespace))
 	}
 	if len(r.Elsewhere) > 0 {
 		add("known_elsewhere", "Redis knows it elsewhere too: %s. For those events give that --namespace and --hash-resources.", described(r.Elsewhere))
@@ -308,6 +327,20 @@ func (r *history) conclude() []note {
 		add("clock_difference", "The clocks of Redis and Postgres are %s apart, so what one tells may have come before or after what the other tells.", span(apart))
 	}
 	return notes
+}
+
+// gaps names entries that are missing between those that are shown.
+func (r *history) gaps(add adding) {
+	var before *happening
+	for _, h := range r.Events {
+		if h.Source == ofFeed || h.Kind != kindEnter && h.Kind != kindReset {
+			continue
+		}
+		if before != nil && h.Former != before.Token {
+			add("gap", "Between the entries of token %d and token %d others are missing: they were pruned, or not kept.", before.Token, h.Token)
+		}
+		before = &h
+	}
 }
 
 // table is one to which it may belong.
@@ -323,6 +356,14 @@ func (r *history) reachOfPostgres(add adding) {
 	case r.lacks("postgres"):
 		add("postgres_away", "Postgres has not told its entries, writes and records, so they are not known.")
 		return
+	case r.UnbrokenSince == nil:
+		add("unbroken_unknown", "Postgres has started, or is a standby, and nothing has entered since: whether it has lost what was committed before is not known, and nothing is stated of that time.")
+	case r.At != nil && r.At.Before(*r.UnbrokenSince),
+		r.At == nil && r.KeptSince != nil && r.UnbrokenSince.After(*r.KeptSince) && r.UnbrokenSince.After(r.since):
+		add("unbroken_since", "What was committed before %s may not be here: Postgres crashed, failed over, or was restored or copied then, or the schema was made. Nothing is stated of the time before.", r.UnbrokenSince.Local().Format(whenLayout))
+	}
+	r.gaps(add)
+	switch {
 	case r.KeptSince == nil:
 		add("history_off", "History is not kept, so of entries only the last one is known, by the ledger, and of writes only what the feed has. When the lease of a row's last write was issued, its token tells: SELECT to_timestamp(last_fencing_token / 1e6) FROM %s WHERE ... SELECT fencedb.keep_history('30 days') keeps history from then on.", r.table())
 		return

@@ -24,11 +24,16 @@ func TestTimesAsPeopleTypeThem(t *testing.T) {
 	zone := time.FixedZone("there", 2*60*60)
 	now := time.Date(2026, 11, 27, 20, 14, 30, 0, zone) // a Friday
 	for text, want := range map[string]string{
-		"Fri 20:14": "2026-11-27T20:14:00", "fri 20:15": "2026-11-20T20:15:00", "Friday 20:14:30": "2026-11-27T20:14:30", "FRI 20:14:31": "2026-11-20T20:14:31",
+		"Fri 20:14": "2026-11-27T20:14:00", "fri 20:15": "2026-11-20T20:15:00", "Friday 20:14:30": "2026-11-27T20:14:30", "FRI 20:14:31": "2026-11-20T20:14:31.999999999",
 		"Thu 00:00": "2026-11-26T00:00:00", "saturday 23:59": "2026-11-21T23:59:00",
 		"yesterday 20:14": "2026-11-26T20:14:00", "today 0:05": "2026-11-27T00:05:00", "20:14": "2026-11-27T20:14:00", "20:15": "2026-11-26T20:15:00",
-		"Friday 8:14 PM": "2026-11-27T20:14:00", "fri 8:15pm": "2026-11-20T20:15:00", "8:14 PM": "2026-11-27T20:14:00", "12:05AM": "2026-11-27T00:05:00", "2026-11-20 8:14 PM": "2026-11-20T20:14:00", " 20:14:05.5 ": "2026-11-27T20:14:05.5",
-		"2026-11-20 20:14": "2026-11-20T20:14:00", "2026-11-20T20:14:05": "2026-11-20T20:14:05", "2026-11-20T18:14:05Z": "2026-11-20T20:14:05",
+		"Friday 8:14 PM": "2026-11-27T20:14:00", "fri 8:15pm": "2026-11-20T20:15:00", "8:14 PM": "2026-11-27T20:14:00", "12:05AM": "2026-11-27T00:05:00", "2026-11-20 8:14 PM": "2026-11-20T20:14:00", " 20:14:05.5 ": "2026-11-27T20:14:05.599999999", "20:14:05.123456789": "2026-11-27T20:14:05.123456789",
+		"2026-11-20 20:14": "2026-11-20T20:14:00", "2026-11-20T20:14:05": "2026-11-20T20:14:05.999999999", "2026-11-20T18:14:05Z": "2026-11-20T20:14:05.999999999",
+		// As the command prints them, in each place, and psql.
+		"27 Nov 20:14:05.123": "2026-11-27T20:14:05.123999999", "28 Nov 20:14:05.123": "2025-11-28T20:14:05.123999999", "01 Jan 00:00:00": "2026-01-01T00:00:00.999999999",
+		"Fri 2026-11-20 20:14:05": "2026-11-20T20:14:05.999999999", "Fri 2026-11-20 18:14:05 +00:00": "2026-11-20T20:14:05.999999999",
+		"2026-11-20 18:14:05 UTC": "2026-11-20T20:14:05.999999999", "2026-11-20 18:14:05.123456+00": "2026-11-20T20:14:05.123456999", "2026-11-20 20:14:05.5+02:00": "2026-11-20T20:14:05.599999999",
+		now.Format(time.RFC3339): "2026-11-27T20:14:30",
 	} {
 		at, err := moment(text, now)
 		require.NoError(t, err, text)
@@ -130,7 +135,7 @@ func TestHistoryTellsTheWholeStory(t *testing.T) {
 // A lease that is not renewed ends without an event when its process has gone.
 func TestHistoryCountsALeaseAsOverWhenItsLastRenewalHasRunOut(t *testing.T) {
 	t.Parallel()
-	began := time.Now().Add(-time.Hour)
+	granted := time.Now().Add(-time.Hour)
 	for _, test := range []struct {
 		renewed []time.Duration // since the grant
 		at      time.Duration
@@ -146,7 +151,7 @@ func TestHistoryCountsALeaseAsOverWhenItsLastRenewalHasRunOut(t *testing.T) {
 		w := newWorld(t)
 		publish := func(after time.Duration, kind string) {
 			require.NoError(t, w.redis.XAdd(t.Context(), &redis.XAddArgs{
-				Stream: "fencedb:v1:shop:events", ID: fmt.Sprint(began.Add(after).UnixMilli()),
+				Stream: "fencedb:v1:shop:events", ID: fmt.Sprint(granted.Add(after).UnixMilli()),
 				Values: []string{"event", fmt.Sprintf(`{"kind":%q,"resource":"seat:1","worker":"worker-7","token":41,"lease_id":"0f8fad5b","ttl_ms":10000}`, kind)},
 			}).Err())
 		}
@@ -154,7 +159,7 @@ func TestHistoryCountsALeaseAsOverWhenItsLastRenewalHasRunOut(t *testing.T) {
 		for _, after := range test.renewed {
 			publish(after, "extended")
 		}
-		at := began.Add(test.at).UTC().Format(time.RFC3339Nano)
+		at := granted.Add(test.at).UTC().Format(time.RFC3339Nano)
 
 		require.Contains(t, flowing(w.ok("history", "seat:1", "--at", at)), "HOLDER "+test.says, "%+v", test)
 		r := w.told("seat:1", "--at", at)
@@ -356,6 +361,140 @@ func TestHistoryDoesNotTakeItsOwnTimeForADifferenceOfClocks(t *testing.T) {
 	require.NotContains(t, codes(w.told("seat:1").Notes), "clock_difference")
 }
 
+// hourAgo is a time so many seconds after one that was an hour before the tests began.
+func hourAgo(seconds float64) time.Time {
+	return began.Add(-time.Hour + time.Duration(seconds*float64(time.Second)))
+}
+
+var began = time.Now().Truncate(time.Second)
+
+// entered puts an entry into the history, as note_entry does.
+func (w *world) entered(at time.Time, token, former int64) {
+	w.Helper()
+	w.exec(fmt.Sprintf(`INSERT INTO fencedb.events (kind, at, resource, event, token, lease_id, former_token) VALUES ('history', '%s', 'seat:1', 'enter', %d, gen_random_uuid(), nullif(%d, 0))`,
+		at.Format(time.RFC3339Nano), token, former))
+}
+
+// knownFor has the history reach back so far, and the server as well.
+func (w *world) knownFor(back time.Duration) {
+	w.Helper()
+	w.exec(fmt.Sprintf(`SELECT fencedb.keep_history('30 days'); UPDATE fencedb.history_kept SET since = now() - interval '%[1]f s'; SELECT setval('fencedb.unbroken_since', (extract(epoch FROM now() - interval '%[1]f s') * 1000)::bigint)`, back.Seconds()))
+}
+
+// eventAt publishes an event as a program does that runs at that time.
+func (w *world) eventAt(at time.Time, kind string, token int64) {
+	w.Helper()
+	w.publish(fmt.Sprintf(`{"at":%q,"kind":%q,"resource":"seat:1","worker":"worker-7","token":%d,"lease_id":"0f8fad5b","ttl_ms":3600000}`, at.Format(time.RFC3339Nano), kind, token))
+}
+
+func (w *world) toldAt(at time.Time) string {
+	w.Helper()
+	return flowing(w.ok("history", "seat:1", "--at", at.Format(time.RFC3339Nano)))
+}
+
+// Of a time of which entries may be missing, nothing is stated: before they were kept, or where
+// the server may have lost them, whether history is kept or not and programs publish or not.
+func TestHistoryStatesNothingOfATimeThatItDoesNotKnow(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name, sql string
+		at        float64
+		known     bool
+	}{
+		{"known", "", 15, true},
+		{"not kept yet", `UPDATE fencedb.history_kept SET since = now()`, 5, false},
+		{"kept later, and the chain is whole", `UPDATE fencedb.history_kept SET since = now()`, 15, true},
+		{"the server has lost commits since", `SELECT setval('fencedb.unbroken_since', (extract(epoch FROM now()) * 1000)::bigint)`, 15, false},
+		{"the same, and history is off", `SELECT fencedb.keep_history(NULL); SELECT setval('fencedb.unbroken_since', (extract(epoch FROM now()) * 1000)::bigint)`, 25, false},
+		{"nothing has entered since the server began", `SELECT setval('fencedb.server_epoch', pg_sequence_last_value('fencedb.server_epoch') # 1)`, 15, false},
+		{"it crashed, and nothing has entered since", `SELECT setval('fencedb.server_epoch', 1, false), setval('fencedb.unbroken_since', 1, false)`, 15, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.exec(`SELECT fencedb.enter('seat:2', 41, gen_random_uuid())`)
+			w.knownFor(2 * time.Hour)
+			w.entered(hourAgo(10), 42, 41)
+			w.entered(hourAgo(20), 43, 42)
+			w.exec(test.sql)
+
+			says := w.toldAt(hourAgo(test.at))
+
+			if test.known {
+				require.Contains(t, says, "FENCE token 42")
+				return
+			}
+			require.Contains(t, says, "FENCE not known")
+			require.NotContains(t, says, "no other has entered since")
+			require.NotContains(t, says, "no token had entered")
+		})
+	}
+}
+
+func TestHistoryTakesAMissingEntryForAGap(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.knownFor(2 * time.Hour)
+	w.entered(hourAgo(10), 41, 0)
+	w.entered(hourAgo(20), 42, 41) // and 43 was pruned
+	w.entered(hourAgo(40), 44, 43)
+
+	require.Contains(t, w.toldAt(hourAgo(15)), "FENCE token 41")
+	require.Contains(t, w.toldAt(hourAgo(30)), "FENCE not known: token 42 had entered at")
+	require.Contains(t, w.toldAt(hourAgo(30)), "Between the entries of token 42 and token 44 others are missing")
+	require.Contains(t, codes(w.told("seat:1").Notes), "gap")
+	require.Contains(t, w.toldAt(hourAgo(50)), "FENCE token 44")
+}
+
+// Redis's clock was ahead for a while, so what was published meanwhile has a later place.
+func TestHistoryDatesAnEventByItsOwnClock(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.eventAt(hourAgo(0), "granted", 41)
+	w.eventAt(hourAgo(10), "released", 41)
+
+	require.Contains(t, w.toldAt(hourAgo(5)), "HOLDER worker-7 with token 41")
+	require.Contains(t, w.toldAt(hourAgo(15)), "HOLDER nobody that is known")
+	require.True(t, hourAgo(0).Equal(w.told("seat:1").Events[0].At))
+}
+
+func TestHistoryTakesNobodyForTheHolderWhoseTokenIsBelowTheFence(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.knownFor(2 * time.Hour)
+	w.eventAt(hourAgo(0), "granted", 41)
+	w.entered(hourAgo(1), 41, 0)
+	w.entered(hourAgo(20), 42, 41) // of one that does not publish
+
+	require.Contains(t, w.toldAt(hourAgo(15)), "HOLDER worker-7 with token 41")
+	require.Contains(t, w.toldAt(hourAgo(25)), "HOLDER nobody that is known: the lease of worker-7 with token 41 was overtaken by token 42")
+}
+
+func TestHistoryDatesAGrantByTheEntryOfItsToken(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.knownFor(2 * time.Hour)
+	w.eventAt(hourAgo(0), "granted", 41)
+	w.entered(hourAgo(1), 41, 0)
+	w.entered(hourAgo(20), 42, 41)
+	w.eventAt(hourAgo(30), "granted", 42) // by a clock that is ahead, or late
+
+	require.Contains(t, w.toldAt(hourAgo(25)), "HOLDER worker-7 with token 42, granted "+hourAgo(20).Local().Format(whenLayout))
+}
+
+// A date of the next day is one for this clock, which may be behind the servers'.
+func TestHistoryComparesATimeWithTheClockThatIsRight(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+
+	got := w.run("history", "seat:1", "--at", time.Now().Add(time.Hour).Format(time.RFC3339))
+
+	require.Equal(t, exitUsage, got.code)
+	require.Regexp(t, `is still to come: it is `+time.Now().Format("2006-01-02")+`|`+time.Now().Add(-time.Minute).Format("2006-01-02"), got.errOut)
+	w.shiftPostgres(2 * time.Hour)
+	w.ok("history", "seat:1", "--at", time.Now().Add(time.Hour).Format(time.RFC3339))
+}
+
 // evening is what the guide tells of: web-1 stops in the middle of a reservation of table 7, past
 // the end of its lease; web-2 books the table, and web-1 comes too late. It moves all that to the
 // last Friday at 20:14.
@@ -398,7 +537,7 @@ func (r *restaurant) move(friday time.Time) {
 		UPDATE fencedb.events h SET role = CASE event WHEN 'enter' THEN 'shop' END, client = CASE event WHEN 'enter' THEN '10.0.0.3'::inet END, at = '%[1]s'::timestamptz + t.after
 		FROM (SELECT ctid, ('{-2.1 s,20.5 s,20.6 s}'::interval[])[row_number() OVER (ORDER BY at)] AS after FROM fencedb.events WHERE kind = 'history') t WHERE t.ctid = h.ctid;
 		UPDATE fencedb.fences f SET advanced_at = h.at FROM fencedb.history h WHERE h.event = 'enter' AND h.resource = f.resource AND h.token = f.last_fencing_token;
-		UPDATE fencedb.history_kept SET since = '%[2]s';
+		UPDATE fencedb.history_kept SET since = '%[2]s'; SELECT setval('fencedb.unbroken_since', (extract(epoch FROM '%[2]s'::timestamptz) * 1000)::bigint);
 		DELETE FROM fencedb.events WHERE id < (SELECT id FROM fencedb.audit WHERE event = 'keep_history');
 		UPDATE fencedb.events SET operator = 'ann@desk', at = '%[2]s'::timestamptz + interval '1 min' * id WHERE kind = 'audit';
 		ALTER TABLE fencedb.events ENABLE TRIGGER keep;

@@ -44,7 +44,7 @@ Of a semaphore, fencedb leases shows who has its permits.
 			found.Refusals, found.proven = told.refusals, max(found.proven, told.proven)
 			found.feedReplaced = told.replaced
 			if h := found.Holder; h != nil && told.renewal.token == h.Token {
-				found.Renewal = &told.renewal
+				found.Renewal = found.dated(told.renewal)
 			} else {
 				found.Renewal = found.workOutRenewal()
 			}
@@ -176,6 +176,23 @@ func (s *servers) add(r *inspection, known lease.Inspection) {
 	}
 }
 
+// dated is the last renewal, of which the events tell the TTL, dated by when the lease ends in
+// Redis: the last events may have been dropped.
+func (r *inspection) dated(told renewal) *renewal {
+	ttl, left := time.Duration(told.TTLMS)*time.Millisecond, time.Duration(r.Holder.ExpiresInMS)*time.Millisecond
+	since, held := max(0, ttl-left), r.heldFor
+	if held == 0 { // the token does not tell
+		held = time.Since(told.At)
+	}
+	// A renewal comes after a third of the TTL; the events' TTL is less than Redis's by a margin.
+	const part = 5
+	if told.First = told.First && since >= held-r.within-ttl/part; told.First {
+		since = held
+	}
+	told.At = r.readAt.Add(-since)
+	return &told
+}
+
 // workOutRenewal finds the last renewal by how long Redis still remembers the token: each grant and
 // renewal sets that to FenceRetention. nil if it cannot be the default: that is longer ago than the
 // grant, or has not been yet.
@@ -238,7 +255,7 @@ func (r *inspection) print(p page) {
 		return []string{cmp.Or(visible(e.Namespace), "(none)"), e.Kind, fmt.Sprint(e.Hashed), tokenText(value(e.LastToken)), who}
 	})
 	list(p, []string{"REFUSED", "WORKER", "CARRIED", "STORED"}, r.Refusals, func(w refused) []string {
-		return []string{ago(p.ahead.sinceRedis(w.At)), visible(w.Worker), fmt.Sprint(w.Token), fmt.Sprint(w.Stored)}
+		return []string{ago(time.Since(w.At)), visible(w.Worker), fmt.Sprint(w.Token), fmt.Sprint(w.Stored)}
 	})
 	if len(r.Notes) > 0 {
 		fmt.Fprintln(p.out)

@@ -188,20 +188,36 @@ func TestInspectSaysWhenTheHolderRenewedLast(t *testing.T) {
 	l := w.acquire("seat:1")
 	require.True(t, w.inspected("seat:1").Renewal.Assumed, "nobody tells")
 	told := func(kind string, token int64) {
-		w.publish(fmt.Sprintf(`{"kind":%q,"resource":"seat:1","worker":"w","token":%d,"ttl_ms":9800}`, kind, token))
+		w.publish(fmt.Sprintf(`{"kind":%q,"resource":"seat:1","worker":"w","token":%d,"ttl_ms":59000}`, kind, token))
 	}
 	told("granted", l.Token())
 	require.True(t, w.inspected("seat:1").Renewal.First)
-	require.Regexp(t, `\n +not renewed since it was granted \S+ ago, for 9.8s\n`, w.ok("inspect", "seat:1"))
+	require.Regexp(t, `\n +not renewed since it was granted \S+ ago, for 59s\n`, w.ok("inspect", "seat:1"))
 	told("extended", l.Token())
 	told("extended", l.Token()-1) // of one that comes late
-	require.Equal(t, []any{false, int64(9800)}, []any{w.inspected("seat:1").Renewal.First, w.inspected("seat:1").Renewal.TTLMS})
-	require.Regexp(t, `\n +renewed \S+ ago, for 9.8s\n`, w.ok("inspect", "seat:1"))
+	require.Equal(t, []any{false, int64(59000)}, []any{w.inspected("seat:1").Renewal.First, w.inspected("seat:1").Renewal.TTLMS})
+	require.Regexp(t, `\n +renewed \S+ ago, for 59s\n`, w.ok("inspect", "seat:1"))
 	require.Regexp(t, `No transaction has entered with a token yet, in the [0-9.]+m?s that the\s+holder\s+has\s+held:`, w.ok("inspect", "seat:1"))
 
 	require.NoError(t, l.Release(t.Context()))
 	w.acquire("seat:1")
 	require.True(t, w.inspected("seat:1").Renewal.Assumed, "the other was that of another lease")
+}
+
+// Redis knows when the lease ends, so it was renewed, whatever has become of the events.
+func TestInspectDoesNotTakeDroppedEventsForALeaseThatIsNotRenewed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, last := range []string{"granted", "extended"} {
+		token := w.redis.Time(t.Context()).Val().Add(-time.Hour).UnixMicro()
+		w.redis.Set(t.Context(), "lease:v1:{shop/seat:1}:owner", fmt.Sprintf("%s:%d:call", uuid.New(), token), 20*time.Minute)
+		w.publish(fmt.Sprintf(`{"at":%q,"kind":%q,"resource":"seat:1","worker":"w","token":%d,"ttl_ms":1800000}`, time.UnixMicro(token).Format(time.RFC3339Nano), last, token))
+
+		renewal := w.inspected("seat:1").Renewal
+
+		require.False(t, renewal.First, last)
+		require.WithinDuration(t, time.Now().Add(-10*time.Minute), renewal.At, 5*time.Minute, last)
+	}
 }
 
 // Without events, each grant and renewal has set for how long Redis remembers the token.

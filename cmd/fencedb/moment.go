@@ -1,7 +1,9 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 )
@@ -9,14 +11,47 @@ import (
 // moments are the forms of a time that people type, but for the word before it.
 const moments = `"Fri 20:14", "Fri 8:14 PM", "yesterday 20:14", "20:14", "2026-11-20 20:14" or RFC 3339`
 
+var errToCome = errors.New("is still to come")
+
+// dates are the forms of a time with its date: those that people type, and those that this command
+// and psql print.
+var dates = []string{
+	time.RFC3339Nano, "2006-01-02 15:04", "2006-01-02 15:04:05", "2006-01-02 3:04PM", "2006-01-02 3:04 PM", "2006-01-02T15:04", "2006-01-02T15:04:05",
+	whenLayout, whenLayout + " -07:00", "2006-01-02 15:04:05 MST", "2006-01-02 15:04:05-07", "2006-01-02 15:04:05-07:00",
+}
+
+// seconds are the digits behind the last colon of a clock, and those of a fraction.
+var seconds = regexp.MustCompile(`:\d\d:\d\d(?:\.(\d+))?`)
+
 // moment reads a time of the past, in the zone of now. What leaves out the date is the last such
-// time before now.
+// time before now. A time with seconds is the end of that second, or of its last decimal: what was
+// printed with this time had happened then.
 func moment(text string, now time.Time) (time.Time, error) {
-	text = strings.TrimSpace(text)
-	for _, layout := range []string{time.RFC3339Nano, "2006-01-02 15:04", "2006-01-02 15:04:05", "2006-01-02 3:04PM", "2006-01-02 3:04 PM", "2006-01-02T15:04", "2006-01-02T15:04:05"} {
+	at, err := beginning(strings.TrimSpace(text), now)
+	if found := seconds.FindStringSubmatch(text); err == nil && found != nil {
+		unit := time.Second
+		for range found[1] {
+			unit /= 10
+		}
+		if end := at.Add(max(unit, 1) - 1); !end.After(now) {
+			at = end
+		}
+	}
+	return at, err
+}
+
+func beginning(text string, now time.Time) (time.Time, error) {
+	for _, layout := range dates {
 		if at, err := time.ParseInLocation(layout, strings.ToUpper(text), now.Location()); err == nil {
 			return notToCome(text, at, now)
 		}
+	}
+	if at, err := time.ParseInLocation("02 Jan 15:04:05", text, now.Location()); err == nil { // of a time line
+		at = at.AddDate(now.Year(), 0, 0)
+		if at.After(now) {
+			at = at.AddDate(-1, 0, 0)
+		}
+		return at, nil
 	}
 	word, clock, _ := strings.Cut(text, " ")
 	for _, layout := range []string{"15:04", "15:04:05", "3:04PM", "3:04 PM"} {
@@ -59,7 +94,7 @@ func lately(text, word string, of, now time.Time) (time.Time, error) {
 
 func notToCome(text string, at, now time.Time) (time.Time, error) {
 	if at.After(now) {
-		return time.Time{}, fmt.Errorf("%q is still to come: it is %s now", text, now.Format(time.RFC3339))
+		return time.Time{}, fmt.Errorf("%q %w: it is %s now", text, errToCome, now.Format(time.RFC3339))
 	}
 	return at.In(now.Location()), nil
 }

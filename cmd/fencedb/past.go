@@ -19,7 +19,7 @@ import (
 // happening is something that happened to one resource.
 type happening struct {
 	At     time.Time `json:"at"`
-	Source string    `json:"source"`       // history, ledger or audit, by the clock of Postgres; or feed, by that of Redis
+	Source string    `json:"source"`       // history, ledger or audit, by the clock of Postgres; or feed, by that of the program
 	Kind   string    `json:"kind"`         // as the source has it
 	Token  int64     `json:"token"`        // 0: none
 	Former int64     `json:"former_token"` // of an entry, what the fence had before; of a refusal, what it had
@@ -153,8 +153,10 @@ type noting struct {
 
 // readReach finds out how far back Postgres knows.
 func (s *servers) readReach(ctx context.Context, r *history) error {
-	err := s.pool.QueryRow(ctx, `SELECT max(greatest(since, clock_timestamp() - period)), coalesce(max(period)::text, '') FROM fencedb.history_kept`).
-		Scan(&r.KeptSince, &r.Period)
+	err := s.pool.QueryRow(ctx, `SELECT max(greatest(since, clock_timestamp() - period)), coalesce(max(period)::text, ''),
+			CASE WHEN coalesce(pg_sequence_last_value('fencedb.server_epoch') & 16777215 = fencedb.started(), true) THEN to_timestamp(pg_sequence_last_value('fencedb.unbroken_since') / 1000.0) END
+		FROM fencedb.history_kept`).
+		Scan(&r.KeptSince, &r.Period, &r.UnbrokenSince)
 	if err != nil {
 		return explained(err)
 	}
@@ -232,7 +234,18 @@ func (s *servers) readRedis(ctx context.Context, r *history, w window) error {
 
 // arrange puts in order what the servers have told, says everything once, and names holders.
 func (r *history) arrange(w window) {
-	resets, written := map[string]bool{}, map[int64]bool{}
+	resets, written, entered := map[string]bool{}, map[int64]bool{}, map[int64]time.Time{}
+	for _, h := range slices.Concat(r.Events, given(r.Last, r.Next)) {
+		if at, known := entered[h.Token]; h.Kind == kindEnter && (!known || h.At.Before(at)) {
+			entered[h.Token] = h.At
+		}
+	}
+	for i := range r.Events { // an event comes a moment after the grant, and the entry may have been quicker
+		h := &r.Events[i]
+		if at, known := entered[h.Token]; known && h.Kind == string(feed.Granted) && at.Before(h.At) {
+			h.At = at
+		}
+	}
 	for _, h := range r.Events {
 		resets[h.Lease] = resets[h.Lease] || h.Source == ofAudit && h.Kind == kindReset
 		written[h.Token] = written[h.Token] || h.Rows > 0
@@ -260,10 +273,23 @@ func (r *history) arrange(w window) {
 			}
 		}
 	}
+	if r.Granted != nil && r.Ended == nil && r.Last != nil && r.Last.Token > r.Granted.Token {
+		r.Ended = r.Last
+	}
 	if r.Granted != nil {
 		r.Renewed = optional(r.renewals[r.Granted.Token], true)
 	}
 	r.Events, r.More = w.cut(r.Events)
+}
+
+// given are those that there are.
+func given(all ...*happening) (there []happening) {
+	for _, h := range all {
+		if h != nil {
+			there = append(there, *h)
+		}
+	}
+	return there
 }
 
 // name says whose lease it was, as far as Redis knows.

@@ -61,7 +61,7 @@ func (r renewal) text(p page) string {
 const mostRefusals = 5
 
 func (s *servers) readFeed(ctx context.Context, resource string) (told story, err error) {
-	digits, now := feed.Hashed(resource), time.Now().Add(s.ahead.redis)
+	digits := feed.Hashed(resource)
 	err = feed.Replay(ctx, s.client, "0", func(e feed.Event) error {
 		if told.refusals == nil {
 			told.refusals = []refused{}
@@ -75,7 +75,7 @@ func (s *servers) readFeed(ctx context.Context, resource string) (told story, er
 			told.refusals = told.refusals[max(0, len(told.refusals)-mostRefusals):]
 		case (e.Kind == feed.Granted || e.Kind == feed.Extended) && e.Token >= told.renewal.token:
 			told.renewal = renewalOf(e)
-		case proves(e) && now.Sub(e.At) < provenWithin:
+		case proves(e) && time.Since(e.At) < provenWithin:
 			told.proven = max(told.proven, e.Token)
 		}
 		return nil

@@ -485,9 +485,12 @@ COMMENT ON FUNCTION fencedb.require_entered IS 'Raises FN007 unless this transac
 CREATE UNLOGGED SEQUENCE fencedb.server_epoch;
 CREATE UNLOGGED SEQUENCE fencedb.former_epoch;
 CREATE UNLOGGED SEQUENCE fencedb.former_end;
+CREATE UNLOGGED SEQUENCE fencedb.unbroken_since;
+SELECT setval('fencedb.unbroken_since', (date_part('epoch', clock_timestamp()) * 1000)::bigint);
 
 COMMENT ON SEQUENCE fencedb.server_epoch IS 'The epoch of this run of the server. Not yet drawn while is_called is false, or while its last 24 bits are not fencedb.started.';
 COMMENT ON SEQUENCE fencedb.former_epoch IS 'The epoch of the run before, if it was stopped cleanly. None while is_called is false.';
+COMMENT ON SEQUENCE fencedb.unbroken_since IS 'In milliseconds since 1970: what was committed since then is here. It is drawn anew with an epoch whose run before was not stopped cleanly or is of another server, since a crash, a fail-over or a restored copy may have lost commits.';
 COMMENT ON SEQUENCE fencedb.former_end   IS 'The first transaction id that the run before did not give.';
 
 CREATE FUNCTION fencedb.started() RETURNS bigint
@@ -523,6 +526,9 @@ BEGIN
             WHERE (former >> 24) & 65535 = server >> 24 AND c.checkpoint_lsn = c.redo_lsn AND c.checkpoint_time <= pg_postmaster_start_time();
             IF NOT FOUND THEN
                 PERFORM setval('fencedb.former_epoch', 1, false);
+                IF former IS NOT NULL OR pg_sequence_last_value('fencedb.unbroken_since') IS NULL THEN -- or it is the first ever
+                    PERFORM setval('fencedb.unbroken_since', (date_part('epoch', clock_timestamp()) * 1000)::bigint);
+                END IF;
             END IF;
             known := setval('fencedb.server_epoch', hashtextextended(gen_random_uuid()::text, 0) & 9223370937343148032 | server | fencedb.started()); -- not by random(), which a session can seed
         END IF;
@@ -847,7 +853,7 @@ DROP VIEW fencedb.fences_to_share;
 DROP FUNCTION fencedb.allow, fencedb.shown, fencedb.enter, fencedb.enter_all, fencedb.take, fencedb.await, fencedb.check_grant, fencedb.raise_stale, fencedb.prepared_writers,
     fencedb.blockers, fencedb.last_token, fencedb.require_entered, fencedb.outcome, fencedb.epoch, fencedb.started, fencedb.admitted, fencedb.lower_transaction_timeout, fencedb.lower_limit,
     fencedb.may_enter, fencedb.login_may_enter, fencedb.left_ms, fencedb.token_of, fencedb.entry, fencedb.entries;
-DROP SEQUENCE fencedb.server_epoch, fencedb.former_epoch, fencedb.former_end;
+DROP SEQUENCE fencedb.server_epoch, fencedb.former_epoch, fencedb.former_end, fencedb.unbroken_since;
 DROP TABLE fencedb.foreign_issuers, fencedb.fences;
 REVOKE USAGE ON SCHEMA fencedb FROM PUBLIC;
 -- +goose StatementEnd

@@ -143,7 +143,7 @@ BEGIN
                 WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('prepared_writers', 'record', 'prune', 'reset_fence', 'keep_history') LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', door, operator);
     END LOOP;
-    EXECUTE format('GRANT SELECT ON fencedb.fences, fencedb.foreign_issuers, fencedb.events, fencedb.audit, fencedb.history, fencedb.take_overs, fencedb.history_kept TO %s', operator);
+    EXECUTE format('GRANT SELECT ON fencedb.fences, fencedb.foreign_issuers, fencedb.events, fencedb.audit, fencedb.history, fencedb.take_overs, fencedb.history_kept, fencedb.unbroken_since TO %s', operator);
 END
 $$;
 

@@ -30,7 +30,7 @@ const (
 // Event is something that happened to one resource. Fields that do not belong to the Kind are zero.
 type Event struct {
 	ID       string        `json:"id,omitempty"` // of the entry in the stream, "<ms>-<n>": unique, and in order
-	At       time.Time     `json:"at,omitzero"`  // Redis's clock when it was published, in milliseconds
+	At       time.Time     `json:"at,omitzero"`  // when it happened, by the clock of its process, in milliseconds; the time in ID where the entry has none
 	Kind     Kind          `json:"kind"`
 	Worker   string        `json:"worker,omitempty"` // the process that published it, see the option Worker
 	Resource string        `json:"resource,omitempty"`

@@ -20,8 +20,10 @@
 //
 // The key is fencedb:v1:events, or fencedb:v1:NAMESPACE:events with [Namespace]. Each entry has one
 // field, "event", with an [Event] in JSON. Redis keeps about the last 10000 events, some 2 MB. The
-// time of an event is the clock of Redis when the event was published. Events of one process are in
-// order; events of two processes may change places within the milliseconds that publishing takes.
+// time of an event is the clock of its process when it happened: that in the ID of an entry is the
+// time of publishing, and stands still where Redis's clock was set back. Events of one process are
+// in order; events of two processes may change places within the milliseconds that publishing
+// takes.
 // The commands are XADD to publish, XREAD and XREVRANGE to follow, and XRANGE to replay.
 //
 // A lease that is given back before its caller gets it, because it could not be sealed or another
@@ -185,7 +187,7 @@ func (f *Feed) Dropped() int64 { return f.dropped.Load() }
 
 // publish never blocks.
 func (f *Feed) publish(e Event) {
-	e.Worker = f.options.worker
+	e.At, e.Worker = time.Now().UTC().Truncate(time.Millisecond), f.options.worker
 	if f.options.hashed {
 		e.Resource = Hashed(e.Resource)
 	}

@@ -149,7 +149,10 @@ func (r *reader) deliver(ctx context.Context, entries []redis.XMessage, fn func(
 		var e Event
 		text, _ := entry.Values[field].(string)
 		if json.Unmarshal([]byte(text), &e) == nil && e.Kind != "" {
-			e.ID, e.At = entry.ID, time.UnixMilli(int64(at.ms))
+			e.ID = entry.ID
+			if e.At.IsZero() {
+				e.At = time.UnixMilli(int64(at.ms))
+			}
 			if err := fn(e); err != nil {
 				return err
 			}
