@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -24,13 +25,19 @@ type acquisition struct {
 	options
 	core      *core
 	caller    context.Context // gives its values to the leases
+	id        uuid.UUID       // of the leases, and of the waiter
+	text      word            // the same
 	resources []string
 	keys      []*protocol.Keys // of the resources, in their order
-	text      word             // the lease id
 	step      *step            // the latest
 	raised    int              // how often the last token was, because it was behind the fence
 	behind    behind           // what goes on behind the call
 	open      openCall         // from its beginning to its end
+
+	// Redis may have a place in the queue, or a grant that was not heard, for resources[from:to].
+	from, to  int
+	unsure    bool        // a request may still be under way: it was sent and not answered
+	withdrawn atomic.Bool // what the requests were granted is being taken back
 
 	room struct { // of what is above, for one resource
 		resource [1]string
@@ -40,7 +47,7 @@ type acquisition struct {
 }
 
 func newAcquisition(ctx context.Context, c *core, resources []string, opts []Option) (*acquisition, error) {
-	a := &acquisition{core: c, caller: ctx, options: options{id: uuid.New()}}
+	a := &acquisition{core: c, caller: ctx, id: protocol.NewID()}
 	a.resources, a.keys = append(a.room.resource[:0], resources...), a.room.keys[:0]
 	for _, resource := range resources {
 		a.keys = append(a.keys, c.keys(resource))
@@ -50,9 +57,6 @@ func newAcquisition(ctx context.Context, c *core, resources []string, opts []Opt
 	}
 	if err := a.check(); err != nil {
 		return nil, err
-	}
-	if a.shared { // also with one that was acquired before
-		c.registry.shares.Store(true)
 	}
 	a.text = a.id.String()
 	return a, nil
@@ -68,9 +72,7 @@ func (a *acquisition) run(ctx context.Context) (leases Leases, err error) {
 	defer func() {
 		if !returned { // but panicked: nobody gets what was granted
 			a.behind.giveBack(a.caller, leases...)
-			if a.step != nil {
-				a.step.withdraw()
-			}
+			a.withdraw()
 		}
 	}()
 	defer func() {
@@ -87,6 +89,9 @@ func (a *acquisition) run(ctx context.Context) (leases Leases, err error) {
 	if registry.closing() {
 		a.behind.giveBack(ctx, leases...)
 		leases, err = nil, a.failed(ErrClosed)
+	}
+	if err != nil {
+		a.withdraw()
 	}
 	a.behind.waitBriefly(ctx)
 	return leases, err
@@ -128,6 +133,7 @@ func (a *acquisition) limit(ctx context.Context) (asking, waiting context.Contex
 // obtain asks for everything at once where one script can see it, and otherwise for one resource
 // after the other. It also waits for one resource after the other.
 func (a *acquisition) obtain(asking, waiting context.Context) (Leases, error) {
+	a.from = 0
 	inOneScript := a.core.store.spans(a.keys)
 	inTurn := func(s *step) (Leases, error) { return s.wait(asking, waiting) }
 	switch {
@@ -145,7 +151,7 @@ func (a *acquisition) obtain(asking, waiting context.Context) (Leases, error) {
 	if !refused {
 		return leases, err
 	}
-	if a.behind.wait(waiting) {
+	if waiting.Err() == nil {
 		leases, err = a.stepByStep(inTurn)
 		silent := errors.Is(err, ErrUnreachable) || errors.Is(err, context.Cause(waiting))
 		if waiting.Err() == nil || !silent || errors.Is(err, ErrHeld) {
@@ -177,6 +183,23 @@ func (a *acquisition) stepByStep(acquire func(s *step) (Leases, error)) (Leases,
 	}
 	whole = true
 	return leases, nil
+}
+
+// withdraw removes what a failed acquisition may have left in Redis: a place in the queue, or a
+// grant whose reply was lost.
+func (a *acquisition) withdraw() {
+	a.withdrawn.Store(true)
+	if a.from < a.to {
+		a.behind.owes(a.takeBack(a.from, a.to))
+	}
+}
+
+func (a *acquisition) takeBack(from, to int) *debt {
+	var calls []protocol.Call
+	for _, k := range a.keys[from:to] {
+		calls = append(calls, a.core.store.withdrawal(k, a.text))
+	}
+	return a.core.withdrawals.add(a.caller, calls, a.resources[from:to])
 }
 
 func (a *acquisition) failed(err error) error {

@@ -235,9 +235,8 @@ func (i *Issuer) tryOut(ctx context.Context, server *redis.Client) error {
 		return err
 	}
 	holder, waiter := term{keys: k, id: uuid.NewString()}, term{keys: k, id: uuid.NewString()}
-	call := protocol.NewCall(i.label)
-	ask := func(t *term, call string, how mode, free bool) error {
-		answer, err := s.acquire(ctx, request{keys: []*protocol.Keys{k}, id: t.id, call: call, mode: how})
+	ask := func(t *term, how mode, free bool) error {
+		answer, err := s.acquire(ctx, request{keys: []*protocol.Keys{k}, id: t.id, mode: how})
 		switch granted := answer.tokens != nil; {
 		case err != nil:
 			return err
@@ -250,13 +249,13 @@ func (i *Issuer) tryOut(ctx context.Context, server *redis.Client) error {
 		}
 		return nil
 	}
-	if err := ask(&holder, protocol.NewCall(i.label), modeTry, true); err != nil {
+	if err := ask(&holder, modeTry, true); err != nil {
 		return err
 	}
-	if err := ask(&waiter, call, modeWait, false); err != nil {
+	if err := ask(&waiter, modeWait, false); err != nil {
 		return err
 	}
-	news := s.subscribe(k.Channel.(string), call)
+	news := s.subscribe(k.Channel.(string), waiter.id.(string))
 	if news == nil {
 		return fmt.Errorf("%w: nobody knows where to listen", ErrUnfit)
 	}
@@ -264,14 +263,14 @@ func (i *Issuer) tryOut(ctx context.Context, server *redis.Client) error {
 	if err := news.await(ctx, server, "a subscription is not confirmed", func(n notice) bool { return n.listens }); err != nil {
 		return err
 	}
-	news.listenFor(call)
+	news.listenFor(waiter.id.(string))
 	if _, err := s.release(ctx, holder); err != nil {
 		return err
 	}
 	if err := news.await(ctx, server, "a release does not call the waiter", func(n notice) bool { return n.called }); err != nil {
 		return err
 	}
-	if err := ask(&waiter, call, modeWait, true); err != nil {
+	if err := ask(&waiter, modeWait, true); err != nil {
 		return err
 	}
 	_, err = s.release(ctx, waiter)

@@ -60,7 +60,7 @@ type Config struct {
 
 	// Holder is a label that tells people who holds a lease: others see it in [HeldError] and
 	// [Inspection], operators in what the command fencedb shows. It is stored in Redis with each
-	// lease, as it is, and costs no request. At most 47 bytes, of which any that is no letter,
+	// lease, as it is, and costs no request. At most 64 bytes, of which any that is no letter,
 	// digit or dash takes three. Defaults to program@host:pid, such as "booking@host-7:4711",
 	// shortened to fit.
 	Holder string
@@ -167,23 +167,6 @@ func (c Config) kind() string {
 // Option changes one acquisition.
 type Option func(*options)
 
-// LeaseID makes the acquisition one of the holder with that id. All acquisitions with one id are
-// one holder, in every process: they hold at the same time, with one token, and the fence lets all
-// of them write. So never use an id for two pieces of work. The release of one ends the lease for
-// all: a lease of the same Issuer ends at once, with [ErrReleased], one of another at its next
-// renewal, with [ErrLost].
-//
-// It is for a program that does not know the outcome of an acquisition, because it was restarted:
-// it asks again with the id and gets the same lease and token, if that lease still holds. Do not
-// ask while a release goes on behind the earlier call: that release would end the lease that the
-// new call gets. Nor with a shorter TTL while an earlier request may hold: Redis keeps the lease
-// for that of the latest.
-//
-// Without it each acquisition has a random id.
-//
-//nolint:revive // options have no With
-func LeaseID(id uuid.UUID) Option { return func(o *options) { o.id, o.shared = id, true } }
-
 // NoWait makes [Issuer.Acquire], [Issuer.AcquireAll], [Issuer.Do] and [Issuer.DoAll] try once:
 // [ErrHeld] at once if another holds the resource, and then nothing was run.
 func NoWait() Option { return func(o *options) { o.noWait = true } }
@@ -200,8 +183,6 @@ func WaitAtMost(d time.Duration) Option { return func(o *options) { o.patience =
 
 // options are what an [Option] changes.
 type options struct {
-	id       uuid.UUID
-	shared   bool // other acquisitions may have the id too
 	noWait   bool
 	patience *time.Duration // of WaitAtMost; nil: as long as the context allows
 	lead     bool           // for [Issuer.Lead]
@@ -209,8 +190,6 @@ type options struct {
 
 func (o *options) check() error {
 	switch {
-	case o.id == uuid.Nil:
-		return protocol.Invalid("lease id is the zero UUID; use uuid.New()")
 	case o.patience != nil && *o.patience <= 0:
 		return protocol.Invalid("WaitAtMost(%v) must be positive; NoWait() tries once", *o.patience)
 	case o.patience != nil && o.noWait:

@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
@@ -110,8 +109,6 @@ func TestAcquireRefusesBadNames(t *testing.T) {
 		require.ErrorIs(t, err, lease.ErrInvalid, "%q", resource)
 		require.ErrorIs(t, i.Do(t.Context(), resource, nothing), lease.ErrInvalid, "%q", resource)
 	}
-	_, err = i.Acquire(t.Context(), "table:12", lease.LeaseID(uuid.Nil), lease.NoWait())
-	require.ErrorIs(t, err, lease.ErrInvalid)
 	require.ErrorIs(t, i.Do(t.Context(), "table:12", nil), lease.ErrInvalid)
 	require.ErrorIs(t, i.DoAll(t.Context(), []string{"table:12"}, nil), lease.ErrInvalid)
 }

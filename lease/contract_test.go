@@ -95,22 +95,21 @@ type newIssuer func(t *testing.T, cfg lease.Config) *lease.Issuer
 // runContract runs the contract of an issuer, which every implementation keeps.
 func runContract(t *testing.T, issuer newIssuer) {
 	for name, test := range map[string]func(*testing.T, newIssuer){
-		"GrantsWhatIsFree":             grantsWhatIsFree,
-		"RefusesWhatIsHeld":            refusesWhatIsHeld,
-		"OneWinner":                    oneWinner,
-		"TokensRise":                   tokensRise,
-		"KeepsResourcesApart":          keepsResourcesApart,
-		"ReleaseIsIdempotent":          releaseIsIdempotent,
-		"ExtendMovesValidity":          extendMovesValidity,
-		"ExpiredLeaseTouchesNobody":    expiredLeaseTouchesNobody,
-		"WatchdogKeepsTheLease":        watchdogKeepsTheLease,
-		"AskingAgainGivesTheSameLease": askingAgainGivesTheSameLease,
-		"AcquireWaitsForRelease":       acquireWaitsForRelease,
-		"AcquireIsBoundedByContext":    acquireIsBoundedByContext,
-		"DoReleases":                   doReleases,
-		"SeveralAreAllOrNone":          severalAreAllOrNone,
-		"RevokeEndsTheHolder":          revokeEndsTheHolder,
-		"RaiseMovesTheFenceOn":         raiseMovesTheFenceOn,
+		"GrantsWhatIsFree":          grantsWhatIsFree,
+		"RefusesWhatIsHeld":         refusesWhatIsHeld,
+		"OneWinner":                 oneWinner,
+		"TokensRise":                tokensRise,
+		"KeepsResourcesApart":       keepsResourcesApart,
+		"ReleaseIsIdempotent":       releaseIsIdempotent,
+		"ExtendMovesValidity":       extendMovesValidity,
+		"ExpiredLeaseTouchesNobody": expiredLeaseTouchesNobody,
+		"WatchdogKeepsTheLease":     watchdogKeepsTheLease,
+		"AcquireWaitsForRelease":    acquireWaitsForRelease,
+		"AcquireIsBoundedByContext": acquireIsBoundedByContext,
+		"DoReleases":                doReleases,
+		"SeveralAreAllOrNone":       severalAreAllOrNone,
+		"RevokeEndsTheHolder":       revokeEndsTheHolder,
+		"RaiseMovesTheFenceOn":      raiseMovesTheFenceOn,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -269,15 +268,6 @@ func watchdogKeepsTheLease(t *testing.T, issuer newIssuer) {
 	}
 	requireVerdict(t, l, lease.Current)
 	require.NoError(t, l.Release(t.Context()))
-}
-
-func askingAgainGivesTheSameLease(t *testing.T, issuer newIssuer) {
-	i := issuer(t, lease.Config{TTL: ttl})
-	id := uuid.New()
-	first := acquire(t, i, "table:12", lease.LeaseID(id))
-	again := acquire(t, i, "table:12", lease.LeaseID(id))
-	require.Equal(t, id, again.LeaseID())
-	require.Equal(t, first.Token(), again.Token())
 }
 
 func acquireWaitsForRelease(t *testing.T, issuer newIssuer) {

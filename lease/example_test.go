@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
-	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/fencedb/fencedb/lease"
@@ -378,25 +377,4 @@ func ExampleWaitAtMost() {
 		fmt.Println("held; Retry-After:", held.RetryAfter.Round(10*time.Second))
 	}
 	// Output: held; Retry-After: 10s
-}
-
-// A program that keeps the lease id of its work gets its lease back after an answer that was lost,
-// or a restart.
-func ExampleLeaseID() {
-	i, disconnect := issuer()
-	defer disconnect()
-	ctx := context.Background()
-	id := uuid.MustParse("3b6deabf-3126-4158-aae4-5a931f582220")
-
-	first, err := i.Acquire(ctx, "job:9", lease.LeaseID(id), lease.NoWait())
-	if err != nil {
-		log.Fatal(err)
-	}
-	again, err := i.Acquire(ctx, "job:9", lease.LeaseID(id), lease.NoWait())
-	if err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println("the same lease:", first.LeaseID() == again.LeaseID() && first.Token() == again.Token())
-	_ = again.Release(ctx)
-	// Output: the same lease: true
 }

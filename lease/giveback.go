@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/fencedb/fencedb/internal/protocol"
@@ -27,8 +26,7 @@ const (
 //
 // Lock order: the mu of a lease before this one.
 type registry struct {
-	shares atomic.Bool   // some leases may be the same one in Redis, by [LeaseID]
-	lasts  time.Duration // for how long a debt can matter: no lease lasts longer
+	lasts time.Duration // for how long a debt can matter: no lease lasts longer
 
 	mu     sync.Mutex
 	closed bool                   // Close has begun; guarded by mu

@@ -276,10 +276,11 @@ func TestAWaiterWhoseTurnLapsedKeepsItsPlace(t *testing.T) {
 		cfg := lease.Config{TTL: time.Minute}
 		i := w.issuer(t, cfg)
 		w.listen(t, "a", "slow")
+		id := uuid.NewString()
 		ask := func() []string {
 			words, err := w.client.Eval(t.Context(), protocol.LeaseHolding.Acquire.Source,
 				[]string{w.key("a", "owner"), w.key("a", "fence"), w.key("a", "queue"), w.key("a", "alive")},
-				uuid.NewString(), "slow", 60000, 60000, "wait", "PUBLISH", "slow").StringSlice()
+				id, "slow", 60000, 60000, "wait", "PUBLISH", "slow").StringSlice()
 			require.NoError(t, err)
 			return words
 		}

@@ -21,7 +21,6 @@ type Issuer struct {
 // core is what the leases and acquisitions of one Issuer have in common.
 type core struct {
 	cfg         Config
-	label       string // of Config.Holder, as it is stored
 	store       *store
 	watchdog    *watchdog
 	lines       *lines
@@ -61,7 +60,6 @@ func New(client redis.UniversalClient, cfg Config) (*Issuer, error) {
 	r := newRegistry(cfg.TTL)
 	return &Issuer{core: &core{
 		cfg:         cfg,
-		label:       protocol.EscapeLabel(cfg.Holder),
 		store:       s,
 		watchdog:    &watchdog{store: s, cfg: cfg},
 		lines:       &lines{subscribe: s.subscribe, byChannel: make(map[string]*line)},

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/lease"
@@ -51,19 +50,6 @@ func TestTheHolderIsNamed(t *testing.T) {
 			require.NoError(t, <-got)
 			return bob
 		},
-		"asked for twice": func(resource string) string { // the latest counts
-			id := lease.LeaseID(uuid.New())
-			_, err := a.Acquire(t.Context(), resource, id, lease.NoWait())
-			require.NoError(t, err)
-			_, err = b.Acquire(t.Context(), resource, id, lease.NoWait())
-			require.NoError(t, err)
-			return bob
-		},
-		"by a program that stores no label": func(resource string) string {
-			value := uuid.NewString() + ":41:00000000deadbeef"
-			require.NoError(t, w.client.Set(t.Context(), w.key(resource, "owner"), value, time.Minute).Err())
-			return ""
-		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -72,9 +58,7 @@ func TestTheHolderIsNamed(t *testing.T) {
 
 			_, err := a.Acquire(t.Context(), resource, lease.NoWait())
 			require.Equal(t, want, heldBy(t, err))
-			if want != "" {
-				require.Contains(t, err.Error(), fmt.Sprintf("%q", want))
-			}
+			require.Contains(t, err.Error(), fmt.Sprintf("%q", want))
 			_, err = b.Acquire(t.Context(), resource, lease.WaitAtMost(time.Second))
 			require.Equal(t, want, heldBy(t, err))
 			_, err = a.AcquireAll(t.Context(), []string{resource, "free-" + resource}, lease.NoWait())
@@ -137,7 +121,7 @@ func TestACallWithinDoForItsResourceIsToldThatThisProcessHolds(t *testing.T) {
 func TestALabelThatIsTooLongIsRefused(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		for label, fits := range map[string]bool{
-			strings.Repeat("a", 47): true, strings.Repeat("a", 48): false, strings.Repeat(":", 15): true, strings.Repeat(":", 16): false,
+			strings.Repeat("a", 64): true, strings.Repeat("a", 65): false, strings.Repeat(":", 21): true, strings.Repeat(":", 22): false,
 		} {
 			_, err := lease.New(w.client, lease.Config{TTL: time.Minute, Holder: label})
 			if fits {

@@ -46,11 +46,11 @@ type Lease struct {
 func (s *step) newLease(n int, token int64, sent time.Time) *Lease {
 	until := s.core.trustedUntil(sent, s.core.cfg.TTL)
 	c := s.core
-	l := &Lease{core: c, resource: s.resources[n], id: s.id, term: term{s.keys[n], s.text, token}}
+	l := &Lease{core: c, resource: s.resources[n], id: s.of.id, term: term{s.keys[n], s.of.text, token}}
 	if c.cfg.MaxHold != Unlimited {
 		l.holdEnd = sent.Add(c.cfg.MaxHold)
 	}
-	hold := l.trace(s.caller, OpHold)
+	hold := l.trace(s.of.caller, OpHold)
 	life := hold.ctx
 	if life.Done() != nil {
 		life = context.WithoutCancel(life)

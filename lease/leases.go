@@ -140,7 +140,7 @@ func (l *Lease) finish(ctx context.Context) error {
 		r.tryHere(ctx)
 	}
 	switch {
-	case r.lease == l && errors.Is(over, ErrReleased) && !errors.Is(over, ErrClosed): // by fn itself
+	case errors.Is(over, ErrReleased) && !errors.Is(over, ErrClosed): // by fn itself
 		return nil
 	case over != nil:
 		return over

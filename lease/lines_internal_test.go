@@ -143,7 +143,7 @@ func TestAStoreThatWakesNobodyIsPolled(t *testing.T) {
 		require.NoError(t, err)
 		turn.listenFor("me")
 		require.Nil(t, turn.woken("me"))
-		a := (&acquisition{core: new(core)}).all()
+		a := (&acquisition{core: new(core), text: "me"}).all()
 		start := time.Now()
 		a.sleep(t.Context(), turn, time.Minute, time.Second)
 		require.WithinRange(t, time.Now(), start.Add(time.Second/2), start.Add(1600*time.Millisecond))

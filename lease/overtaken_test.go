@@ -3,15 +3,12 @@ package lease_test
 import (
 	"context"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/internal/faulty"
@@ -97,9 +94,6 @@ func TestALateRequestBlocksForOneTTLAtMostAndDeceivesNobody(t *testing.T) {
 			_, err := i.AcquireAll(ctx, []string{"a", "b"}, lease.WaitAtMost(100*ms))
 			return err
 		}},
-		"own id": {false, func(ctx context.Context, i *lease.Issuer) error {
-			return released(i.Acquire(ctx, "a", lease.LeaseID(uuid.New()), lease.NoWait()))
-		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
@@ -130,30 +124,6 @@ func TestALateRequestBlocksForOneTTLAtMostAndDeceivesNobody(t *testing.T) {
 			})
 		})
 	}
-}
-
-// The holder is the first of the calls that are listed with a lease id.
-func TestCallsOfTheSameIDThatGiveUpSpareTheHolder(t *testing.T) {
-	inBubble(t, func(t *testing.T, w *world) {
-		id := uuid.New()
-		l := try(t, w.issuer(t, lease.Config{TTL: time.Minute}), "a", lease.LeaseID(id))
-		w.faults.Set(func(r faulty.Request) faulty.Fault {
-			if r.Is("acquire", "a") {
-				return faulty.LoseReply
-			}
-			return faulty.None
-		})
-		var all sync.WaitGroup
-		for range 8 {
-			all.Go(func() {
-				_, err := w.issuer(t, lease.Config{TTL: time.Minute}).Acquire(t.Context(), "a", lease.LeaseID(id), lease.NoWait())
-				assert.ErrorIs(t, err, lease.ErrUnreachable)
-			})
-		}
-		all.Wait()
-		time.Sleep(time.Second)
-		requireCurrent(t, l)
-	})
 }
 
 // A renewal that hangs holds up neither the release nor the next holder, and does nothing when it
@@ -189,8 +159,7 @@ func TestAReleaseDoesNotWaitForARenewal(t *testing.T) {
 	})
 }
 
-// Each request is under way when its caller gives up, and is answered later. Some have an id of
-// their own, some the one before.
+// Each request is under way when its caller gives up, and is answered later.
 func TestAThousandSlowCancelsLeaveNobody(t *testing.T) {
 	type acquire = func(context.Context, string, ...lease.Option) (*lease.Lease, error)
 	for name, of := range map[string]func(t *testing.T, w *world) (acquire, func() string){
@@ -212,14 +181,10 @@ func TestAThousandSlowCancelsLeaveNobody(t *testing.T) {
 				require.NoError(t, warm.Release(t.Context())) // from now on the scripts are known
 				overtaken := &slow{by: 100 * ms}
 				w.client.AddHook(overtaken)
-				id := uuid.New()
-				for n := range 334 { // in each of three ways
-					if n%3 > 0 {
-						id = uuid.New()
-					}
+				for range 334 { // in each of three ways
 					overtaken.armed.Store(true)
 					ctx, cancel := context.WithTimeout(t.Context(), 10*ms)
-					_, err := acquire(ctx, "a", lease.LeaseID(id))
+					_, err := acquire(ctx, "a")
 					cancel()
 					require.ErrorIs(t, err, context.DeadlineExceeded)
 					time.Sleep(150 * ms)
@@ -244,12 +209,12 @@ func TestARequestThatIsOvertakenByItsWithdrawalLeavesNothingBehind(t *testing.T)
 		overtaken := &slow{by: time.Second}
 		w.client.AddHook(overtaken)
 		hasty := w.issuer(t, lease.Config{TTL: time.Minute})
-		giveUp := func(acquire func(context.Context, string, ...lease.Option) (*lease.Lease, error), opts ...lease.Option) {
+		giveUp := func(acquire func(context.Context, string, ...lease.Option) (*lease.Lease, error)) {
 			t.Helper()
 			overtaken.armed.Store(true)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
-			_, err := acquire(ctx, "a", opts...)
+			_, err := acquire(ctx, "a")
 			require.ErrorIs(t, err, context.DeadlineExceeded)
 		}
 
@@ -262,15 +227,7 @@ func TestARequestThatIsOvertakenByItsWithdrawalLeavesNothingBehind(t *testing.T)
 		time.Sleep(2 * time.Second)
 		require.Zero(t, w.client.Exists(t.Context(), w.key("a", "owner")).Val(), "it was granted when it was over")
 
-		// Who has chosen the id may ask again with it, and then that is theirs.
-		id := uuid.New()
-		giveUp(hasty.With(lease.NoWait()).Acquire, lease.LeaseID(id))
-		again := try(t, hasty, "a", lease.LeaseID(id))
-		time.Sleep(2 * time.Second)
-		synctest.Wait()
-		requireCurrent(t, again)
-
-		// So is a lease that the second request has got.
+		// A lease that the second request has got is its caller's.
 		overtaken.armed.Store(true)
 		second := try(t, w.issuer(t, lease.Config{TTL: 3 * time.Second}), "b")
 		time.Sleep(2 * time.Second)

@@ -69,11 +69,6 @@ func (l *Lease) release(ctx context.Context, why error) *release {
 // beginRelease ends the lease for that reason, an [ErrReleased]. The caller gives it back, unless
 // that has happened or is under way.
 func (l *Lease) beginRelease(ctx context.Context, why error) (r *release, begun bool) {
-	defer func() {
-		if begun && l.core.registry.shares.Load() { // and mu is not held any more
-			l.endTwins(r, why)
-		}
-	}()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	over := l.check(time.Now())
@@ -97,21 +92,6 @@ func (l *Lease) beginRelease(ctx context.Context, why error) (r *release, begun 
 	}
 	r.trace = l.trace(ctx, OpRelease)
 	return r, true
-}
-
-// endTwins ends the other leases of the issuer that are the same one in Redis: the release is
-// theirs.
-func (l *Lease) endTwins(r *release, why error) {
-	for _, other := range l.core.registry.allHeld() {
-		if other.resource == l.resource && other.id == l.id && other.term.token == l.term.token {
-			other.mu.Lock()
-			if other.ended == nil {
-				other.back = r
-				other.end(fmt.Errorf("%w: by another acquisition with its lease id", why))
-			}
-			other.mu.Unlock()
-		}
-	}
 }
 
 // tryHere makes the first attempt. The caller does that itself, because it takes longer to start a

@@ -85,8 +85,7 @@ func decodeAcquire(r protocol.Reply, resources int) (acquired, error) {
 		}
 		return acquired{tokens: tokens}, r.Err()
 	case r.Is("held", 3):
-		// The calls of the holder, of which the latest says its label.
-		held := acquired{wait: r.Milliseconds(0, 1), index: int(r.Number(1, 1)) - 1, holder: protocol.HolderOf(r.Args[2])}
+		held := acquired{wait: r.Milliseconds(0, 1), index: int(r.Number(1, 1)) - 1, holder: protocol.ReadLabel(r.Args[2])}
 		if held.index < resources {
 			return held, r.Err()
 		}
@@ -177,7 +176,7 @@ func decodeInspect(r protocol.Reply) (Inspection, error) {
 		LastToken:     r.Number(3, -2),
 		RememberedFor: r.Milliseconds(4, -2),
 		Waiters:       int(r.Number(5, -2)),
-		Label:         protocol.HolderOf(r.Args[7]),
+		Label:         protocol.ReadLabel(r.Args[7]),
 	}
 	if r.Args[0] != "" {
 		found.Holder = r.ID(0)

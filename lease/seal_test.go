@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/internal/faulty"
@@ -86,21 +85,16 @@ func TestAnAcquisitionHealsWhenItsTokenIsBehindTheFence(t *testing.T) {
 	}
 }
 
-// It begins anew, so somebody else may come first. Both get leases above the fence in the end, and
-// the lease id that was asked for.
+// It begins anew, so somebody else may come first. Both get leases above the fence in the end.
 func TestAnAcquisitionThatHealsLetsOthersGoFirst(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		ahead := time.Now().Add(time.Hour).UnixMicro()
 		f, first := fences{"a": ahead}, make(chan bool)
 		once := sync.OnceFunc(func() { close(first); time.Sleep(time.Second) })
-		id := uuid.New()
 		seal := func(ctx context.Context, grants ...lease.Grant) error { once(); return f.seal(ctx, grants...) }
 		healed := make(chan error)
 		go func() {
-			l, err := w.issuer(t, lease.Config{TTL: 9 * time.Second, Seal: seal}).Acquire(t.Context(), "a", lease.LeaseID(id))
-			if err == nil && l.LeaseID() != id {
-				err = fmt.Errorf("another lease id")
-			}
+			l, err := w.issuer(t, lease.Config{TTL: 9 * time.Second, Seal: seal}).Acquire(t.Context(), "a")
 			healed <- release(t.Context(), l, err)
 		}()
 		<-first

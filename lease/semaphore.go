@@ -134,7 +134,7 @@ func (s *Semaphore) Revoke(ctx context.Context, resource string, leaseID uuid.UU
 var decodeSemaphoreRevoke = protocol.OneOf(map[string]bool{"revoked": true, "gone": false})
 
 // decodeSemaphoreInspect reads the number of waiters, and for each permit
-// "<lease id>:<token>:<calls>" and the milliseconds left.
+// "<lease id>:<token>:<label>" and the milliseconds left.
 func decodeSemaphoreInspect(r protocol.Reply) (SemaphoreInspection, error) {
 	if r.Word != "inspected" || len(r.Args)%2 != 1 {
 		return SemaphoreInspection{}, r.Unknown()
@@ -143,7 +143,7 @@ func decodeSemaphoreInspect(r protocol.Reply) (SemaphoreInspection, error) {
 	for i := 1; i < len(r.Args); i += 2 {
 		held := r.Parts(i, 3)
 		found.Permits = append(found.Permits,
-			Permit{held.ID(0), held.Number(1, 1), r.Milliseconds(i+1, 1), protocol.HolderOf(held.Args[2])})
+			Permit{held.ID(0), held.Number(1, 1), r.Milliseconds(i+1, 1), protocol.ReadLabel(held.Args[2])})
 		if err := held.Err(); err != nil {
 			return SemaphoreInspection{}, err
 		}

@@ -30,7 +30,6 @@ var semaphoreContract = map[string]func(*testing.T, newSemaphore){
 	"ReleaseIsIdempotent":        releaseOfAPermitIsIdempotent,
 	"ADeadHoldersPlaceComesFree": aDeadHoldersPlaceComesFree,
 	"TheWatchdogKeepsAPlace":     theWatchdogKeepsAPlace,
-	"AskingAgainGivesTheSame":    askingAgainGivesTheSame,
 	"WaitersComeInOrder":         waitersComeInOrder,
 	"WaitingIsBoundedByContext":  waitingIsBoundedByContext,
 	"AHundredContenders":         aHundredContenders,
@@ -155,13 +154,6 @@ func theWatchdogKeepsAPlace(t *testing.T, make newSemaphore) {
 	}
 	requireVerdict(t, l, lease.Current)
 	requireFull(t, s, "a")
-}
-
-func askingAgainGivesTheSame(t *testing.T, make newSemaphore) {
-	s := make(t, 1, lease.Config{})
-	id := uuid.New()
-	first, again := tryPermit(t, s, "a", lease.LeaseID(id)), tryPermit(t, s, "a", lease.LeaseID(id))
-	require.Equal(t, first.Token(), again.Token())
 }
 
 func waitersComeInOrder(t *testing.T, make newSemaphore) {

@@ -204,10 +204,10 @@ func TestSemaphoreAPlaceThatRanOutIsNotExtended(t *testing.T) {
 func TestSemaphoreAskingAgainStartsTheTTLAnew(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		s := w.semaphore(t, 1, lease.Config{TTL: 9 * time.Second, RenewEvery: lease.Never, Holder: "me"})
-		id := uuid.New()
-		tryPermit(t, s, "a", lease.LeaseID(id))
-		time.Sleep(8 * time.Second)
-		tryPermit(t, s, "a", lease.LeaseID(id))
+		w.faults.Next("semaphore_acquire", "a", 1, faulty.LoseReply)
+		start := time.Now()
+		id := tryPermit(t, s, "a").LeaseID()
+		require.NotEqual(t, start, time.Now(), "it was asked twice")
 		found, err := s.Inspect(t.Context(), "a")
 		require.NoError(t, err)
 		require.Equal(t, []lease.Permit{{LeaseID: id, Token: found.Permits[0].Token, ExpiresIn: 9 * time.Second, Label: "me"}}, found.Permits)

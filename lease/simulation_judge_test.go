@@ -24,10 +24,10 @@ type judge struct {
 	mu        sync.Mutex
 	verdict   *verdict // the first promise broken; guarded by mu
 	resources map[string]*resource
-	calls     map[uuid.UUID]*asked     // the latest, by its lease id; guarded by mu
-	over      map[string]time.Duration // calls that Redis was told are over, by resource and name, and when
+	calls     map[uuid.UUID]*asked     // by their lease ids; guarded by mu
+	over      map[string]time.Duration // calls that Redis was told are over, by resource and lease id, and when
 	called    map[string]time.Duration // waiters that listen, and when they were called
-	of        map[string]*process      // whose call it is, by name
+	of        map[string]*process      // whose call it is, by its lease id
 	held      []*holding               // guarded by mu
 	losses    []loss                   // guarded by mu
 	shaken    time.Duration            // when something was last wrong with Redis
@@ -60,7 +60,6 @@ type asked struct {
 	p            *process
 	who, what    string
 	resource     string
-	id           uuid.UUID // the lease id that it asks for
 	began, bound time.Duration
 	waits        bool
 	done         bool
@@ -77,8 +76,8 @@ type holding struct {
 
 // owner is the holder of a resource in Redis.
 type owner struct {
-	id, token, calls string
-	until            int64
+	id, token string
+	until     int64
 }
 
 func (o owner) same(other owner) bool { return o.id == other.id && o.token == other.token }
@@ -131,7 +130,7 @@ func (r *record) has(lease string) bool {
 	return known
 }
 
-// waiting is a call in the queue.
+// waiting is a call in the queue, by its lease id.
 type waiting struct {
 	name  string
 	c     *asked
@@ -221,7 +220,7 @@ func (j *judge) watch(p *process, args []string, again bool, do func() any) any 
 	}
 	x := execution{p, script, rest, words, again}
 	if script == "acquire" {
-		j.of[rest[1]] = p
+		j.of[rest[0]] = p
 	}
 	for n, r := range touched {
 		key := "lease:v1:{sim/" + r.name + "}:owner"
@@ -229,9 +228,9 @@ func (j *judge) watch(p *process, args []string, again bool, do func() any) any 
 	}
 	switch {
 	case script == "withdraw":
-		j.ends(touched[0], rest[1])
-	case script == "release" && words[0] == "released" && !strings.Contains(before[0].calls, ","):
-		j.ends(touched[0], before[0].calls)
+		j.ends(touched[0], rest[0])
+	case script == "release" && words[0] == "released":
+		j.ends(touched[0], before[0].id)
 	}
 	j.look()
 	return reply
@@ -289,7 +288,7 @@ func (j *judge) ownerOf(key string) owner {
 	if len(parts) != 3 {
 		return owner{}
 	}
-	return owner{parts[0], parts[1], parts[2], d.until}
+	return owner{parts[0], parts[1], d.until}
 }
 
 func (j *judge) fenceOf(key string) *datum {
@@ -304,7 +303,7 @@ func (j *judge) fenceOf(key string) *datum {
 func (j *judge) step(r *resource, x execution, n int, before, after owner, fence, fenceAfter *datum) {
 	outcome := x.words[0]
 	if x.script == "withdraw" { // it leaves first
-		r.waiting = slices.DeleteFunc(r.waiting, func(w *waiting) bool { return w.name == x.args[1] })
+		r.waiting = slices.DeleteFunc(r.waiting, func(w *waiting) bool { return w.name == x.args[0] })
 	}
 	breaks := func(promise, format string, args ...any) {
 		j.breaks(promise, fmt.Sprintf("%s's %s on %s: ", x.p.name, x.script, r.name)+fmt.Sprintf(format, args...))
@@ -367,7 +366,7 @@ func (j *judge) mayEnd(r *resource, x execution, before, after owner) bool {
 	case "release":
 		return x.args[0] == before.id && x.args[1] == before.token
 	case "withdraw":
-		return x.args[0] == before.id && before.calls == x.args[1]
+		return x.args[0] == before.id
 	case "revoke":
 		return !r.revocations.has(x.args[0]) || j.lostSince(0)
 	}
@@ -391,7 +390,7 @@ func (j *judge) grant(r *resource, x execution, n int, after owner, breaks func(
 	j.grants++
 	j.issued(r, after.token, breaks)
 	r.granted.add(after.id+":"+after.token, now)
-	name := after.calls
+	name := after.id
 	if x.script != "acquire" {
 		breaks("L1", "it has granted a lease that nobody has asked for")
 	}
@@ -473,7 +472,7 @@ func (j *judge) queue(r *resource, x execution, outcome string, n int, breaks fu
 	now := j.s.now()
 	switch {
 	case x.script == "acquire" && outcome == "held" && x.args[4] == "wait":
-		name := x.args[1]
+		name := x.args[0]
 		if j.late(r, x, name) {
 			breaks("L4", "a request that came late waits for a call that is over")
 		}
@@ -484,12 +483,12 @@ func (j *judge) queue(r *resource, x execution, outcome string, n int, breaks fu
 			r.waiting = append(r.waiting, &waiting{name, c, now, j.s.redis.micros, "lease:v1:{sim/" + r.name + "}:wake:" + x.args[6]})
 		}
 	case x.script == "acquire" && outcome == "granted":
-		remove(x.args[1])
+		remove(x.args[0])
 	case x.script == "withdraw":
-		remove(x.args[1])
+		remove(x.args[0])
 	}
 	if o := j.ownerOf("lease:v1:{sim/" + r.name + "}:owner"); o.id != "" {
-		remove(o.calls)
+		remove(o.id)
 	}
 }
 
@@ -594,13 +593,21 @@ func (p plan) calm() bool {
 // Calls -------------------------------------------------------------------------------------------
 
 func (j *judge) begins(c *asked) {
-	j.mu.Lock()
-	if c.id != uuid.Nil {
-		j.calls[c.id] = c
-	}
-	j.mu.Unlock()
 	j.s.note("%s calls %s %s, for %v at most", c.who, c.what, c.resource, c.bound)
 }
+
+// TraceLeaseStart implements [lease.Tracer]: it tells the judge which lease id a call has.
+func (j *judge) TraceLeaseStart(ctx context.Context, t lease.TraceStart) context.Context {
+	if c, ours := ctx.Value(asked{}).(*asked); ours && t.Op == lease.OpAcquire {
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		j.calls[t.LeaseID] = c
+	}
+	return ctx
+}
+
+// TraceLeaseEnd implements [lease.Tracer].
+func (*judge) TraceLeaseEnd(context.Context, lease.TraceEnd) {}
 
 // returned judges L8: a call is bounded.
 func (j *judge) returned(c *asked, err error) {

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/google/uuid"
-
 	"github.com/fencedb/fencedb/lease"
 )
 
@@ -279,24 +277,10 @@ type worker struct {
 	p    *process
 	name string
 	d    dice
-	ids  []uuid.UUID // its own lease ids, which it uses again; one for each resource
 }
 
 func newWorker(p *process, n int) *worker {
-	w := &worker{p: p, name: fmt.Sprintf("%s%d", p.name, n+1), d: newDice(mix(p.s.seed, 77, uint64(p.n), uint64(n)))}
-	for range p.s.resources {
-		w.ids = append(w.ids, w.newID())
-	}
-	return w
-}
-
-func (w *worker) newID() uuid.UUID {
-	var id uuid.UUID
-	for n := range id {
-		id[n] = byte(w.d.next())
-	}
-	id[6], id[8] = id[6]&0x0f|0x40, id[8]&0x3f|0x80
-	return id
+	return &worker{p: p, name: fmt.Sprintf("%s%d", p.name, n+1), d: newDice(mix(p.s.seed, 77, uint64(p.n), uint64(n)))}
 }
 
 func resourceName(n int) string { return string(rune('x' + n)) }
@@ -339,13 +323,13 @@ func (w *worker) act() {
 	n := w.d.upTo(w.p.s.resources)
 	switch x := w.d.upTo(100); {
 	case x < 45:
-		w.hold(w.acquire(n, w.newID()))
+		w.hold(w.acquire(n))
 	case x < 65:
 		for more := true; more && !w.p.dead(); more = w.d.is(0.5) {
 			w.again(n)
 		}
 	case x < 84:
-		w.hold(w.try(n, w.newID()))
+		w.hold(w.try(n))
 	case x < 92:
 		w.both()
 	default:
@@ -354,9 +338,9 @@ func (w *worker) act() {
 }
 
 // acquire waits for a while.
-func (w *worker) acquire(n int, id uuid.UUID) *lease.Lease {
+func (w *worker) acquire(n int) *lease.Lease {
 	bound := w.d.between(time.Millisecond, []time.Duration{time.Second, 3 * time.Second, 15 * time.Second}[w.d.upTo(3)])
-	opts := []lease.Option{lease.LeaseID(id)}
+	var opts []lease.Option
 	ctx := w.p.ctx
 	if w.d.is(0.3) {
 		opts = append(opts, lease.WaitAtMost(bound))
@@ -366,32 +350,31 @@ func (w *worker) acquire(n int, id uuid.UUID) *lease.Lease {
 		ctx, cancel = context.WithTimeout(ctx, bound)
 		defer cancel()
 	}
-	c := w.calls("Acquire", n, id, bound)
+	c := w.calls("Acquire", n, bound)
 	c.waits = true
-	l, err := w.p.issuer.Acquire(ctx, resourceName(n), opts...)
+	l, err := w.p.issuer.Acquire(c.in(ctx), resourceName(n), opts...)
 	w.returns(c, l, err)
 	return l
 }
 
 // try does not wait.
-func (w *worker) try(n int, id uuid.UUID) *lease.Lease {
-	c := w.calls("Acquire NoWait", n, id, w.p.s.ttl)
-	l, err := w.p.issuer.Acquire(w.p.ctx, resourceName(n), lease.LeaseID(id), lease.NoWait())
+func (w *worker) try(n int) *lease.Lease {
+	c := w.calls("Acquire NoWait", n, w.p.s.ttl)
+	l, err := w.p.issuer.Acquire(c.in(w.p.ctx), resourceName(n), lease.NoWait())
 	w.returns(c, l, err)
 	return l
 }
 
-// again asks with a lease id that it has used before. If the outcome is unknown, it asks once more,
-// as a program does that wants its lease after all.
+// again asks for a short time. If the outcome is unknown, it asks once more, as a program does that
+// wants a lease after all.
 func (w *worker) again(n int) {
-	id := w.ids[n]
 	most := []time.Duration{5 * time.Millisecond, 100 * time.Millisecond, 2 * time.Second}
 	bound := w.d.between(time.Millisecond, most[w.d.upTo(3)])
 	for range 3 {
 		ctx, cancel := context.WithTimeout(w.p.ctx, bound)
-		c := w.calls("Acquire with its own id", n, id, bound)
+		c := w.calls("Acquire again", n, bound)
 		c.waits = true
-		l, err := w.p.issuer.Acquire(ctx, resourceName(n), lease.LeaseID(id))
+		l, err := w.p.issuer.Acquire(c.in(ctx), resourceName(n))
 		cancel()
 		w.returns(c, l, err)
 		if l != nil {
@@ -406,7 +389,6 @@ func (w *worker) again(n int) {
 
 // both needs several resources at once.
 func (w *worker) both() {
-	id := w.newID()
 	var names []string
 	for n := range w.p.s.resources {
 		names = append(names, resourceName(n))
@@ -414,9 +396,9 @@ func (w *worker) both() {
 	bound := w.d.between(time.Millisecond, 4*time.Second)
 	ctx, cancel := context.WithTimeout(w.p.ctx, bound)
 	defer cancel()
-	c := w.calls("AcquireAll", -1, id, bound)
+	c := w.calls("AcquireAll", -1, bound)
 	c.waits = true
-	leases, err := w.p.issuer.AcquireAll(ctx, names, lease.LeaseID(id))
+	leases, err := w.p.issuer.AcquireAll(c.in(ctx), names)
 	w.returns(c, nil, err)
 	for _, l := range leases {
 		w.p.s.judge.granted(c, l)
@@ -435,7 +417,7 @@ func (w *worker) revoke(n int) {
 	if !w.d.is(0.7) {
 		return
 	}
-	c := w.calls("Revoke", n, uuid.Nil, 5*time.Second)
+	c := w.calls("Revoke", n, 5*time.Second)
 	r, err := w.p.issuer.Revoke(w.p.ctx, resourceName(n))
 	w.returns(c, nil, err)
 	if err == nil {
@@ -460,10 +442,10 @@ func (w *worker) hold(l *lease.Lease) {
 			l.ValidUntil()
 			w.resume()
 		case 1:
-			c := w.calls("Extend", -1, uuid.Nil, s.ttl)
+			c := w.calls("Extend", -1, s.ttl)
 			w.returns(c, nil, l.Extend(w.p.ctx))
 		case 2:
-			c := w.calls("Verify", -1, uuid.Nil, 5*time.Second)
+			c := w.calls("Verify", -1, 5*time.Second)
 			verdict, err := l.Verify(w.p.ctx)
 			w.returns(c, nil, err)
 			s.note("%s: %v", w.name, verdict)
@@ -474,11 +456,7 @@ func (w *worker) hold(l *lease.Lease) {
 		}
 	}
 	if w.d.is(0.9) {
-		w.release(l)
-		return
-	}
-	for n := range w.ids { // it forgets the lease, which is renewed until MaxHold, and so must not use its id again
-		w.ids[n] = w.newID()
+		w.release(l) // or it forgets the lease, which is renewed until MaxHold
 	}
 }
 
@@ -492,7 +470,7 @@ func (w *worker) write(l *lease.Lease) *lease.Lease {
 	bound := w.d.between(time.Millisecond, 2*s.ttl)
 	ctx, cancel := context.WithTimeout(w.p.ctx, bound)
 	defer cancel()
-	c := w.calls(fmt.Sprintf("Raise to %d", stored), -1, uuid.Nil, bound)
+	c := w.calls(fmt.Sprintf("Raise to %d", stored), -1, bound)
 	c.resource = l.Resource()
 	_, err := w.p.issuer.Raise(ctx, l.Resource(), stored)
 	w.returns(c, nil, err)
@@ -500,7 +478,7 @@ func (w *worker) write(l *lease.Lease) *lease.Lease {
 	if err != nil || w.p.dead() {
 		return nil
 	}
-	fresh := w.try(int(l.Resource()[0]-resourceName(0)[0]), w.newID())
+	fresh := w.try(int(l.Resource()[0] - resourceName(0)[0]))
 	if fresh != nil && fresh.Token() <= stored && !s.judge.lostSince(c.began) && s.now()-c.began < s.retention/2 {
 		s.judge.breaks("L7", fmt.Sprintf("the last token was raised to %d, and then token %d was issued", stored, fresh.Token()))
 	}
@@ -514,7 +492,7 @@ func (w *worker) release(l *lease.Lease) {
 	}
 	ctx, cancel := context.WithTimeout(w.p.ctx, bound)
 	defer cancel()
-	c := w.calls(fmt.Sprintf("Release of %d", l.Token()), -1, uuid.Nil, bound)
+	c := w.calls(fmt.Sprintf("Release of %d", l.Token()), -1, bound)
 	c.resource = l.Resource()
 	w.p.s.judge.releases(l)
 	err := l.Release(ctx)
@@ -522,14 +500,19 @@ func (w *worker) release(l *lease.Lease) {
 }
 
 // calls begins a call of the package; returns ends it.
-func (w *worker) calls(what string, n int, id uuid.UUID, bound time.Duration) *asked {
+func (w *worker) calls(what string, n int, bound time.Duration) *asked {
 	s := w.p.s
-	c := &asked{p: w.p, who: w.name, what: what, id: id, began: s.now(), bound: bound}
+	c := &asked{p: w.p, who: w.name, what: what, began: s.now(), bound: bound}
 	if n >= 0 {
 		c.resource = resourceName(n)
 	}
 	s.judge.begins(c)
 	return c
+}
+
+// in is the context of the call, by which the judge knows it.
+func (c *asked) in(ctx context.Context) context.Context {
+	return context.WithValue(ctx, asked{}, c)
 }
 
 func (w *worker) returns(c *asked, l *lease.Lease, err error) {
@@ -547,9 +530,9 @@ func finish(p *process) {
 	for n := range p.s.resources {
 		bound := p.s.settle() // everything that was left behind has expired
 		ctx, cancel := context.WithTimeout(p.ctx, bound)
-		c := w.calls("Acquire at the end", n, w.newID(), bound)
+		c := w.calls("Acquire at the end", n, bound)
 		c.waits = true
-		l, err := p.issuer.Acquire(ctx, resourceName(n), lease.LeaseID(c.id))
+		l, err := p.issuer.Acquire(c.in(ctx), resourceName(n))
 		cancel()
 		w.returns(c, l, err)
 		if err != nil {
@@ -558,7 +541,7 @@ func finish(p *process) {
 		}
 		w.release(l)
 	}
-	c := w.calls("Close", -1, uuid.Nil, p.s.ttl+10*time.Second)
+	c := w.calls("Close", -1, p.s.ttl+10*time.Second)
 	p.closing.Store(true)
 	err := p.issuer.Close(p.ctx)
 	w.returns(c, nil, err)

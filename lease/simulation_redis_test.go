@@ -460,15 +460,15 @@ func TestTheRedisOfTheSimulationAnswersAsRedisDoes(t *testing.T) {
 	const long = "10000000"
 	forever := strings.NewReplacer("local MINUTE = 60000", "local MINUTE = "+long,
 		"q.queue, PATIENCE + GRACE)", "q.queue, "+long+")", "q.alive, PATIENCE + GRACE)", "q.alive, "+long+")")
-	ids := []string{"0a000000-0000-4000-8000-000000000000", "0b000000-0000-4000-8000-000000000000", "0c000000-0000-4000-8000-000000000000"}
+	id := func(n int) string { return fmt.Sprintf("%08d-0000-4000-8000-000000000000", n) }
 	answers := make(map[string]int)
 	d := newDice(1)
 	for range 1500 {
 		m.micros += int64(d.upTo([]int{500, 500_000, 3_000_000}[d.upTo(3)]))
-		id, token, call := ids[d.upTo(3)], strconv.Itoa(1), fmt.Sprint("c", d.upTo(40))
+		held, token, next := id(d.upTo(40)), strconv.Itoa(1), id(d.upTo(40))
 		if owner := m.at(k.Owner); owner != nil && d.is(0.8) {
 			if parts := strings.Split(owner.text, ":"); len(parts) == 3 {
-				id, token = parts[0], parts[1]
+				held, token = parts[0], parts[1]
 			}
 		}
 		mode, listener := []string{"try", "wait", "wait", "try"}[d.upTo(4)], []string{"hears", "deaf"}[d.upTo(2)]
@@ -477,13 +477,13 @@ func TestTheRedisOfTheSimulationAnswersAsRedisDoes(t *testing.T) {
 			script     protocol.Script
 			keys, args []string
 		}{
-			{h.Acquire, []string{k.Owner, k.Fence, k.Queue, k.Alive}, []string{ids[d.upTo(3)], call, long, long, mode, "PUBLISH", listener}},
-			{h.Acquire, []string{k.Owner, k.Fence, k.Queue, k.Alive}, []string{ids[d.upTo(3)], call, long, long, mode, "PUBLISH", listener}},
-			{h.Release, []string{k.Owner, k.Queue, k.Alive, k.Ended}, []string{id, token, "PUBLISH"}},
-			{h.Withdraw, []string{k.Owner, k.Queue, k.Alive}, []string{id, call, "PUBLISH"}},
-			{h.Extend, []string{k.Owner, k.Fence, k.Ended}, []string{id, token, long, long}},
-			{h.Verify, []string{k.Owner, k.Fence}, []string{id, token}},
-			{protocol.Revoke, []string{k.Owner, k.Fence, k.Queue, k.Alive, k.Ended}, []string{ids[d.upTo(3)], []string{"0", token}[d.upTo(2)], long, "PUBLISH"}},
+			{h.Acquire, []string{k.Owner, k.Fence, k.Queue, k.Alive}, []string{next, "label", long, long, mode, "PUBLISH", listener}},
+			{h.Acquire, []string{k.Owner, k.Fence, k.Queue, k.Alive}, []string{next, "label", long, long, mode, "PUBLISH", listener}},
+			{h.Release, []string{k.Owner, k.Queue, k.Alive, k.Ended}, []string{held, token, "PUBLISH"}},
+			{h.Withdraw, []string{k.Owner, k.Queue, k.Alive}, []string{[]string{held, next}[d.upTo(2)], "PUBLISH"}},
+			{h.Extend, []string{k.Owner, k.Fence, k.Ended}, []string{held, token, long, long}},
+			{h.Verify, []string{k.Owner, k.Fence}, []string{held, token}},
+			{protocol.Revoke, []string{k.Owner, k.Fence, k.Queue, k.Alive, k.Ended}, []string{id(d.upTo(3)), []string{"0", token}[d.upTo(2)], long, "PUBLISH"}},
 			{protocol.Raise, []string{k.Fence}, []string{strconv.FormatInt(m.micros+int64(d.upTo(1000)), 10), long}},
 		}[d.upTo(8)]
 		if d.is(0.02) {

@@ -100,7 +100,7 @@ type process struct {
 	all       []*link                  // guarded by the simulation's mu
 	sent      map[string]int           // requests, by kind
 	disturbed time.Duration            // when something last went wrong with it
-	withdraws map[string]time.Duration // when the latest withdrawal of a call arrives, by the name of the call
+	withdraws map[string]time.Duration // when the latest withdrawal of a call arrives, by its lease id
 	closing   atomic.Bool
 }
 
@@ -226,6 +226,7 @@ func (s *simulation) launch(n int, p processPlan) {
 	}
 	issuer, err := lease.New(one.client, lease.Config{
 		TTL: s.ttl, RenewEvery: renewEvery, Margin: s.margin, FenceRetention: s.retention, MaxHold: 3 * s.ttl, Holder: one.name, Namespace: "sim",
+		Tracers: []lease.Tracer{s.judge},
 	})
 	if err != nil {
 		panic(err)
@@ -673,7 +674,7 @@ func (l *link) request(args []string) {
 	}
 	if kind == "withdraw" {
 		keys, _ := strconv.Atoi(args[2])
-		p.withdraws[args[keys+4]] = at
+		p.withdraws[args[keys+3]] = at
 	}
 	at = s.ready(at)
 	fate := fateless

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -13,18 +12,14 @@ import (
 	"github.com/fencedb/fencedb/internal/protocol"
 )
 
-// step asks for one resource of an acquisition, or for all of them together. It is a call of the
-// protocol: its name is in all its requests and in its withdrawal, so that this ends only what the
-// step was granted, also where others share its lease id.
+// step asks for one resource of an acquisition, or for all of them together.
 type step struct {
-	*acquisition
+	of        *acquisition
+	core      *core
+	from, to  int // of its resources
 	resources []string
 	keys      []*protocol.Keys
-	name      word        // of the call
-	asked     bool        // a request may have reached Redis
-	unsure    atomic.Bool // a request may still be under way: it was sent and not answered
-	withdrawn atomic.Bool // what the requests were granted is being taken back
-	waits     *tracing    // nil until the resource was found taken
+	waits     *tracing // nil until the resource was found taken
 }
 
 // all is the step that asks for all resources.
@@ -36,18 +31,17 @@ func (a *acquisition) newStep(n, m int) *step {
 	if a.step != nil { // a late request of a step before may still use it
 		s = new(step)
 	}
-	s.acquisition, s.resources, s.keys, s.name = a, a.resources[n:m], a.keys[n:m], protocol.NewCall(a.core.label)
+	*s = step{of: a, core: a.core, from: n, to: m, resources: a.resources[n:m], keys: a.keys[n:m]}
 	a.step = s
 	return s
 }
 
-// try asks without waiting.
+// try asks without waiting. A refusal leaves no trace in Redis, unless an earlier request of the
+// acquisition may arrive when the holder has gone.
 func (s *step) try(ctx context.Context) (Leases, error) {
 	leases, err := s.ask(ctx, modeTry, s.core.cfg.TTL)
-	switch {
-	case errors.Is(err, ErrHeld) && !s.unsure.Load(): // it left no trace
-	case err != nil: // also if an earlier request may arrive when the holder has gone
-		s.withdraw()
+	if errors.Is(err, ErrHeld) && !s.of.unsure {
+		s.of.to = s.from
 	}
 	return leases, err
 }
@@ -65,11 +59,7 @@ func (s *step) wait(asking, waiting context.Context) (leases Leases, err error) 
 		return nil, held
 	}
 	defer l.leave()
-	leases, err = s.queue(asking, waiting, l, came)
-	if err != nil {
-		s.withdraw()
-	}
-	return leases, err
+	return s.queue(asking, waiting, l, came)
 }
 
 // still is the refusal of a step whose waiting has ended. It says who does not answer the front of
@@ -95,7 +85,7 @@ func (s *step) held(n int) *HeldError {
 // beginWait notes that the resource was found taken.
 func (s *step) beginWait(ctx context.Context) {
 	if s.waits == nil {
-		t := s.core.trace(ctx, TraceStart{Op: OpWait, Resource: s.resources[0], LeaseID: s.id})
+		t := s.core.trace(ctx, TraceStart{Op: OpWait, Resource: s.resources[0], LeaseID: s.of.id})
 		s.waits = &t
 	}
 }
@@ -118,7 +108,7 @@ func (s *step) queue(asking, waiting context.Context, l *line, came time.Time) (
 		last = s.held(0)
 	}
 	for backoff := pollFirst; ; backoff = min(2*backoff, pollLast) {
-		l.listenFor(s.name.(string))
+		l.listenFor(s.of.text.(string))
 		l.asks()
 		since, why := l.silent(came)
 		left := ttl - time.Since(since)
@@ -156,7 +146,7 @@ func (s *step) queue(asking, waiting context.Context, l *line, came time.Time) (
 
 // sleep returns when the waiter is woken, or should have been.
 func (s *step) sleep(ctx context.Context, l *line, held, backoff time.Duration) {
-	woken := l.woken(s.name.(string))
+	woken := l.woken(s.of.text.(string))
 	if woken == nil {
 		held = min(held, backoff/2+protocol.Below(backoff))
 	}
@@ -193,12 +183,14 @@ func (s *step) ask(ctx context.Context, how mode, bound time.Duration) (Leases, 
 	core := s.core
 	var sent time.Time
 	answer, err := protocol.Persist(ctx, bound, func(ctx context.Context) (acquired, error) {
-		s.asked = s.asked || ctx.Err() == nil
+		if ctx.Err() == nil { // or nothing is sent
+			s.of.to = max(s.of.to, s.to)
+		}
 		sent = time.Now()
-		answer, err := core.store.acquire(ctx, request{s.keys, s.text, s.name, how, s})
+		answer, err := core.store.acquire(ctx, request{s.keys, s.of.text, how, s})
 		switch {
 		case errors.Is(err, ErrUnreachable):
-			s.unsure.Store(true)
+			s.of.unsure = true
 		case answer.tokens != nil && !time.Now().Before(core.trustedUntil(sent, core.cfg.TTL)):
 			err = errTooLate
 		}
@@ -216,39 +208,22 @@ func (s *step) ask(ctx context.Context, how mode, bound time.Duration) (Leases, 
 	for n, token := range answer.tokens {
 		leases[n] = s.newLease(n, token, sent)
 	}
+	s.of.from = s.to
 	return leases, nil
 }
 
 var errTooLate = fmt.Errorf("%w: the answer took longer than the lease lasts", ErrUnreachable)
-
-// withdraw removes what a failed step may have left in Redis: a waiter, or a grant whose reply was
-// lost.
-func (s *step) withdraw() {
-	if s.asked {
-		s.withdrawn.Store(true)
-		s.behind.owes(s.takeBack())
-	}
-}
-
-// takeBack withdraws what the step was granted.
-func (s *step) takeBack() *debt {
-	calls := make([]protocol.Call, len(s.keys))
-	for n, k := range s.keys {
-		calls[n] = s.core.store.withdrawal(k, s.text, s.name)
-	}
-	return s.core.withdrawals.add(s.caller, calls, s.resources)
-}
 
 // Abandoned implements [protocol.Caller]. When the request that was cut short has ended after all,
 // its result is withdrawn once more: it may have waited for a connection and reached Redis long
 // after the withdrawal, which would leave a waiter or a holder without a caller. Only one that
 // arrives when the client has given it up too blocks the resource, for one TTL at most.
 func (s *step) Abandoned() (ended func()) {
-	s.unsure.Store(true)
+	s.of.unsure = true
 	d := s.core.registry.owe(new(debt), s.resources...)
 	return func() {
-		if s.withdrawn.Load() {
-			s.takeBack()
+		if s.of.withdrawn.Load() {
+			s.of.takeBack(s.from, s.to)
 		}
 		d.settle(nil)
 	}

@@ -28,7 +28,6 @@ type word any
 type request struct {
 	keys   []*protocol.Keys
 	id     word // of the leases
-	call   word // its name
 	mode   mode
 	caller protocol.Caller
 }
@@ -51,6 +50,7 @@ type store struct {
 	scripts   protocol.Holding     // of leases or of semaphores
 	publish   word                 // the command that wakes waiters
 	listener  word                 // the name under which this process listens for them
+	label     word                 // of Config.Holder, as it is stored
 	ttl       word                 // of the configuration, in milliseconds
 	retention word                 // the same
 	listeners *listeners
@@ -82,7 +82,7 @@ func isSharded(client redis.UniversalClient) bool {
 func newStore(client redis.UniversalClient, cfg Config) *store {
 	s := &store{cfg: cfg, client: client, redis: protocol.Over(client), scripts: protocol.LeaseHolding,
 		listeners: &listeners{client: client, byMaster: make(map[*redis.Client]*listener)},
-		listener:  uuid.NewString()[:18], publish: "PUBLISH",
+		listener:  uuid.NewString()[:18], label: protocol.EscapeLabel(cfg.Holder), publish: "PUBLISH",
 		ttl: cfg.TTL.Milliseconds(), retention: cfg.FenceRetention.Milliseconds()}
 	if cfg.permits > 0 {
 		s.scripts = protocol.SemaphoreHolding
@@ -130,7 +130,7 @@ func (s *store) acquire(ctx context.Context, a request) (acquired, error) {
 		words = append(words, k.Owner, k.Fence, k.Queue, k.Alive)
 	}
 	keys := len(words)
-	words = append(words, a.id, a.call, s.ttl, s.retention, a.mode, s.publish, s.listener)
+	words = append(words, a.id, s.label, s.ttl, s.retention, a.mode, s.publish, s.listener)
 	if s.cfg.permits > 0 {
 		words = append(words, s.cfg.permits)
 	}
@@ -170,9 +170,9 @@ func (s *store) releaseOf(t term) protocol.Call {
 	return s.scripts.Release.Call(4, k.Owner, k.Queue, k.Alive, k.Ended, t.id, t.token, s.publish)
 }
 
-// withdrawal ends what that call of a lease id may have been granted.
-func (s *store) withdrawal(k *protocol.Keys, id, call word) protocol.Call {
-	return s.scripts.Withdraw.Call(3, k.Owner, k.Queue, k.Alive, id, call, s.publish)
+// withdrawal ends what an acquisition may have been granted.
+func (s *store) withdrawal(k *protocol.Keys, id word) protocol.Call {
+	return s.scripts.Withdraw.Call(3, k.Owner, k.Queue, k.Alive, id, s.publish)
 }
 
 func (s *store) verify(ctx context.Context, t term) (Verdict, error) {

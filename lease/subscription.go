@@ -22,7 +22,7 @@ type subscription struct {
 	known    bool        // to the listener's loop; guarded by the listener's mu
 
 	mu     sync.Mutex
-	waiter string // the call whose news counts; guarded by mu
+	waiter string // the lease id whose news counts; guarded by mu
 	news   notice // guarded by mu
 }
 
@@ -72,7 +72,7 @@ func signal(c chan<- struct{}) {
 func (s *subscription) receive(message string) {
 	n := protocol.ReadNews(message)
 	s.mu.Lock()
-	mine := n.Call != "" && n.Call == s.waiter
+	mine := n.ID != "" && n.ID == s.waiter
 	if mine {
 		s.news.called = s.news.called || n.Look == 0
 		s.news.ask, s.news.look = s.news.ask || s.news.called, n.Look

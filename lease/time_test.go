@@ -8,7 +8,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
@@ -350,12 +349,12 @@ func TestReleaseWithoutAnswer(t *testing.T) {
 func TestAskingAgainStartsTheTTLAnew(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.issuer(t, lease.Config{TTL: 9 * time.Second, RenewEvery: lease.Never})
-		id := uuid.New()
-		first := try(t, i, "a", lease.LeaseID(id))
-		time.Sleep(8 * time.Second)
-		again := try(t, i, "a", lease.LeaseID(id))
-		require.Equal(t, first.Token(), again.Token())
+		w.faults.Next("acquire", "a", 1, faulty.LoseReply)
+		start := time.Now()
+		l := try(t, i, "a")
+		require.NotEqual(t, start, time.Now(), "it was asked twice")
 		require.Equal(t, 9*time.Second, w.client.PTTL(t.Context(), w.key("a", "owner")).Val())
+		require.Greater(t, l.ValidUntil(), start)
 	})
 }
 

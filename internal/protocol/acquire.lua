@@ -1,17 +1,17 @@
--- acquire.lua: grants the lease on one or more resources: all of them, if each is free and it is this call's turn, or
+-- acquire.lua: grants the lease on one or more resources: all of them, if each is free and it is this caller's turn, or
 -- none.
 --
 -- KEYS, four for each resource: owner, fence, queue, alive
--- ARGV[1] lease id   ARGV[2] call, new for each acquisition
+-- ARGV[1] lease id, new for each acquisition   ARGV[2] label of the holder, for people
 -- ARGV[3] ttl, milliseconds, > 0
 -- ARGV[4] fence retention, milliseconds, >= ttl
 -- ARGV[5] 'try': leave no trace when refused; 'wait': queue for what is not free
 -- ARGV[6] PUBLISH or SPUBLISH   ARGV[7] listener, where the waiter hears of its turn
 --
 -- Returns {'granted', token...}   held by this lease id for ttl from now, one token for each resource in order. Asking again
---                                 with the same lease id gives the same tokens and a full ttl, so a lost reply costs nothing.
---         {'held', milliseconds, n, calls}  the nth resource is held by another, or another waits for it with right of
---                                 way, and calls is ''; retry after that time. No token was used and no lease's expiry moved.
+--                                 gives the same tokens and a full ttl, so a lost reply costs nothing.
+--         {'held', milliseconds, n, label}  the nth resource is held by another, or another waits for it with right of
+--                                 way, and label is ''; retry after that time. No token was used and no lease's expiry moved.
 --         {'exhausted'}           tokens have reached 2^53; nothing was changed
 --         {'corrupt', key, problem}
 
@@ -37,7 +37,7 @@ end
 local count = math.max(math.floor(#KEYS / 4), 1)
 expect(4 * count, 7)
 for n = 1, count do fields(4 * n - 3, 'owner', 'fence', 'queue', 'alive') end
-local id, mine = uuid(ARGV[1], 'lease id'), name_of(ARGV[2], 'call')
+local id, label = uuid(ARGV[1], 'lease id'), name_of(ARGV[2], 'label')
 local ttl = whole(ARGV[3], 1, 'ttl')
 local retention = retention_of(ARGV[4], ttl)
 local mode = one_of(ARGV[5], 'mode', 'try', 'wait')
@@ -46,9 +46,9 @@ local queues = {}
 for n = 1, count do queues[n] = queue_of(KEYS[4 * n - 1], KEYS[4 * n], ARGV[6]) end
 local now = clock()
 
-local function refused(r, n, wait, calls)
+local function refused(r, n, wait, holder)
   wait = math.min(math.max(wait, 1), PATIENCE)
-  return mode == 'wait' and enqueue(r, mine, listener, wait) or {'held', digits(wait), digits(n), calls}
+  return mode == 'wait' and enqueue(r, id, listener, wait) or {'held', digits(wait), digits(n), holder}
 end
 
 -- First look at everything, then write.
@@ -57,7 +57,7 @@ for n, r in ipairs(queues) do
   local wrong
   if state ~= 2 then r.held, wrong = read_owner_and_left(r.owner) end
   if wrong then return wrong end
-  if r.held and r.held.id ~= id then return refused(r, n, r.held.left, r.held.calls) end
+  if r.held and r.held.id ~= id then return refused(r, n, r.held.left, r.held.label) end
   if state ~= 1 then r.front, wrong = front_of(r.queue) end
   if wrong then return wrong end
   r.waited = r.front and r.front[1]
@@ -68,7 +68,7 @@ for n, r in ipairs(queues) do
 end
 for n, r in ipairs(queues) do
   if r.waited and not r.held then
-    local wait, wrong = before(r, mine)
+    local wait, wrong = before(r, id)
     if wrong then return wrong end
     if wait then return refused(r, n, wait, '') end
   end
@@ -76,15 +76,15 @@ end
 
 local reply = {'granted'}
 for n, r in ipairs(queues) do
-  local token, calls = digits(r.token), mine
+  local token = digits(r.token)
   if r.held then
-    token, calls = r.held.token, add_call(r.held.calls, mine)
+    token = r.held.token
     redis.call('SET', r.fence, digits(math.max(r.last, tonumber(token))), 'PX', digits(retention)) -- it may have been evicted
   else
     redis.call('SET', r.fence, token, 'PX', digits(retention))
   end
-  redis.call('SET', r.owner, id .. ':' .. token .. ':' .. calls, 'PX', digits(ttl))
+  redis.call('SET', r.owner, id .. ':' .. token .. ':' .. label, 'PX', digits(ttl))
   reply[n + 1] = token
-  if r.waited then leave(r, mine) end
+  if r.waited then leave(r, id) end
 end
 return reply

@@ -2,11 +2,13 @@ package protocol
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -95,6 +97,14 @@ func Jitter(d time.Duration) time.Duration { return d - Below(d/5+1) }
 // Chance is where this package and package lease get their random numbers from. The simulation of
 // package lease replaces it, so that a run can be repeated; nothing else may.
 var Chance = rand.Uint64
+
+// NewID is a random UUID.
+func NewID() (id uuid.UUID) {
+	binary.BigEndian.PutUint64(id[:8], Chance())
+	binary.BigEndian.PutUint64(id[8:], Chance())
+	id[6], id[8] = id[6]&0x0f|0x40, id[8]&0x3f|0x80 // version 4
+	return id
+}
 
 // Below is a random duration from 0 to less than d.
 func Below(d time.Duration) time.Duration { return time.Duration(Chance() % uint64(d)) }

@@ -6,8 +6,8 @@
 --     argument is an error of the client. It ends the script with an error reply, and nothing was changed. (The common
 --     cases of acquire, extend and release check only the number.)
 --   * A script that meets a key of another type says so before it has changed anything, because Redis does not roll a script
---     back. (Waiters that are dead it may have taken out. Where it takes a call out of a queue whose waiters cannot be
---     read, it leaves that undone, without a word.)
+--     back. (Waiters that are dead it may have taken out. Where it takes a waiter out of a queue that cannot be read, it
+--     leaves that undone, without a word.)
 --   * Time comes from Redis only. Clients send durations, never points in time.
 --   * A script touches only the KEYS that it was given, and publishes to the channel that goes with them. All of them share
 --     one hash tag, so one Cluster slot.
@@ -73,7 +73,7 @@ local function uuid(arg, name)
   return arg
 end
 
--- The name of a call, or of a listener.
+-- The label of a holder, or the name of a listener.
 local function name_of(arg, name)
   if #arg > 64 or not string.match(arg, '^[%w%-]+$') then refuse(name .. ' must be of letters, digits and dashes, got ' .. arg) end
   return arg
@@ -160,39 +160,13 @@ local function note_revoked(ended, entry, score, left)
   redis.call('PEXPIRE', ended, digits(math.max(left, redis.call('PTTL', ended), MINUTE)))
 end
 
--- Calls ----------------------------------------------------------------------------------------------------------------
-
--- A call is one acquisition by a program. Its name is in all its requests and in its withdrawal. Calls that ask for the
--- same lease id share the lease; they are listed with the holder, "<call>,<call>", the newest last. So the withdrawal
--- of a call ends a lease only if no other call has asked for it. A request that arrives behind the withdrawal is granted or
--- queued like any other: that may block the resource for one TTL.
-local MOST_CALLS = 8 -- that are listed: the first and the newest; the withdrawal of one in between finds nothing
-
--- Whether the call is in the list.
-local function lists(calls, call)
-  return string.find(',' .. calls .. ',', ',' .. call .. ',', 1, true)
-end
-
-local function add_call(calls, call)
-  if lists(calls, call) then return calls end
-  local _, commas = string.gsub(calls, ',', ',')
-  if commas + 1 >= MOST_CALLS then calls = string.gsub(calls, ',[^,]*', '', 1) end
-  return calls .. ',' .. call
-end
-
--- The calls that are left, or nil if there are none.
-local function remove_call(calls, call)
-  local left = {}
-  for each in string.gmatch(calls, '[^,]+') do
-    if each ~= call then left[#left + 1] = each end
-  end
-  if #left > 0 then return table.concat(left, ',') end
-end
-
 -- Waiters --------------------------------------------------------------------------------------------------------------
 --
---   queue  sorted set: the calls that wait, by arrival (microseconds)
---   alive  hash: for each call that waits "<until>:<asked>:<turn>:<look>@<listener>", in milliseconds
+-- A waiter is an acquisition, by its lease id. A request that arrives behind the withdrawal of its acquisition is granted
+-- or queued like any other: that may block the resource for one TTL.
+--
+--   queue  sorted set: the lease ids that wait, by arrival (microseconds)
+--   alive  hash: for each of them "<until>:<asked>:<turn>:<look>@<listener>", in milliseconds
 --            until  the time until which the waiter counts as alive: it must ask again before then
 --            asked  when its latest request was answered, rounded up
 --            turn   until when it has the right of way, because it was called since; 0: it was not called; 1: it was
@@ -201,8 +175,8 @@ end
 --
 -- A listener is a process. It subscribes to "<channel>:<listener>", and no other process does. The channel is the name of
 -- the queue with "wake" for "queue".
---   'free <call>'       ask now, it is your turn
---   'look <call> <ms>'  the waiter before you has its turn now; ask in ms, because it may not have heard
+--   'free <id>'       ask now, it is your turn
+--   'look <id> <ms>'  the waiter before you has its turn now; ask in ms, because it may not have heard
 -- An empty message has no meaning.
 --
 -- A waiter that asks when its turn has lapsed is told from then on when it is called, and has no right of way: it may be
@@ -245,13 +219,13 @@ local function entry_of(w)
   return table.concat({digits(w.till), digits(w.asked), digits(w.turn), digits(w.look) .. '@' .. w.listener}, ':')
 end
 
-local function waiter(call, entry)
+local function waiter(id, entry)
   local till, asked, turn, look, listener = string.match(entry or '', '^(%d+):(%d+):(%d+):(%d+)@(.*)$')
-  return till and {call = call, till = tonumber(till), asked = tonumber(asked), turn = tonumber(turn), look = tonumber(look),
+  return till and {id = id, till = tonumber(till), asked = tonumber(asked), turn = tonumber(turn), look = tonumber(look),
     listener = listener}
 end
 
--- Puts the call at the end, or leaves it at its place. It counts as alive until it has to ask again. Returns the reply if a
+-- Puts the waiter at the end, or leaves it at its place. It counts as alive until it has to ask again. Returns the reply if a
 -- key is corrupt; then nothing was changed.
 local function enqueue(q, mine, listener, wait)
   local ms = math.floor(q.now / 1000)
@@ -282,7 +256,7 @@ local function waiters(q)
   return n
 end
 
--- Visits the living waiters in order until visit answers true or the call mine is reached, and takes these out of the
+-- Visits the living waiters in order until visit answers true or the waiter mine is reached, and takes these out of the
 -- queue: the dead; waiters that claim to live longer than is possible (Redis's clock was set back since); and half an
 -- entry (the other key was evicted). Those whose turn has lapsed are passed over. If LOOK places were not enough, it
 -- returns the waiters that were there, perhaps none. The caller takes them out, so that the next script gets further. The
@@ -293,32 +267,32 @@ local function walk(q, mine, visit)
   local dropped, kept, lapsed, changed = {}, {}, {}, {}
   local from, size, stopped = 0, MOST_TOLD, false
   repeat
-    local calls, entries, wrong = from == 0 and q.front, {}, nil
-    if not calls then calls, wrong = typed('zset', 'ZRANGE', q.queue, from, from + size - 1) end
-    if not wrong and #calls > 0 and calls[1] ~= mine then entries, wrong = typed('hash', 'HMGET', q.alive, unpack(calls)) end
+    local ids, entries, wrong = from == 0 and q.front, {}, nil
+    if not ids then ids, wrong = typed('zset', 'ZRANGE', q.queue, from, from + size - 1) end
+    if not wrong and #ids > 0 and ids[1] ~= mine then entries, wrong = typed('hash', 'HMGET', q.alive, unpack(ids)) end
     if wrong then return nil, wrong end
-    for n, call in ipairs(calls) do
-      local w = waiter(call, entries[n])
-      if call == mine then
+    for n, id in ipairs(ids) do
+      local w = waiter(id, entries[n])
+      if id == mine then
         stopped = true
       elseif not w or w.till <= ms or w.till > ms + PATIENCE + GRACE then
-        dropped[#dropped + 1] = call
+        dropped[#dropped + 1] = id
       else
-        kept[#kept + 1] = call
+        kept[#kept + 1] = id
         if w.turn > LATE and w.turn <= ms then
           lapsed[w.listener] = math.max(w.turn, lapsed[w.listener] or 0)
         elseif w.asked > (lapsed[w.listener] or 0) then
           stopped = visit(w)
           if w.changed then
-            changed[#changed + 1] = call
+            changed[#changed + 1] = id
             changed[#changed + 1] = entry_of(w)
           end
         end
       end
       if stopped then break end
     end
-    from = from + #calls
-    local more = #calls == size
+    from = from + #ids
+    local more = #ids == size
     size = math.min(4 * size, 128, LOOK - from)
   until stopped or not more or size <= 0
   leave(q, unpack(dropped))
@@ -337,10 +311,10 @@ end
 local function call(q, w)
   local ms = math.floor(q.now / 1000)
   if w.turn == LATE then
-    tell(q, w, 'free ' .. w.call)
+    tell(q, w, 'free ' .. w.id)
     return nil
   end
-  if not tell(q, w, 'free ' .. w.call) then
+  if not tell(q, w, 'free ' .. w.id) then
     local left = w.asked + FRESH - ms
     if left > 0 and left <= FRESH + 1 then return left end -- asked was rounded up
     return nil
@@ -371,7 +345,7 @@ local function wake(q)
       local look = math.max(math.min(ms + wait, w.till - GRACE / 4), ms + 1) -- while it counts as alive
       if w.look > ms and w.look <= look then
         looks = true
-      elseif tell(q, w, 'look ' .. w.call .. ' ' .. digits(look - ms)) then
+      elseif tell(q, w, 'look ' .. w.id .. ' ' .. digits(look - ms)) then
         w.look, w.changed, looks = look, true, true
       end
     end
@@ -380,8 +354,8 @@ local function wake(q)
   if deaf and not wait then leave(q, unpack(deaf)) end
 end
 
--- Milliseconds after which to ask again for what is free, because a waiter that listens stands before the call; nil if
--- it is the turn of the call. The second result is the reply if a key is corrupt.
+-- Milliseconds after which to ask again for what is free, because a waiter that listens stands before this one; nil if
+-- it is its turn. The second result is the reply if a key is corrupt.
 local function before(q, mine)
   local wait
   local deaf, wrong = walk(q, mine, function(w)

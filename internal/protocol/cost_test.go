@@ -24,31 +24,31 @@ const (
 // second holder calls the next; the last knows already.
 var prices = map[string][]priced{
 	protocol.LeaseKind: {
-		{"acquire " + holder + " call-1", "exists get time 2*set"},
+		{"acquire " + holder + " host-1", "exists get time 2*set"},
 		{"extend " + holder, "get 2*pexpire"},
 		{"verify " + holder, "2*get"},
-		{"acquire " + another + " call-2", "exists get pttl time zadd hset 2*pexpire"},
-		{"acquire " + third + " call-3", "exists get pttl time zadd hset 2*pexpire"},
-		{"acquire " + fourth + " call-4", "exists get pttl time zadd hset 2*pexpire"},
+		{"acquire " + another + " host-2", "exists get pttl time zadd hset 2*pexpire"},
+		{"acquire " + third + " host-3", "exists get pttl time zadd hset 2*pexpire"},
+		{"acquire " + fourth + " host-4", "exists get pttl time zadd hset 2*pexpire"},
 		{"release " + holder, "zrange get del time hmget 3*publish hset"},
-		{"acquire " + another + " call-2", "exists zrange get time 2*set zrem hdel"},
+		{"acquire " + another + " host-2", "exists zrange get time 2*set zrem hdel"},
 		{"release " + another, "zrange get del time hmget publish hset"},
-		{"acquire " + third + " call-3", "exists zrange get time 2*set zrem hdel"},
-		{"withdraw " + fourth + " call-4", "get zrem hdel"},
+		{"acquire " + third + " host-3", "exists zrange get time 2*set zrem hdel"},
+		{"withdraw " + fourth, "get zrem hdel"},
 		{"release " + third, "zrange get del"},
 	},
 	protocol.SemaphoreKind: {
-		{"acquire " + holder + " call-1", "zrangebyscore get zrange time set zremrangebyscore zadd pttl pexpire"},
+		{"acquire " + holder + " host-1", "zrangebyscore get zrange time set zremrangebyscore zadd pttl pexpire"},
 		{"extend " + holder, "zrangebyscore time zadd pttl 2*pexpire"},
 		{"verify " + holder, "zrangebyscore time"},
-		{"acquire " + another + " call-2", "zrangebyscore get zrange time zadd hset 2*pexpire"},
-		{"acquire " + third + " call-3", "zrangebyscore get zrange time zadd hset 2*pexpire"},
-		{"acquire " + fourth + " call-4", "zrangebyscore get zrange time zadd hset 2*pexpire"},
+		{"acquire " + another + " host-2", "zrangebyscore get zrange time zadd hset 2*pexpire"},
+		{"acquire " + third + " host-3", "zrangebyscore get zrange time zadd hset 2*pexpire"},
+		{"acquire " + fourth + " host-4", "zrangebyscore get zrange time zadd hset 2*pexpire"},
 		{"release " + holder, "zrangebyscore time zrem zrange hmget 3*publish hset"},
-		{"acquire " + another + " call-2", "zrangebyscore get zrange time set zremrangebyscore zadd pttl pexpire zrem hdel"},
+		{"acquire " + another + " host-2", "zrangebyscore get zrange time set zremrangebyscore zadd pttl pexpire zrem hdel"},
 		{"release " + another, "zrangebyscore time zrem zrange hmget publish hset"},
-		{"acquire " + third + " call-3", "zrangebyscore get zrange time set zremrangebyscore zadd pttl pexpire zrem hdel"},
-		{"withdraw " + fourth + " call-4", "zrangebyscore time zrem hdel zrange"},
+		{"acquire " + third + " host-3", "zrangebyscore get zrange time set zremrangebyscore zadd pttl pexpire zrem hdel"},
+		{"withdraw " + fourth, "zrangebyscore time zrem hdel zrange"},
 		{"release " + third, "zrangebyscore time zrem zrange"},
 	},
 }
@@ -60,8 +60,8 @@ func TestWhatEachCallCostsRedis(t *testing.T) {
 	ctx := t.Context()
 	for kind, steps := range prices {
 		k := protocol.KeysOf(kind, "", "r", false)
-		for _, call := range []string{"call-2", "call-3", "call-4"} {
-			listener := client.Subscribe(ctx, k.Channel.(string)+":"+call)
+		for _, listens := range []string{"host-2", "host-3", "host-4"} {
+			listener := client.Subscribe(ctx, k.Channel.(string)+":"+listens)
 			defer listener.Close()
 			_, err := listener.Receive(ctx)
 			require.NoError(t, err)
@@ -102,7 +102,7 @@ func callOf(s priced, kind string, k *protocol.Keys, tokens map[string]any) prot
 	case "verify":
 		return scripts.Verify.Call(2, k.Owner, k.Fence, id, tokens[id])
 	case "withdraw":
-		return scripts.Withdraw.Call(3, k.Owner, k.Queue, k.Alive, id, words[2], "PUBLISH")
+		return scripts.Withdraw.Call(3, k.Owner, k.Queue, k.Alive, id, "PUBLISH")
 	}
 	return scripts.Release.Call(4, k.Owner, k.Queue, k.Alive, k.Ended, id, tokens[id], "PUBLISH")
 }

@@ -1,13 +1,13 @@
--- holder.lua: the one holder of a lease. It is put behind common.lua. The key owner is "<lease id>:<token>:<call>,<call>".
+-- holder.lua: the one holder of a lease. It is put behind common.lua. The key owner is "<lease id>:<token>:<label>".
 
--- The holder as {id, token (string), calls}, or nil if the resource is free. The second result is the reply if the key
+-- The holder as {id, token (string), label}, or nil if the resource is free. The second result is the reply if the key
 -- is corrupt.
 local function read_owner(key)
   local value, wrong = read(key)
   if not value then return nil, wrong end
-  local id, token, calls = string.match(value, '^([%x%-]+):([1-9]%d*):([%w%-,]+)$')
-  if not id or #id ~= 36 or #token > 16 then return nil, corrupt(key, 'does not hold a lease id, a token and a call') end
-  return {id = id, token = token, calls = calls}
+  local id, token, label = string.match(value, '^([%x%-]+):([1-9]%d*):([%w%-]+)$')
+  if not id or #id ~= 36 or #token > 16 then return nil, corrupt(key, 'does not hold a lease id, a token and a label') end
+  return {id = id, token = token, label = label}
 end
 
 -- The holder as above with left, the milliseconds until its lease expires.

@@ -1,6 +1,6 @@
 -- holders.lua: what the scripts of semaphores share. It is put behind common.lua.
 --
--- The key owner is a sorted set of holders, "<lease id>:<token>:<call>,<call>", by the end of their time in microseconds
+-- The key owner is a sorted set of holders, "<lease id>:<token>:<label>", by the end of their time in microseconds
 -- of Redis's clock. A holder whose end has passed holds nothing and is not counted; the next grant drops it.
 
 -- The living holders, each as it stands in the set and the end of its time, the one that ends next in front. The second
@@ -9,13 +9,12 @@ local function living(owner, now)
   return typed('zset', 'ZRANGEBYSCORE', owner, '(' .. digits(now), '+inf', 'WITHSCORES')
 end
 
--- The one of them with that name, "<lease id>:" or "<lease id>:<token>:", its token, its calls and the end of its time; nil
--- if there is none.
+-- The one of them with that name, "<lease id>:" or "<lease id>:<token>:", and its token; nil if there is
+-- none.
 local function find(all, name)
   for n = 1, #all, 2 do
     if string.sub(all[n], 1, #name) == name then
-      local token, calls = string.match(all[n], ':(%d+):([%w%-,]+)$')
-      return all[n], token, calls, all[n + 1]
+      return all[n], string.match(all[n], ':(%d+):')
     end
   end
 end

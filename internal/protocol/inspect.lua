@@ -3,8 +3,8 @@
 -- KEYS[1] owner   KEYS[2] fence   KEYS[3] queue   KEYS[4] alive   KEYS[5] ended
 --
 -- Returns {'inspected', lease id, token, milliseconds left, last token, milliseconds it is remembered, waiters, revoked,
---          calls}
---           lease id '' and calls '', token '0', left '0' if nobody holds; last token '0' if none is known; milliseconds '-1': for ever;
+--          label}
+--           lease id '' and label '', token '0', left '0' if nobody holds; last token '0' if none is known; milliseconds '-1': for ever;
 --           revoked: the latest, "<lease id>:<token>:<revocation id>:<new token>", or ''
 --         {'corrupt', key, problem}
 
@@ -22,7 +22,7 @@ if wrong then return wrong end
 
 local revoked = redis.call('ZRANGE', ended, -1, -1)[1] or ''
 if revoked ~= '' and not string.find(revoked, '^[%x%-]+:%d+:[%x%-]+:[1-9]%d*$') then return corrupt(ended, 'does not hold a revocation') end
-held = held or {id = '', token = '0', left = 0, calls = ''}
+held = held or {id = '', token = '0', left = 0, label = ''}
 q.now = clock()
 return {'inspected', held.id, held.token, digits(held.left), digits(last), digits(redis.call('PTTL', fence)), digits(waiters(q)),
-  revoked, held.calls}
+  revoked, held.label}

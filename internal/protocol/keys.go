@@ -92,10 +92,10 @@ func (k Key) For(field string) string {
 
 // Keys are the names of one resource in Redis: strings, in the form in which commands take them.
 type Keys struct {
-	Owner   any // "<lease id>:<token>:<calls>", expires with the lease; of a semaphore a sorted set of those
+	Owner   any // "<lease id>:<token>:<label>", expires with the lease; of a semaphore a sorted set of those
 	Fence   any // last token issued, expires with Config.FenceRetention
-	Queue   any // sorted set: the calls that wait, by arrival
-	Alive   any // hash: how each call that waits stands (common.lua)
+	Queue   any // sorted set: the lease ids that wait, by arrival
+	Alive   any // hash: how each of those stands (common.lua)
 	Ended   any // "<lease id>:<token>:..." of a lease that was revoked, for its holder to find
 	Channel any // "<channel>:<listener>" is where one process hears of its turn; not a key
 }

@@ -8,18 +8,18 @@ import (
 
 // News is a message to a waiter, as common.lua publishes it.
 type News struct {
-	Call string        // for which call; "" if it says nothing
+	ID   string        // for which waiter; "" if it says nothing
 	Look time.Duration // ask after that time; 0: now
 }
 
-// ReadNews reads "free <call>" or "look <call> <ms>". Any other message that begins with a word and
-// a call is a reason to ask.
+// ReadNews reads "free <id>" or "look <id> <ms>". Any other message that begins with a word and an
+// id is a reason to ask.
 func ReadNews(message string) News {
 	words := strings.Fields(message)
 	if len(words) < 2 {
 		return News{}
 	}
-	n := News{Call: words[1]}
+	n := News{ID: words[1]}
 	if words[0] == "look" && len(words) == 3 {
 		if ms, err := strconv.ParseInt(words[2], 10, 64); err == nil && ms > 0 {
 			n.Look = time.Duration(ms) * time.Millisecond

@@ -4,8 +4,8 @@
 --
 -- Returns {'done', fingerprint, result, milliseconds}   a result is recorded and replayed for so long, '-1': for ever;
 --                                                       fingerprint is '' if the first caller gave no request
---         {'running', lease id, token, milliseconds, calls}   claimed, for so long unless it is renewed; the latest call
---                                                       names who runs it
+--         {'running', lease id, token, milliseconds, label}   claimed, for so long unless it is renewed; the label says
+--                                                       who runs it
 --         {'absent'}
 --         {'corrupt', key, problem}
 
@@ -24,4 +24,4 @@ local held
 held, wrong = read_owner_and_left(owner)
 if wrong then return wrong end
 if not held then return {'absent'} end
-return {'running', held.id, held.token, digits(held.left), held.calls}
+return {'running', held.id, held.token, digits(held.left), held.label}

@@ -28,13 +28,13 @@ func TestNoAnswerIsReadable(t *testing.T) {
 
 func TestNews(t *testing.T) {
 	for message, want := range map[string]News{
-		"free me":       {Call: "me"},
-		"look me 500":   {Call: "me", Look: 500 * time.Millisecond},
-		"look me":       {Call: "me"},
-		"look me x":     {Call: "me"},
-		"look me 0":     {Call: "me"},
-		"look me 500 x": {Call: "me"},
-		"freed me 500":  {Call: "me"},
+		"free me":       {ID: "me"},
+		"look me 500":   {ID: "me", Look: 500 * time.Millisecond},
+		"look me":       {ID: "me"},
+		"look me x":     {ID: "me"},
+		"look me 0":     {ID: "me"},
+		"look me 500 x": {ID: "me"},
+		"freed me 500":  {ID: "me"},
 		"":              {},
 		"free":          {},
 		" ":             {},

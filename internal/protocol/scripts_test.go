@@ -33,20 +33,20 @@ type sample struct {
 const everywhere = "publish=PUBLISH"
 
 var samples = []sample{
-	{"acquire", "owner fence queue alive", "uuid=" + another + " name=ca11 number=1000 retention=1000 mode=wait publish=PUBLISH name=me"},
+	{"acquire", "owner fence queue alive", "uuid=" + another + " name=host-7 number=1000 retention=1000 mode=wait publish=PUBLISH name=me"},
 	{"extend", "owner fence ended", "uuid=" + holder + " number=41 number=1000 retention=1000"},
 	{"release", "owner queue alive ended", "uuid=" + holder + " number=41 " + everywhere},
-	{"withdraw", "owner queue alive", "uuid=" + holder + " name=ca11 " + everywhere},
+	{"withdraw", "owner queue alive", "uuid=" + holder + " " + everywhere},
 	{"verify", "owner fence", "uuid=" + holder + " number=41"},
 	{"revoke", "owner fence queue alive ended", "uuid=" + another + " from=0 number=1000 " + everywhere},
 	{"raise", "fence", "number=99 number=1000"},
 	{"inspect", "owner fence queue alive ended", ""},
 	{"eval", "owner fence ended data", "uuid=" + holder + " number=41 one=1 two=2 any=SET any=x"},
 
-	{"semaphore_acquire", "owner fence queue alive", "uuid=" + another + " name=ca11 number=1000 retention=1000 mode=wait publish=PUBLISH name=me number=1"},
+	{"semaphore_acquire", "owner fence queue alive", "uuid=" + another + " name=host-7 number=1000 retention=1000 mode=wait publish=PUBLISH name=me number=1"},
 	{"semaphore_extend", "owner fence ended", "uuid=" + holder + " number=41 number=1000 retention=1000"},
 	{"semaphore_release", "owner queue alive ended", "uuid=" + holder + " number=41 " + everywhere},
-	{"semaphore_withdraw", "owner queue alive", "uuid=" + holder + " name=ca11 " + everywhere},
+	{"semaphore_withdraw", "owner queue alive", "uuid=" + holder + " " + everywhere},
 	{"semaphore_verify", "owner fence", "uuid=" + holder + " number=41"},
 	{"semaphore_revoke", "owner ended queue alive", "uuid=" + holder + " " + everywhere},
 	{"semaphore_inspect", "owner alive", ""},
@@ -79,7 +79,7 @@ func (s sample) rare() (kinds []string, args []any) {
 // quiet are the common cases, which scripts do first: nobody waits. A kind with a dash is of a key
 // that does not exist.
 var quiet = []sample{
-	{"acquire", "-owner fence -queue -alive", "uuid=" + another + " name=ca11 number=1000 retention=1000 mode=wait publish=PUBLISH name=me"},
+	{"acquire", "-owner fence -queue -alive", "uuid=" + another + " name=host-7 number=1000 retention=1000 mode=wait publish=PUBLISH name=me"},
 	{"extend", "owner fence ended", "uuid=" + holder + " number=41 number=1000 retention=1000"},
 	{"release", "owner -queue -alive ended", "uuid=" + holder + " number=41 publish=PUBLISH"},
 }
@@ -127,9 +127,9 @@ func prepare(t *testing.T, client *redis.Client, s sample) (names []string) {
 		switch kind {
 		case "owner":
 			if places {
-				err = client.ZAdd(ctx, key, redis.Z{Score: float64(time.Now().Add(time.Hour).UnixMicro()), Member: holder + ":41:ca11"}).Err()
+				err = client.ZAdd(ctx, key, redis.Z{Score: float64(time.Now().Add(time.Hour).UnixMicro()), Member: holder + ":41:host-7"}).Err()
 			} else {
-				err = client.Set(ctx, key, holder+":41:ca11", time.Hour).Err()
+				err = client.Set(ctx, key, holder+":41:host-7", time.Hour).Err()
 			}
 		case "fence":
 			err = client.Set(ctx, key, "41", time.Hour).Err()
@@ -212,7 +212,7 @@ func TestAFreeResourceIsNotGrantedForATimeThatIsNone(t *testing.T) {
 			if value == "9007199254740992" {
 				continue
 			}
-			args := []any{another, "ca11", "1000", "1000", "wait", "PUBLISH", "me"}
+			args := []any{another, "host-7", "1000", "1000", "wait", "PUBLISH", "me"}
 			args[n] = value
 			require.Error(t, client.Eval(t.Context(), sources[s.name].Source, keys, args...).Err(), value)
 			require.Zero(t, client.Exists(t.Context(), "{r}:owner").Val(), value)
@@ -270,7 +270,7 @@ func TestTheCommonCasesNeedNoHelpers(t *testing.T) {
 		common, _, _ := strings.Cut(string(text), "-- The helpers come here.\n")
 		keys := prepare(t, client, s)
 		if s.name != "acquire" {
-			require.NoError(t, client.Set(t.Context(), keys[0], holder+":"+token+":ca11", time.Hour).Err())
+			require.NoError(t, client.Set(t.Context(), keys[0], holder+":"+token+":host-7", time.Hour).Err())
 		}
 		if strings.Contains(s.keys, "fence") {
 			require.NoError(t, client.Set(t.Context(), keys[1], token, time.Hour).Err())
@@ -289,11 +289,10 @@ func TestAnExtensionIsOfTheExactLease(t *testing.T) {
 	client := testenv.OwnRedis(t).Client()
 	keys := []string{"{r}:owner", "{r}:fence", "{r}:ended"}
 	for _, test := range []struct{ owner, word string }{
-		{holder + ":41:ca11", "extended"},
-		{holder + ":41:ca11,ca-12", "extended"},
-		{holder + ":4:ca11", "taken"},
-		{holder + ":411:ca11", "taken"},
-		{another + ":41:ca11", "taken"},
+		{holder + ":41:host-7", "extended"},
+		{holder + ":4:host-7", "taken"},
+		{holder + ":411:host-7", "taken"},
+		{another + ":41:host-7", "taken"},
 		{"", "gone"},
 		{holder + ":41", "corrupt"},
 	} {

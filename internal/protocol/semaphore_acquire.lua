@@ -1,17 +1,17 @@
--- semaphore_acquire.lua: grants a permit to one more holder, if one is free and it is this call's turn.
+-- semaphore_acquire.lua: grants a permit to one more holder, if one is free and it is this caller's turn.
 --
 -- KEYS[1] owner   KEYS[2] fence   KEYS[3] queue   KEYS[4] alive
--- ARGV[1] lease id   ARGV[2] call, new for each acquisition
+-- ARGV[1] lease id, new for each acquisition   ARGV[2] label of the holder, for people
 -- ARGV[3] ttl, milliseconds, > 0
 -- ARGV[4] fence retention, milliseconds, >= ttl
 -- ARGV[5] 'try': leave no trace when refused; 'wait': queue up
 -- ARGV[6] PUBLISH or SPUBLISH   ARGV[7] listener, where the waiter hears of its turn
 -- ARGV[8] limit, > 0: how many may hold at once. Programs may have different ones.
 --
--- Returns {'granted', token}  held by this lease id for ttl from now. Asking again with the same lease id gives the same token
---                             and a full ttl, so a lost reply costs nothing.
---         {'held', milliseconds, '1', calls}  all permits are taken, and calls are those of the holder whose time ends
---                             next; or another waits with right of way, and calls is ''. Retry after that time. No token
+-- Returns {'granted', token}  held by this lease id for ttl from now. Asking again gives the same token and a full ttl, so a
+--                             lost reply costs nothing.
+--         {'held', milliseconds, '1', label}  all permits are taken, and the label is that of the holder whose time ends
+--                             next; or another waits with right of way, and label is ''. Retry after that time. No token
 --                             was used and no holder's time moved.
 --         {'exhausted'}       tokens have reached 2^53; no permit was granted
 --         {'corrupt', key, problem}
@@ -19,7 +19,7 @@
 expect(4, 8)
 fields(1, 'owner', 'fence', 'queue', 'alive')
 local owner, fence = KEYS[1], KEYS[2]
-local id, mine = uuid(ARGV[1], 'lease id'), name_of(ARGV[2], 'call')
+local id, label = uuid(ARGV[1], 'lease id'), name_of(ARGV[2], 'label')
 local ttl = whole(ARGV[3], 1, 'ttl')
 local retention = retention_of(ARGV[4], ttl)
 local mode = one_of(ARGV[5], 'mode', 'try', 'wait')
@@ -38,13 +38,11 @@ q.front, wrong = front_of(q.queue)
 if wrong then return wrong end
 local waited = q.front[1]
 
-local holder, token, calls = find(all, id .. ':')
+local holder, token = find(all, id .. ':')
 if holder then
-  local name = id .. ':' .. token .. ':' .. add_call(calls, mine)
-  if name ~= holder then redis.call('ZREM', owner, holder) end
-  hold(owner, name, now, ttl)
+  hold(owner, holder, now, ttl)
   redis.call('PEXPIRE', fence, digits(retention))
-  if waited then leave(q, mine) end
+  if waited then leave(q, id) end
   return {'granted', token}
 end
 
@@ -57,19 +55,19 @@ if taken >= limit then
   local next = 2 * (taken - limit) + 1 -- where others have a higher limit, more than one has to leave
   wait, others = math.ceil((tonumber(all[next + 1]) - now) / 1000), string.match(all[next], '[^:]*$')
 elseif waited then
-  wait, wrong = before(q, mine)
+  wait, wrong = before(q, id)
   if wrong then return wrong end
 end
 if wait then
   wait = math.min(math.max(wait, 1), PATIENCE)
-  return mode == 'wait' and enqueue(q, mine, listener, wait) or {'held', digits(wait), '1', others}
+  return mode == 'wait' and enqueue(q, id, listener, wait) or {'held', digits(wait), '1', others}
 end
 
 redis.call('SET', fence, digits(token), 'PX', digits(retention))
 redis.call('ZREMRANGEBYSCORE', owner, '-inf', digits(now)) -- who holds no more
-hold(owner, id .. ':' .. digits(token) .. ':' .. mine, now, ttl)
+hold(owner, id .. ':' .. digits(token) .. ':' .. label, now, ttl)
 if waited then
-  leave(q, mine)
+  leave(q, id)
   if taken + 1 < limit then wake(q) end -- one call for each permit
 end
 return {'granted', digits(token)}

@@ -2,7 +2,7 @@
 --
 -- KEYS[1] owner   KEYS[2] alive
 --
--- Returns {'inspected', waiters, "<lease id>:<token>:<calls>", milliseconds left, ...}  the last two for each
+-- Returns {'inspected', waiters, "<lease id>:<token>:<label>", milliseconds left, ...}  the last two for each
 --                     holder, the one whose time ends first in front
 --         {'corrupt', key, problem}
 
@@ -16,8 +16,8 @@ if wrong then return wrong end
 local reply = {'inspected', digits(waiters(q))}
 for n, word in ipairs(all) do
   if n % 2 == 1 then
-    local id, token = string.match(word, '^([%x%-]+):([1-9]%d*):[%w%-,]+$')
-    if not id or #id ~= 36 or #token > 16 then return corrupt(owner, 'does not hold a lease id, a token and a call') end
+    local id, token = string.match(word, '^([%x%-]+):([1-9]%d*):[%w%-]+$')
+    if not id or #id ~= 36 or #token > 16 then return corrupt(owner, 'does not hold a lease id, a token and a label') end
   end
   reply[n + 2] = n % 2 == 1 and word or digits(math.ceil((tonumber(word) - q.now) / 1000))
 end

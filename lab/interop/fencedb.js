@@ -2,7 +2,7 @@
 //
 // Needs ioredis 5 and pg 8. Times are in milliseconds.
 'use strict';
-const { createHash, randomBytes, randomUUID } = require('crypto');
+const { createHash, randomUUID } = require('crypto');
 const { EventEmitter, once } = require('events');
 const { readFileSync } = require('fs');
 const { join } = require('path');
@@ -58,7 +58,7 @@ class Issuer {
   constructor(client, scripts, { ttl = 10000, namespace = '', hashed = false, holder = 'node' } = {}) {
     Object.assign(this, { client, ttl, namespace, hashed });
     const code = (byte) => 'Z' + byte.toString(16).padStart(2, '0');
-    this.label = holder.replace(/[^A-Ya-z0-9-]/gu, (sign) => [...Buffer.from(sign)].map(code).join('')).slice(0, 47);
+    this.label = holder.replace(/[^A-Ya-z0-9-]/gu, (sign) => [...Buffer.from(sign)].map(code).join('')).slice(0, 64);
     this.scripts = {};
     for (const name of ['acquire', 'extend', 'release', 'withdraw']) {
       const source = load(scripts, name);
@@ -122,8 +122,7 @@ class Acquisition {
     Object.assign(this, { issuer, resource, retryAfter: 0, waits: false, unsure: false });
     const n = (this.names = names(resource, issuer.namespace, issuer.hashed));
     this.keys = [n.owner, n.fence, n.queue, n.alive];
-    this.leaseId = randomUUID();
-    this.call = randomBytes(8).toString('hex') + '-' + issuer.label; // also the name of the listener
+    this.leaseId = randomUUID(); // also the name of the listener
   }
 
   // ask is the lease, or undefined if another holds it. It asks again while there is no answer.
@@ -133,8 +132,8 @@ class Acquisition {
       const sent = now(); // trust counts from before the request
       let reply;
       try {
-        reply = await issuer.run('acquire', this.keys, this.leaseId, this.call, issuer.ttl, RETENTION, mode, 'PUBLISH',
-          this.call);
+        reply = await issuer.run('acquire', this.keys, this.leaseId, issuer.label, issuer.ttl, RETENTION, mode, 'PUBLISH',
+          this.leaseId);
       } catch (error) {
         this.unsure ||= !answered(error);
         if (!passes(error) || now() > end) throw error;
@@ -151,7 +150,7 @@ class Acquisition {
   }
 
   async wait(end) {
-    const channel = `${this.names.wake}:${this.call}`;
+    const channel = `${this.names.wake}:${this.leaseId}`;
     const heard = []; // what came and was not looked at
     const receive = (text) => heard.push(text);
     this.issuer.news.on(channel, receive);
@@ -177,8 +176,8 @@ class Acquisition {
       while (heard.length > 0) {
         const text = heard.shift();
         if (text === null) return; // subscribed again: a message may have been lost
-        const [word, call, ...numbers] = text.split(' ');
-        if (call !== this.call) continue;
+        const [word, id, ...numbers] = text.split(' ');
+        if (id !== this.leaseId) continue;
         if (word !== 'look') return;
         look = now() + Number(numbers[0]);
       }
@@ -192,7 +191,7 @@ class Acquisition {
 
   withdraw() {
     const { owner, queue, alive } = this.names;
-    return this.issuer.insist('withdraw', [owner, queue, alive], this.leaseId, this.call, 'PUBLISH');
+    return this.issuer.insist('withdraw', [owner, queue, alive], this.leaseId, 'PUBLISH');
   }
 }
 

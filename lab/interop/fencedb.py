@@ -75,7 +75,7 @@ class Issuer:
 
     def __init__(self, client, scripts, ttl=10.0, namespace="", hashed=False, holder="python"):
         self.client, self.ttl, self.namespace, self.hashed = client, ttl, namespace, hashed
-        self.label = re.sub(r"[^A-Ya-z0-9-]", lambda m: "".join(f"Z{b:02x}" for b in m[0].encode()), holder)[:47]
+        self.label = re.sub(r"[^A-Ya-z0-9-]", lambda m: "".join(f"Z{b:02x}" for b in m[0].encode()), holder)[:64]
         sources = {name: load(scripts, name) for name in ("acquire", "extend", "release", "withdraw", "verify")}
         self.scripts = {name: (text, hashlib.sha1(text.encode()).hexdigest()) for name, text in sources.items()}
 
@@ -129,8 +129,7 @@ class _Acquisition:
         self.issuer, self.resource = issuer, resource
         self.names = names(resource, issuer.namespace, issuer.hashed)
         self.keys = [self.names[field] for field in ("owner", "fence", "queue", "alive")]
-        self.lease_id = str(uuid.uuid4())
-        self.call = f"{random.getrandbits(64) | 1 << 63:016x}-{issuer.label}"  # also the name of the listener
+        self.lease_id = str(uuid.uuid4())  # also the name of the listener
         self.retry_after = 0.0
         self.waits, self.unsure = False, False
 
@@ -140,8 +139,8 @@ class _Acquisition:
             sent = time.monotonic()  # trust counts from before the request
             try:
                 reply = self.issuer.run(
-                    "acquire", self.keys, self.lease_id, self.call, int(self.issuer.ttl * 1000), RETENTION, mode,
-                    "PUBLISH", self.call)
+                    "acquire", self.keys, self.lease_id, self.issuer.label, int(self.issuer.ttl * 1000), RETENTION, mode,
+                    "PUBLISH", self.lease_id)
             except redis.RedisError as error:
                 self.unsure = self.unsure or not isinstance(error, redis.ResponseError)
                 if not passes(error) or time.monotonic() > end:
@@ -162,7 +161,7 @@ class _Acquisition:
         while time.monotonic() < end:
             try:
                 with self.issuer.client.pubsub() as subscription:
-                    subscription.subscribe(f"{self.names['wake']}:{self.call}")
+                    subscription.subscribe(f"{self.names['wake']}:{self.lease_id}")
                     self.listen(subscription, end)  # until the subscription is confirmed
                     while time.monotonic() < end:
                         self.waits = True
@@ -183,8 +182,8 @@ class _Acquisition:
             if message["type"] == "subscribe":  # from now on, messages are heard: ask
                 return
             word, _, rest = message["data"].partition(" ")
-            call, *numbers = rest.split(" ")
-            if call != self.call:
+            lease_id, *numbers = rest.split(" ")
+            if lease_id != self.lease_id:
                 continue
             if word != "look":
                 return
@@ -192,7 +191,7 @@ class _Acquisition:
 
     def withdraw(self):
         keys = [self.names[field] for field in ("owner", "queue", "alive")]
-        self.issuer.insist("withdraw", keys, self.lease_id, self.call, "PUBLISH")
+        self.issuer.insist("withdraw", keys, self.lease_id, "PUBLISH")
 
 
 class Lease:

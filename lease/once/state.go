@@ -92,7 +92,7 @@ func decodeLook(r protocol.Reply) (State, error) {
 		return State{}, nil
 	case r.Is("running", 4):
 		return State{Phase: InFlight, Claim: r.ID(0), Token: r.Number(1, 1),
-			ExpiresIn: r.Milliseconds(2, 0), Holder: protocol.HolderOf(r.Args[3])}, r.Err()
+			ExpiresIn: r.Milliseconds(2, 0), Holder: protocol.ReadLabel(r.Args[3])}, r.Err()
 	case r.Is("done", 3):
 		return State{Phase: Done, Result: []byte(r.Args[1]),
 			ExpiresIn: r.Milliseconds(2, -1), fingerprint: r.Args[0]}, r.Err()

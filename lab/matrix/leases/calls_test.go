@@ -6,7 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
@@ -53,7 +52,6 @@ const (
 var leaseCalls = []leaseCall{
 	{name: "Acquire NoWait free", scripts: []string{"acquire"}, ttls: 1, prepare: unprepared, run: tryAcquire},
 	{name: "Acquire NoWait held", scripts: []string{"acquire"}, ttls: 1, base: lease.ErrHeld, prepare: rivalHolds, run: tryAcquire},
-	{name: "Acquire NoWait again", scripts: []string{"acquire"}, ttls: 1, prepare: unprepared, run: tryAcquireAgain},
 	{name: "Acquire free", scripts: []string{"acquire"}, ttls: 1, prepare: unprepared, run: acquire},
 	{name: "Acquire held", scripts: []string{"acquire", "withdraw"}, ttls: 1, waits: true, impatient: true, base: lease.ErrHeld,
 		prepare: rivalHolds, run: waitInVain},
@@ -152,19 +150,6 @@ func (c *leaseCell) gotAll(ls lease.Leases, err error) error {
 
 func tryAcquire(c *leaseCell, ctx context.Context) error {
 	return c.got(c.own.Acquire(ctx, c.resources[0], lease.NoWait()))
-}
-
-// tryAcquireAgain asks again under one lease id if the first answer was an error, as a program does
-// that does not know what became of it.
-func tryAcquireAgain(c *leaseCell, ctx context.Context) error {
-	id := uuid.New()
-	err := c.got(c.own.Acquire(ctx, c.resources[0], lease.LeaseID(id), lease.NoWait()))
-	if err != nil {
-		c.again = func() error {
-			return c.got(c.own.Acquire(context.Background(), c.resources[0], lease.LeaseID(id), lease.NoWait()))
-		}
-	}
-	return err
 }
 
 func acquire(c *leaseCell, ctx context.Context) error {

@@ -120,12 +120,6 @@ func (c *leaseCell) judge() {
 
 	// Now all is well again.
 	c.proxy.OnScript(nil)
-	if c.again != nil {
-		if err := c.again(); err != nil {
-			c.Errorf("asked again, under the same lease id: %v", err)
-		}
-		c.deliver()
-	}
 	c.judgeBeliefs()
 	overdue := c.end.name == endings[0].name || len(c.doubtful) > 0
 	c.releaseAll()

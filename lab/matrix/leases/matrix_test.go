@@ -333,9 +333,8 @@ type leaseCell struct {
 
 	arrived, struck, queued, returned func() // when the context ends; may be nil
 	cancel                            context.CancelFunc
-	deadline                          time.Time    // zero: none
-	left                              func()       // waits for the rival that is to leave; may be nil
-	again                             func() error // asks again under the same lease id; may be nil
+	deadline                          time.Time // zero: none
+	left                              func()    // waits for the rival that is to leave; may be nil
 	endedAt                           atomic.Pointer[time.Time]
 
 	mu   sync.Mutex

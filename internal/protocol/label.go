@@ -1,0 +1,43 @@
+package protocol
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// MostLabel is the greatest length of a label as it is stored, in bytes. The scripts check it too.
+const MostLabel = 64
+
+// EscapeLabel writes who holds as it is stored, for people: it stands in the key owner already, so
+// it costs no command, and scripts do not read it. Z and two hexadecimal digits stand for a byte
+// that is no letter, digit or dash, and for Z itself: "bookingZ40host-7Z3a4711" is
+// booking@host-7:4711.
+func EscapeLabel(holder string) string {
+	var b strings.Builder
+	for i := range len(holder) {
+		c := holder[i]
+		if c == '-' || c != 'Z' && (c >= '0' && c <= '9' || c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z') {
+			b.WriteByte(c)
+		} else {
+			fmt.Fprintf(&b, "Z%02x", c)
+		}
+	}
+	return b.String()
+}
+
+// ReadLabel reads what EscapeLabel writes.
+func ReadLabel(stored string) string {
+	var b strings.Builder
+	for ; stored != ""; stored = stored[1:] {
+		if stored[0] == 'Z' && len(stored) > 2 {
+			if c, err := strconv.ParseUint(stored[1:3], 16, 8); err == nil {
+				b.WriteByte(byte(c))
+				stored = stored[2:]
+				continue
+			}
+		}
+		b.WriteByte(stored[0])
+	}
+	return b.String()
+}
