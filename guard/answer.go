@@ -84,7 +84,7 @@ func Answer(err error) Outcome {
 }
 
 // RetryAfter is how long to wait before the same call, for an err that is Busy or Unavailable: at
-// the latest when the lease in the way runs out, and a second where err does not say when. Zero for
+// most until the lease in the way expires, or one second if err does not say when. It is zero for
 // other errors: the same call does not help.
 func RetryAfter(err error) time.Duration {
 	if o := Answer(err); o != Busy && o != Unavailable {

@@ -114,10 +114,10 @@ func (d *Desk) forWork() *lease.Issuer {
 // Nil means that fn has returned nil: what it committed behind the fence stands, whatever became of
 // the lease afterwards. A lease that ended early, or could not be released, is reported to the
 // tracers of the issuer; what fn wrote elsewhere then depends on its own idempotency key. An error
-// of fn comes back as it is, those of its transactions among them, such as
-// [fencedb.ErrCommitUnknown], with the cause of the loss if the lease was lost; that of a write
-// past h is [fencedb.ErrNoToken]. If fn did not run, nothing was written. [Answer] says what an
-// error means to a caller.
+// of fn or of its transactions, such as [fencedb.ErrCommitUnknown], is returned unchanged, with the
+// cause of the loss if the lease was lost. A write that does not go through h gets
+// [fencedb.ErrNoToken]. If fn did not run, nothing was written. [Answer] says what an error means
+// to a caller.
 //
 // Write with h in fn: a call of the desk for the same resource would wait for this one, until the
 // context ends.
@@ -148,8 +148,8 @@ func (d *Desk) DoAll(ctx context.Context, resources []string,
 
 // Lead is [lease.Issuer.Lead] with sealed terms: fn runs for as long as this process leads, and
 // again in each of its terms, until ctx ends. A term begins with a write in Postgres: while
-// Postgres is away nobody leads, which is told to [lease.OnTerm], as is the loss of a lease under
-// which fn returned nil.
+// Postgres is away nobody leads. [lease.OnTerm] reports that, and the loss of a lease under which
+// fn returned nil.
 func (d *Desk) Lead(ctx context.Context, role string,
 	fn func(ctx context.Context, h *Holder) error, opts ...lease.LeadOption) error {
 	if fn == nil {
