@@ -265,7 +265,7 @@ func TestEveryPageIsShort(t *testing.T) {
 	t.Parallel()
 	for page, text := range pages(t) {
 		if strings.HasPrefix(page, "../docs/") {
-			longest := 500
+			longest := 600
 			if page == "../docs/postgres.md" { // of which writers, owners of tables and operators read a part each
 				longest = 800
 			}
