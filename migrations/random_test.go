@@ -416,6 +416,9 @@ func (s *randomSession) forging(ctx context.Context) error {
 		case 1: // what only the owner of a table may do
 			sql = usurpations[s.r.IntN(len(usurpations))] + `; ` + sql
 		}
+		if strings.Contains(sql, "RESET ROLE") { // it would be the superuser again
+			continue
+		}
 		err := s.exec(ctx, `SAVEPOINT forged; `+s.forge(room, sql))
 		if err == nil {
 			continue // it may have met no row
@@ -502,6 +505,7 @@ func TestRandomTransactionsWriteWhatTheyEntered(t *testing.T) {
 		}
 	}
 	require.Zero(t, w.passed["TRUNCATE"])
+	require.Zero(t, w.refused["forged FN003"], "a list that was forged has been believed")
 	for _, code := range []string{"FN001", "FN002", "FN003", "22023", "55P03", "40001", "forged FN002"} {
 		if testing.Short() { // too few to meet all
 			break
