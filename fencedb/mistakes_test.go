@@ -167,7 +167,7 @@ func TestALeaseThatIsOverSaysWhichAndWhy(t *testing.T) {
 						g.cause = nil
 					}
 					err := run(g)
-					says := errors.Is(err, c.want) && strings.Contains(err.Error(), `on "table:12, `) && errors.Is(err, ended) == (g.cause != nil)
+					says := errors.Is(err, c.want) && strings.Contains(err.Error(), `"table:12, `) && errors.Is(err, ended) == (g.cause != nil)
 					if says && lease.IsLost(err) == (c.want == fencedb.ErrLeaseOver) {
 						return
 					}
