@@ -515,3 +515,19 @@ func TestATypeIsRepeatedBetweenUnprotectAndProtect(t *testing.T) {
 	_, err = s.conn.Exec(t.Context(), writes["UPDATE"])
 	require.ErrorContains(t, err, "FN002")
 }
+
+// As the runbook says of FN002 in a migration.
+func TestAMigrationFillsAProtectedTable(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+
+	s.exec(`BEGIN`)
+	s.exec(`SELECT fencedb.enforce('seats', observing => true)`)
+	s.exec(writes["UPDATE"])
+	s.exec(`SELECT fencedb.enforce('seats')`)
+	s.exec(`COMMIT`)
+
+	require.Equal(t, "zoe", s.one(`SELECT guest FROM seats WHERE id = 1`))
+	_, err := s.conn.Exec(t.Context(), writes["UPDATE"])
+	require.ErrorContains(t, err, "FN002")
+}

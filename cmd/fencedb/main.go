@@ -143,7 +143,7 @@ fencedb with has codes of its own.`
 
 func (a *app) root() *cli.Command {
 	all := []*cli.Command{a.migrate(), a.inspect(), a.history(), a.leases(), a.watch(), a.revoke(), a.reset(),
-		a.ttl(), a.adopt(), a.prune(), a.doctor(), a.version()}
+		a.ttl(), a.explain(), a.adopt(), a.prune(), a.doctor(), a.version()}
 	root := &cli.Command{
 		Name:                            "fencedb",
 		Usage:                           "operate leases and fences",
@@ -227,6 +227,7 @@ var arguments = map[string]struct {
 	"RESOURCE":   {1, 1, "one resource, such as table:12"},
 	"[RESOURCE]": {0, 1, "one resource, such as table:12"},
 	"[TABLE]":    {0, 1, "one table, such as bookings"},
+	"LINE":       {1, 1, "one line of a log, in quotes"},
 	"TYPE":       {1, 1, "one type of resources, which is what stands before the colon: table for table:12"},
 }
 

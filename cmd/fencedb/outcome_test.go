@@ -43,7 +43,7 @@ var calls = map[string][]string{
 }
 
 // serverless are the others.
-var serverless = []string{"version", "migrate print", "migrate export", "help", "migrate help"}
+var serverless = []string{"version", "explain", "migrate print", "migrate export", "help", "migrate help"}
 
 func call(name string) []string { return append(strings.Fields(name), calls[name]...) }
 

@@ -25,8 +25,8 @@ answer. Renewal after a third of that leaves two more tries; work should stop
 when a sixth is left. A longer TTL loses fewer leases, but a holder that dies
 blocks the resource for longer.
 
-The times come from the events of observe/feed. docs/patterns.md has the formula
-for the histogram of observe/prom.
+The times come from the events of observe/feed. docs/patterns.md has the
+formula for the histogram of observe/prom.
 
    fencedb ttl table
    fencedb ttl table --pause 5s        the holder may be paused for so long`,

@@ -1,6 +1,7 @@
 package slog
 
 import (
+	"log/slog"
 	"os"
 	"regexp"
 	"strings"
@@ -17,7 +18,7 @@ func TestTheDocumentationListsEveryMessage(t *testing.T) {
 	add(entered)
 	add(sealed)
 	add(debug(notSealed))
-	add(warn(notSealed))
+	add(warn(notSealed, ""))
 	for _, lines := range leaseLines {
 		for _, l := range lines {
 			add(l)
@@ -34,4 +35,26 @@ func TestTheDocumentationListsEveryMessage(t *testing.T) {
 		documented[match[1]+" "+match[2]] = true
 	}
 	require.Equal(t, logged, documented)
+}
+
+// A word of each line that may need attention leads to a section by grep.
+func TestEachWarningLeadsToASectionOfTheRunbook(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../docs/runbook.md")
+	require.NoError(t, err)
+	check := func(outcome string, l line) {
+		if l.level >= slog.LevelWarn {
+			require.NotEmpty(t, l.section, "%s: %s", l.message, outcome)
+			require.Contains(t, string(page), "#"+l.section+")", "%s: %s", l.message, outcome)
+		}
+	}
+	for _, lines := range leaseLines {
+		for outcome, l := range lines {
+			check(outcome, l)
+		}
+	}
+	for outcome, l := range writeLines {
+		check(outcome, l)
+	}
+	check(notSealed, warn(notSealed, notToBeSealed))
 }

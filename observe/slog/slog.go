@@ -24,8 +24,9 @@
 //	printf table:12 | sha256sum
 //
 // The texts of errors are not logged either, because they name resources; the attribute "cause" is
-// the outcome in a word. [Config.Plain] logs names and texts. Lease ids are shortened to 8
-// characters.
+// the outcome in a word, and "code" what the server called it: NOPERM, OOM, an SQLSTATE. "see" is
+// the section of docs/runbook.md, as in its links; fencedb explain prints it. [Config.Plain] logs
+// names and texts. Lease ids are shortened to 8 characters.
 package slog
 
 import (
@@ -34,6 +35,7 @@ import (
 	"log/slog"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/lease"
@@ -120,7 +122,7 @@ func (t *Tracer) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
 	case e.Op == fencedb.OpSeal && committed:
 		l = sealed
 	case e.Op == fencedb.OpSeal:
-		l = line{min(l.level, slog.LevelWarn), notSealed} // nothing is lost by one: it is sealed again
+		l = line{min(l.level, slog.LevelWarn), notSealed, notToBeSealed} // nothing is lost by one: it is sealed again
 	}
 	if !ok || e.Op == fencedb.OpCommit || !t.logger.Enabled(ctx, l.level) { // a commit is logged with its write
 		return
@@ -147,9 +149,15 @@ func (t *Tracer) name(resource string) string {
 func (t *Tracer) log(ctx context.Context, l line, attrs []slog.Attr, result string, err error) {
 	if err != nil {
 		attrs = append(attrs, slog.String("cause", result))
+		if code := codeOf(err); code != "" {
+			attrs = append(attrs, slog.String("code", code))
+		}
 		if t.cfg.Plain {
 			attrs = append(attrs, slog.Any("err", err))
 		}
+	}
+	if l.section != "" && l.level >= slog.LevelWarn {
+		attrs = append(attrs, slog.String("see", l.section))
 	}
 	if t.cfg.Attrs != nil {
 		attrs = append(attrs, t.cfg.Attrs(ctx)...)
@@ -157,16 +165,44 @@ func (t *Tracer) log(ctx context.Context, l line, attrs []slog.Attr, result stri
 	t.logger.LogAttrs(ctx, l.level, l.message, attrs...)
 }
 
-// line is the level and message of an outcome.
+// codeOf is what a server called the error: the word that Redis begins with, as NOPERM, or an
+// SQLSTATE.
+func codeOf(err error) string {
+	if refused, is := errors.AsType[*lease.RefusedError](err); is {
+		return refused.Code
+	}
+	if refused, is := errors.AsType[*pgconn.PgError](err); is {
+		return refused.Code
+	}
+	return ""
+}
+
+// line is the level and message of an outcome, and the section of the runbook that it leads to.
 type line struct {
 	level   slog.Level
 	message string
+	section string // as in a link: "leases-are-lost"
 }
 
-func debug(message string) line { return line{slog.LevelDebug, message} }
-func info(message string) line  { return line{slog.LevelInfo, message} }
-func warn(message string) line  { return line{slog.LevelWarn, message} }
-func bad(message string) line   { return line{slog.LevelError, message} }
+func debug(message string) line         { return line{slog.LevelDebug, message, ""} }
+func info(message string) line          { return line{slog.LevelInfo, message, ""} }
+func warn(message, section string) line { return line{slog.LevelWarn, message, section} }
+func bad(message, section string) line  { return line{slog.LevelError, message, section} }
+
+// Sections of the runbook.
+const (
+	notToBeSealed = "a-lease-could-not-be-sealed"
+	unreachable   = "redis-is-unreachable"
+	refuses       = "redis-answers-and-refuses"
+	strangeKey    = "a-key-is-not-what-it-should-be"
+	lost          = "leases-are-lost"
+	notRenewed    = "renewals-fail"
+	notOwned      = "leases-are-not-owned"
+	late          = "late-writes-are-refused"
+	noGrant       = "a-write-had-no-grant-for-its-row"
+	inTheWay      = "a-transaction-is-in-the-way"
+	unknown       = "a-commit-has-an-unknown-outcome"
+)
 
 var waiting = debug("waiting for a lease")
 
@@ -177,38 +213,38 @@ var leaseLines = map[lease.Op]map[string]line{
 		"granted":     debug("lease granted"),
 		"held":        debug("lease held by another"),
 		"cancelled":   debug("lease not acquired"),
-		"not_sealed":  warn("lease not acquired"),
-		"unreachable": warn("lease not acquired"),
-		"refused":     warn("lease not acquired"),
-		"error":       warn("lease not acquired"),
+		"not_sealed":  warn("lease not acquired", notToBeSealed),
+		"unreachable": warn("lease not acquired", unreachable),
+		"refused":     warn("lease not acquired", refuses),
+		"error":       warn("lease not acquired", strangeKey),
 	},
 	lease.OpHold: {
-		"expired":     warn("lease lost"),
-		"unreachable": warn("lease lost"),
-		"lost":        warn("lease lost"),
+		"expired":     warn("lease lost", lost),
+		"unreachable": warn("lease lost", lost),
+		"lost":        warn("lease lost", lost),
 		"revoked":     info("lease lost"),
 	},
 	lease.OpExtend: {
 		"extended":    debug("lease extended"),
 		"cancelled":   debug("lease not extended"),
-		"unreachable": warn("lease not extended"),
-		"error":       warn("lease not extended"),
+		"unreachable": warn("lease not extended", notRenewed),
+		"error":       warn("lease not extended", notRenewed),
 	},
 	lease.OpRelease: {
 		"released":    debug("lease released"),
-		"unreachable": warn("lease not released"), // it will expire
-		"error":       warn("lease not released"),
-		"gone":        warn("lease not released"), // perhaps the holder did not know
-		"taken":       warn("lease not released"),
+		"unreachable": warn("lease not released", unreachable), // it will expire
+		"error":       warn("lease not released", strangeKey),
+		"gone":        warn("lease not released", notOwned), // perhaps the holder did not know
+		"taken":       warn("lease not released", notOwned),
 		"revoked":     debug("lease not released"),
 	},
 	lease.OpRevoke: {
 		"done":   info("lease revoked"),
-		"failed": warn("lease not revoked"),
+		"failed": warn("lease not revoked", unreachable),
 	},
 	lease.OpRaise: {
 		"done":   info("fence raised"),
-		"failed": warn("fence not raised"),
+		"failed": warn("fence not raised", unreachable),
 	},
 }
 
@@ -224,15 +260,15 @@ const notSealed = "fence not sealed"
 // writeLines are the lines of writes, by outcome. A failed opening is logged like a failed write.
 var writeLines = map[string]line{
 	"committed":      debug("write committed"),
-	"stale":          warn("write refused"),
-	"lease_over":     warn("write failed"),
-	"too_long":       warn("write failed"),
-	"tx_ended":       bad("write failed"),
-	"unsealed":       warn("write failed"),
-	"busy":           warn("write failed"),
-	"no_token":       bad("write failed"),
-	"wrong_resource": bad("write failed"),
-	"invalid_grant":  bad("write failed"),
-	"commit_unknown": bad("write failed"),
+	"stale":          warn("write refused", late),
+	"lease_over":     warn("write failed", late),
+	"too_long":       warn("write failed", late),
+	"tx_ended":       bad("write failed", noGrant),
+	"unsealed":       warn("write failed", inTheWay),
+	"busy":           warn("write failed", inTheWay),
+	"no_token":       bad("write failed", noGrant),
+	"wrong_resource": bad("write failed", noGrant),
+	"invalid_grant":  bad("write failed", noGrant),
+	"commit_unknown": bad("write failed", unknown),
 	"error":          debug("write failed"), // the caller's own error, which the caller handles
 }

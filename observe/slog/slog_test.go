@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
@@ -76,14 +77,14 @@ func TestALeaseAsItIsLogged(t *testing.T) {
 	require.Equal(t, `level=DEBUG msg="lease granted" resource=table:38ab6cd93feb resources=2 kind=semaphore namespace=eu lease_id=11111111 token=7 took=1s ttl=9s`+"\n", j.said())
 
 	j.lease(lease.TraceEnd{TraceStart: started(lease.OpHold), Took: time.Second, Err: fmt.Errorf("table:12: %w", lease.ErrExpired)})
-	require.Equal(t, `level=WARN msg="lease lost" resource=table:38ab6cd93feb lease_id=11111111 token=7 took=1s cause=expired`+"\n", j.said(), "the text names the resource")
+	require.Equal(t, `level=WARN msg="lease lost" resource=table:38ab6cd93feb lease_id=11111111 token=7 took=1s cause=expired see=leases-are-lost`+"\n", j.said(), "the text names the resource")
 }
 
 func TestAWriteAsItIsLogged(t *testing.T) {
 	t.Parallel()
 	j := newJournal(slog.LevelDebug, fencelog.Config{})
 	j.wrote(fencedb.OpWrite, &fencedb.StaleError{Resource: "table:12", Token: 7, Stored: 9}, grant("sku:1", 3), grant("table:12", 7))
-	require.Equal(t, `level=WARN msg="write refused" resource=table:38ab6cd93feb lease_id=11111111 token=7 stored=9 resources=2 took=1s cause=stale`+"\n", j.said())
+	require.Equal(t, `level=WARN msg="write refused" resource=table:38ab6cd93feb lease_id=11111111 token=7 stored=9 resources=2 took=1s cause=stale see=late-writes-are-refused`+"\n", j.said())
 	j.wrote(fencedb.OpWrite, nil, grant("table:12", 7), grant("sku:1", 3))
 	require.Equal(t, `level=DEBUG msg="write committed" resource=table:38ab6cd93feb lease_id=11111111 token=7 resources=2 took=1s`+"\n", j.said())
 	j.wrote(fencedb.OpEnter, nil, grant("table:12", 7))
@@ -104,7 +105,7 @@ func TestNamesAndTextsOnRequest(t *testing.T) {
 	j.TraceLeaseEnd(context.WithValue(t.Context(), key{}, "r-17"), lease.TraceEnd{
 		TraceStart: started(lease.OpHold), Err: fmt.Errorf("table:12: %w", lease.ErrLost),
 	})
-	require.Equal(t, `level=WARN msg="lease lost" resource=table:12 lease_id=11111111 token=7 took=0s cause=lost err="table:12: lease: lost" request_id=r-17`+"\n", j.said())
+	require.Equal(t, `level=WARN msg="lease lost" resource=table:12 lease_id=11111111 token=7 took=0s cause=lost err="table:12: lease: lost" see=leases-are-lost request_id=r-17`+"\n", j.said())
 }
 
 // Of several resources the one that was taken.
@@ -196,7 +197,7 @@ func Example() {
 		},
 		Err: lease.ErrExpired,
 	})
-	// Output: level=WARN msg="lease lost" resource=table:38ab6cd93feb lease_id=0f8fad5b token=41 took=0s cause=expired
+	// Output: level=WARN msg="lease lost" resource=table:38ab6cd93feb lease_id=0f8fad5b token=41 took=0s cause=expired see=leases-are-lost
 }
 
 func withoutTime(_ []string, a slog.Attr) slog.Attr {
@@ -204,4 +205,28 @@ func withoutTime(_ []string, a slog.Attr) slog.Attr {
 		return slog.Attr{}
 	}
 	return a
+}
+
+// Whoever has only the line finds what the server said, and the section that has the cure.
+func TestALineHasTheCodeOfTheServer(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		log  func(j *journal)
+		says string
+	}{
+		{func(j *journal) {
+			j.lease(lease.TraceEnd{TraceStart: started(lease.OpAcquire), Err: fmt.Errorf("lease: %w", &lease.RefusedError{Code: "NOPERM"})})
+		}, "cause=refused code=NOPERM see=redis-answers-and-refuses"},
+		{func(j *journal) {
+			j.lease(lease.TraceEnd{TraceStart: started(lease.OpAcquire), Err: &lease.RefusedError{Code: "OOM"}})
+		}, "code=OOM"},
+		{func(j *journal) {
+			j.wrote(fencedb.OpWrite, fmt.Errorf("%w: %w", fencedb.ErrNoToken, &pgconn.PgError{Code: "FN002"}), grant("table:12", 7))
+		}, "cause=no_token code=FN002 see=a-write-had-no-grant-for-its-row"},
+		{func(j *journal) { j.wrote(fencedb.OpWrite, &pgconn.PgError{Code: "42501"}, grant("table:12", 7)) }, "cause=error code=42501"},
+	} {
+		j := newJournal(slog.LevelDebug, fencelog.Config{})
+		c.log(j)
+		require.Contains(t, j.said(), c.says)
+	}
 }

@@ -1,0 +1,147 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/fencedb/fencedb/docs"
+)
+
+func (a *app) explain() *cli.Command {
+	return &cli.Command{
+		Name:      "explain",
+		Usage:     "print the section of the runbook that a line of a log leads to",
+		ArgsUsage: "LINE",
+		Description: `Prints what the line means, what is true of the data, where to look and what
+to do. The line is one of a program, of Postgres or of this command, the name
+of an alert, of an error, or an SQLSTATE. It asks no server. The exit code is
+1 if the runbook does not have it.
+
+   fencedb explain 'fencedb: stale fencing token'
+   fencedb explain LeaseHolderStuck`,
+		Action: func(_ context.Context, _ *cli.Command) error {
+			found := explain(a.argument)
+			if found == nil {
+				return fmt.Errorf("the runbook has nothing for this line: try a shorter part of it, or docs/runbook.md of the project")
+			}
+			return a.show(found)
+		},
+	}
+}
+
+// explanation is a section of the runbook.
+type explanation struct {
+	Section string `json:"section"` // its heading
+	Page    string `json:"page"`    // where it is, from docs/ on
+	Because string `json:"because"` // what of the line has led there
+	Also    string `json:"also"`    // what the table of the runbook adds
+	Text    string `json:"text"`    // in Markdown
+}
+
+func (e *explanation) print(p page) {
+	p.facts([2]string{"SECTION", e.Section}, [2]string{"PAGE", "docs/" + e.Page}, [2]string{"BECAUSE OF", e.Because})
+	fmt.Fprintln(p.out)
+	if e.Also != "" {
+		p.say("%s", e.Also)
+		fmt.Fprintln(p.out)
+	}
+	fmt.Fprintln(p.out, e.Text)
+}
+
+var (
+	rowOfTable  = regexp.MustCompile(`(?m)^\| (.+) \|$`)
+	termOfTable = regexp.MustCompile("`([^`]+)`|\"([^\"]+)\"|\\b([0-9A-Z]{5})\\b")
+	link        = regexp.MustCompile(`\[([^\]]*)\]\((runbook/\w+\.md)#([\w-]+)\)`)
+)
+
+// explain finds the row of the tables of the runbook of which most is in the line: the words of its
+// cells before the last one. The name of a section, as logs of observe/slog have it, is the best.
+func explain(line string) (best *explanation) {
+	index, longest := readPage(docs.Runbook, "runbook.md"), 0
+	for _, row := range rowOfTable.FindAllStringSubmatch(index, -1) {
+		cells := strings.Split(row[1], " | ")
+		to := link.FindStringSubmatch(cells[len(cells)-1])
+		if to == nil {
+			continue
+		}
+		words, length := inLine(line, cells[:len(cells)-1])
+		if strings.Contains(line, to[3]) {
+			words, length = []string{to[3]}, len(line)
+		}
+		if length > longest {
+			longest = length
+			best = &explanation{Page: to[2] + "#" + to[3], Because: strings.Join(words, ", "),
+				Also: also(cells[len(cells)-1]), Text: section(readPage(docs.Runbook, to[2]), to[3])}
+			best.Section, _, _ = strings.Cut(best.Text, "\n")
+			best.Text = strings.TrimSpace(strings.TrimPrefix(best.Text, best.Section))
+		}
+	}
+	return best
+}
+
+// inLine are the terms of cells that a line has, and how long they are in all. Terms that are
+// joined by "with" count together only.
+func inLine(line string, cells []string) (words []string, length int) {
+	for _, cell := range cells {
+		together := strings.Contains(cell, "\" with \"")
+		var found []string
+		terms := termOfTable.FindAllStringSubmatch(cell, -1)
+		for _, t := range terms {
+			word := t[1] + t[2] + t[3]
+			name := word[strings.LastIndexByte(word, '.')+1:] // ErrStale of fencedb.ErrStale
+			if strings.Contains(line, word) || strings.HasPrefix(name, "Err") && strings.Contains(line, name) {
+				found = append(found, word)
+			}
+		}
+		if together && len(found) < len(terms) {
+			continue
+		}
+		words = append(words, found...)
+	}
+	for _, word := range words {
+		length += len(word)
+	}
+	return words, length
+}
+
+// also is what a cell says besides its link.
+func also(cell string) string {
+	if link.ReplaceAllString(cell, "") == "" {
+		return ""
+	}
+	return strings.NewReplacer("`", "").Replace(link.ReplaceAllString(cell, "$1"))
+}
+
+func readPage(from fs.FS, name string) string {
+	text, err := fs.ReadFile(from, name)
+	if err != nil {
+		panic(fmt.Errorf("bug: the runbook lacks a page that it names: %w", err))
+	}
+	return string(text)
+}
+
+var notInLinks = regexp.MustCompile(`[^a-z0-9 -]`)
+
+// anchor is how a link names a heading.
+func anchor(heading string) string {
+	return strings.ReplaceAll(notInLinks.ReplaceAllString(strings.ToLower(heading), ""), " ", "-")
+}
+
+// section is the part of a page under a heading, with it.
+func section(text, name string) string {
+	parts := strings.Split(text, "\n## ")
+	i := slices.IndexFunc(parts, func(part string) bool {
+		heading, _, _ := strings.Cut(part, "\n")
+		return anchor(heading) == name
+	})
+	if i < 0 {
+		panic("bug: the runbook lacks a section that it names: " + name)
+	}
+	return parts[i]
+}
