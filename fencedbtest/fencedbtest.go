@@ -1,5 +1,5 @@
-// Package fencedbtest is for your own tests of code that writes behind the fence: it makes happen,
-// at the point that a test chooses, what otherwise happens at three in the morning.
+// Package fencedbtest is for your own tests of code that writes behind the fence. It causes late
+// writers, lost answers and expired leases at the point that a test chooses.
 //
 //	leases := fencedbtest.NewIssuer(t, lease.Config{})        // without a server; IssuerOn takes yours
 //	postgres := fencedbtest.NewPostgres(t, os.Getenv("TEST_POSTGRES_URL"))
@@ -15,8 +15,8 @@
 //	fencedbtest.Refused(t, err)
 //	nothing()
 //
-// The Postgres is yours, with the schema of package migrations in it: fences are SQL, and nothing
-// else stands in for them.
+// The Postgres is yours, with the schema of package migrations in it: fences are SQL, and there is
+// no substitute for them.
 package fencedbtest
 
 import (
@@ -33,13 +33,13 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// Overtake makes whoever holds the resource stale, as when its lease had run out while it was
+// Overtake makes the holder of the resource stale, as if its lease had expired while it was
 // stopped: another holder acquires the resource, runs the writes in one transaction behind the
-// fence, and is gone. The former holder is not told; it learns at its next renewal. Without writes
-// the new token is sealed. The grant is that of the other holder, for writes of its own later on.
+// fence, and ends. The former holder learns of that at its next renewal. Without writes the new
+// token is sealed. The grant is that of the other holder, for writes of its own later on.
 //
 // While a transaction of the former holder is open nobody can enter: then the test fails after five
-// seconds, and is told who is in the way. A Pause within that transaction is the usual reason.
+// seconds, and names the session in the way. A Pause within that transaction is the usual reason.
 //
 // Let nobody wait for the resource meanwhile. The first waiter gets it at the same time, and if it
 // enters before the other holder, the test fails and says so.

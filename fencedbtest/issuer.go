@@ -16,8 +16,9 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// Issuer is a lease.Issuer to which something can happen. Client and Config make another that
-// shares its resources, as for code under test that makes its own.
+// Issuer is a lease.Issuer with its client and configuration, which Expire, Flush and Overtake
+// need. Client and Config make another that shares its resources, as for code under test that makes
+// its own.
 type Issuer struct {
 	*lease.Issuer
 	Client redis.UniversalClient
@@ -65,8 +66,8 @@ func IssuerOn(t testing.TB, client redis.UniversalClient, cfg lease.Config) *Iss
 	return i
 }
 
-// Expire ends the lease on the resource in Redis, as if its time were over. Its holder goes on
-// believing in it until its next renewal, as one does that was stopped. Others can acquire it.
+// Expire ends the lease on the resource in Redis, as if its time were over. Its holder still trusts
+// it until its next renewal, like a holder that was stopped. Others can acquire it.
 func Expire(t testing.TB, i *Issuer, resource string) {
 	t.Helper()
 	key := lease.Key{Namespace: i.Config.Namespace, Resource: resource, Field: "owner"}

@@ -13,8 +13,8 @@ import (
 	"github.com/fencedb/fencedb/internal/faulty"
 )
 
-// Postgres stands between the code under test and your Postgres. It passes everything until told
-// otherwise. It does not mind the driver.
+// Postgres stands between the code under test and your Postgres. It passes everything on until a
+// fault is set. Any driver works.
 //
 // A fault that was asked for and never happened fails the test when it ends, unless it has failed
 // already. A call replaces the fault of the same kind that is still to come.

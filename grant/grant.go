@@ -30,23 +30,23 @@
 //
 // # Time
 //
-// What remains can only get shorter on the way: by the time since it was sent, if the receiver's
-// clock shows any, and by what the receiver believes at the most. A renewal by the holder does not
-// reach a line that was sent: call lease.Lease.Extend before a call that takes long. A receiver
-// whose clock is ahead by more than what remains refuses every line; one whose clock is behind
-// takes a line for as long as the sender said.
+// The remaining time can only get shorter on the way: by the time since the line was sent, as far
+// as the receiver's clock shows any, and to the maximum that the receiver accepts. A renewal by the
+// holder does not reach a line that was sent: call lease.Lease.Extend before a call that takes
+// long. A receiver whose clock is ahead by more than what remains refuses every line; one whose
+// clock is behind accepts a line for as long as the sender said.
 //
 // # Trust
 //
-// Whoever has the line may write until the lease is over, and a made-up line with a token that is
-// too high shuts the next holders out: in Postgres the highest token wins. So a receiver chooses
-// what it believes, and there is no default. Verified asks Redis whether the lease is current, at
-// the cost of a round trip, and so believes no line that was made up. Trusted believes all that
-// comes, and is for a network in which every sender is yours.
+// Anybody who has the line can write until the lease is over, and a forged line with a token that
+// is too high shuts the next holders out, because in Postgres the highest token wins. So a receiver
+// chooses what it believes, and there is no default. Verified asks Redis whether the lease is
+// current, at the cost of a round trip, and so believes no line that was made up. Trusted believes
+// all that comes, and is for a network in which every sender is yours.
 //
 // # What it does not give you
 //
-// The line is the right itself, as a password is: do not log it, nor put it in a URL. Errors of
+// The line is a credential, like a password: do not log it, and do not put it into a URL. Errors of
 // this package do not contain it, and Handler takes it out of the request. Send it over TLS, and to
 // your own services only.
 //
@@ -76,8 +76,8 @@ const (
 	maxResource = 512      // bytes, as in package fencedb
 )
 
-// Encode returns the line of a grant, or of all grants that g stands for. It is made anew for each
-// request, since it says how long the grant still lasts; package grant does that by itself.
+// Encode returns the line of a grant, or of all grants that g stands for. Make a new one for each
+// request, since it says how long the grant still lasts; Transport does that by itself.
 //
 // The error is fencedb.ErrLeaseOver, with what the lease says of its end, if nothing of it is left,
 // and fencedb.ErrInvalidGrant for what cannot be a grant, such as nil, one without an end, or a
@@ -141,9 +141,9 @@ func validUntil(g fencedb.Grant) time.Time {
 }
 
 // Decode returns the grant of a line, or one that stands for the several in it. It lasts for what
-// remained when the line was sent, less the time since then, and for atMost: a line that was forged
-// or sent again does not make transactions of days. It asks nobody whether the lease is current; a
-// server wants Trust.Accept.
+// remained when the line was sent, less the time since then, and for atMost: so a forged or
+// repeated line cannot make transactions that last for days. It asks nobody whether the lease is
+// current; a server wants Trust.Accept.
 //
 // The error is ErrMalformed, and fencedb.ErrLeaseOver if nothing remains.
 func Decode(line string, atMost time.Duration) (fencedb.Grant, error) {

@@ -59,7 +59,7 @@ func elsewhere(r *http.Request) bool {
 }
 
 // Handler gives next the grant that a request came with, in its context, which then ends with the
-// grant or when the caller goes; see FromContext. The header is taken out, so that next cannot log
+// grant or when the caller goes; see FromContext. The header is removed, so that next cannot log
 // it. A request without one reaches next without a grant.
 //
 // A grant that is not believed does not reach next: 400 for a line that is malformed, 409 if the

@@ -1,4 +1,4 @@
-// Package migrations brings the storage contract of fencedb into a Postgres database.
+// Package migrations installs the storage contract of fencedb in a Postgres database.
 //
 // The SQL in this package is the contract: the ledger of fences, fencedb.enter and fencedb.protect.
 // Everything lives in a schema of its own, fencedb, with a version table of its own,
@@ -10,7 +10,7 @@
 // Up is all that a Go program needs; Apply is Up and then the application's own migrations. A
 // service that must not change schemas itself asks Pending in its readiness check. Then a program
 // with the rights calls Up, or the command fencedb migrate does it, or the tool that migrates the
-// application, from Scripts. All of them leave the same database, and each can go on where another
+// application, from Scripts. All of them leave the same schema, and each can continue where another
 // stopped. Files is for tools that read goose's annotations, such as the goose command; they need
 // the schema beforehand and the table name fencedb.goose_db_version.
 //

@@ -21,8 +21,8 @@ type Script struct {
 // transaction, and the Downs in reverse. fencedb migrate export writes them as files of goose,
 // golang-migrate, dbmate and atlas.
 //
-// What they leave is what Up leaves, fencedb.goose_db_version included. So Status and Pending tell
-// the truth whoever migrated, and Up and Down can go on from there.
+// They leave the same schema as Up, including fencedb.goose_db_version. So Status and Pending are
+// right however the database was migrated, and Up and Down can continue from there.
 func Scripts() []Script {
 	names := must(fs.Glob(Files(), "*.sql"))
 	scripts := make([]Script, len(names))
