@@ -16,7 +16,7 @@ import (
 func (a *app) explain() *cli.Command {
 	return &cli.Command{
 		Name:      "explain",
-		Usage:     "print the section of the runbook that a line of a log leads to",
+		Usage:     "print the section of the runbook for a line of a log",
 		ArgsUsage: "LINE",
 		Description: `Prints what the line means, what is true of the data, where to look and what
 to do. The line is one of a program, of Postgres or of this command, the name
