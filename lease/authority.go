@@ -36,7 +36,7 @@ func (i *Issuer) revoke(ctx context.Context, resource string, from int64) (*Revo
 	}
 	id := uuid.New()
 	t := i.trace(ctx, TraceStart{Op: OpRevoke, Resource: resource, LeaseID: id})
-	r, err := about(t.ctx, i, "revoke", resource, func(ctx context.Context, k *protocol.Keys) (Revocation, error) {
+	r, err := about(t.ctx, i.core, "revoke", resource, func(ctx context.Context, k *protocol.Keys) (Revocation, error) {
 		return i.store.revoke(ctx, k, id, from)
 	})
 	t.start.Token = r.token
@@ -56,12 +56,16 @@ func (i *Issuer) Raise(ctx context.Context, resource string, floor int64) (int64
 	if err := i.ready(resource); err != nil {
 		return 0, err
 	}
+	return i.raise(ctx, resource, floor)
+}
+
+func (c *core) raise(ctx context.Context, resource string, floor int64) (int64, error) {
 	if floor < 1 || floor > protocol.MaxNumber {
 		return 0, protocol.Invalid("invalid floor %d: it is not a token", floor)
 	}
-	t := i.trace(ctx, TraceStart{Op: OpRaise, Resource: resource})
-	last, err := about(t.ctx, i, "raise", resource, func(ctx context.Context, k *protocol.Keys) (int64, error) {
-		return i.store.raise(ctx, k, floor)
+	t := c.trace(ctx, TraceStart{Op: OpRaise, Resource: resource})
+	last, err := about(t.ctx, c, "raise", resource, func(ctx context.Context, k *protocol.Keys) (int64, error) {
+		return c.store.raise(ctx, k, floor)
 	})
 	t.start.Token = last
 	t.end(0, err)
@@ -70,7 +74,10 @@ func (i *Issuer) Raise(ctx context.Context, resource string, floor int64) (int64
 
 // Inspect asks Redis about a resource. It changes nothing.
 func (i *Issuer) Inspect(ctx context.Context, resource string) (Inspection, error) {
-	return about(ctx, i, "inspect", resource, func(ctx context.Context, k *protocol.Keys) (Inspection, error) {
+	if err := i.ready(resource); err != nil {
+		return Inspection{}, err
+	}
+	return about(ctx, i.core, "inspect", resource, func(ctx context.Context, k *protocol.Keys) (Inspection, error) {
 		found, err := i.store.inspect(ctx, k)
 		found.Resource = resource
 		return found, err
@@ -78,12 +85,9 @@ func (i *Issuer) Inspect(ctx context.Context, resource string) (Inspection, erro
 }
 
 // about asks about a resource until there is an answer. An error names what was asked.
-func about[T any](ctx context.Context, i *Issuer, what, resource string,
+func about[T any](ctx context.Context, c *core, what, resource string,
 	ask func(context.Context, *protocol.Keys) (T, error)) (none T, err error) {
-	if err := i.ready(resource); err != nil {
-		return none, err
-	}
-	attempt := func(ctx context.Context) (T, error) { return ask(ctx, i.keys(resource)) }
+	attempt := func(ctx context.Context) (T, error) { return ask(ctx, c.keys(resource)) }
 	answer, err := protocol.Persist(ctx, protocol.Patience, attempt)
 	if err != nil {
 		return none, fmt.Errorf("lease: %s %q: %w", what, resource, err)

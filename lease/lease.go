@@ -243,7 +243,7 @@ func (l *Lease) Verify(ctx context.Context) (Verdict, error) {
 	if err := l.granted(); err != nil {
 		return 0, err
 	}
-	verdict, err := about(ctx, &Issuer{core: l.core}, "verify", l.resource, func(ctx context.Context, _ *protocol.Keys) (Verdict, error) {
+	verdict, err := about(ctx, l.core, "verify", l.resource, func(ctx context.Context, _ *protocol.Keys) (Verdict, error) {
 		return l.core.store.verify(ctx, l.term)
 	})
 	if verdict == LeaseLost {

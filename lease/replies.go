@@ -188,16 +188,3 @@ func decodeInspect(r protocol.Reply) (Inspection, error) {
 	found.Revoked, found.RevokedTo = ended.ID(0), ended.Number(3, 1)
 	return found, cmp.Or(r.Err(), ended.Err())
 }
-
-func decodeVerify(r protocol.Reply) (Verdict, error) {
-	switch {
-	case r.Is("current", 0):
-		return Current, nil
-	case r.Is("lost", 0):
-		return LeaseLost, nil
-	case r.Is("stale", 1):
-		_ = r.Number(0, 1)
-		return FenceStale, r.Err()
-	}
-	return 0, r.Unknown()
-}

@@ -21,7 +21,6 @@ func TestDecodeEveryBranch(t *testing.T) {
 		"acquire 2": func(r protocol.Reply) (any, error) { return decodeAcquire(r, 2) },
 		"extend":    func(r protocol.Reply) (any, error) { return decodeExtend(r) },
 		"release":   func(r protocol.Reply) (any, error) { return decodeRelease(r) },
-		"verify":    func(r protocol.Reply) (any, error) { return decodeVerify(r) },
 		"revoke":    func(r protocol.Reply) (any, error) { return decodeRevoke(r) },
 		"raise":     func(r protocol.Reply) (any, error) { return decodeRaise(r) },
 		"inspect":   func(r protocol.Reply) (any, error) { return decodeInspect(r) },
@@ -58,9 +57,6 @@ func TestDecodeEveryBranch(t *testing.T) {
 		{"eval", words("stale"), nil, ErrProtocol},
 		{"eval", words("stale", "x"), nil, ErrProtocol},
 		{"eval", words("granted"), nil, ErrProtocol},
-		{"verify", words("current"), Current, nil},
-		{"verify", words("lost"), LeaseLost, nil},
-		{"verify", words("stale", "42"), FenceStale, nil},
 		{"revoke", words("revoked", "42", id.String(), "41"), Revocation{token: 42, holder: id, holderToken: 41}, nil},
 		{"revoke", words("revoked", "42", uuid.Nil.String(), "0"), Revocation{token: 42}, nil},
 		{"revoke", words("passed", "43"), nil, ErrStale},
@@ -98,8 +94,6 @@ func TestDecodeEveryBranch(t *testing.T) {
 		{"extend", words("released"), nil, ErrProtocol},
 		{"extend", words("gone", "1"), nil, ErrProtocol},
 		{"release", words("extended"), nil, ErrProtocol},
-		{"verify", words("stale"), nil, ErrProtocol},
-		{"verify", words("granted"), nil, ErrProtocol},
 		{"release", words("corrupt", "the key"), nil, ErrProtocol},
 	} {
 		got, err := decoders[test.script](test.answer)

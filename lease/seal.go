@@ -82,7 +82,7 @@ func (a *acquisition) notSealed(ctx context.Context, leases Leases, over, err er
 		return false, err
 	}
 	a.raised++
-	if _, raiseErr := (&Issuer{core: a.core}).Raise(ctx, resource, last); raiseErr != nil {
+	if _, raiseErr := a.core.raise(ctx, resource, last); raiseErr != nil {
 		return false, fmt.Errorf("%w; the last token was not raised: %w", err, raiseErr)
 	}
 	return true, err

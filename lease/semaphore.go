@@ -110,10 +110,10 @@ type Permit struct {
 
 // Inspect tells who holds the resource. It changes nothing.
 func (s *Semaphore) Inspect(ctx context.Context, resource string) (SemaphoreInspection, error) {
-	return about(ctx, s.of(), "inspect semaphore", resource, func(ctx context.Context, k *protocol.Keys) (SemaphoreInspection, error) {
-		call := protocol.SemaphoreInspect.Call(2, k.Owner, k.Alive)
-		return protocol.Query(ctx, s.issuer.store.redis, call, decodeSemaphoreInspect)
-	})
+	if err := s.of().ready(resource); err != nil {
+		return SemaphoreInspection{}, err
+	}
+	return about(ctx, s.issuer.core, "inspect semaphore", resource, s.issuer.store.inspectPermits)
 }
 
 // Revoke ends the permit with that lease id, one of those that [Semaphore.Inspect] lists. It is
@@ -124,8 +124,11 @@ func (s *Semaphore) Inspect(ctx context.Context, resource string) (SemaphoreInsp
 // that was revoked lately. A request that goes unanswered is repeated; after [ErrUnreachable] it
 // may have taken effect, and asking again does no harm.
 func (s *Semaphore) Revoke(ctx context.Context, resource string, leaseID uuid.UUID) (held bool, err error) {
+	if err := s.of().ready(resource); err != nil {
+		return false, err
+	}
 	what := fmt.Sprintf("revoke %v of semaphore", leaseID)
-	return about(ctx, s.of(), what, resource, func(ctx context.Context, k *protocol.Keys) (bool, error) {
+	return about(ctx, s.issuer.core, what, resource, func(ctx context.Context, k *protocol.Keys) (bool, error) {
 		return protocol.Query(ctx, s.issuer.store.redis, protocol.SemaphoreRevoke.Call(4, k.Owner, k.Ended, k.Queue, k.Alive,
 			leaseID.String(), s.issuer.store.publish), decodeSemaphoreRevoke)
 	})

@@ -482,7 +482,7 @@ func TestTheRedisOfTheSimulationAnswersAsRedisDoes(t *testing.T) {
 			{h.Release, []string{k.Owner, k.Queue, k.Alive, k.Ended}, []string{held, token, "PUBLISH"}},
 			{h.Withdraw, []string{k.Owner, k.Queue, k.Alive}, []string{[]string{held, next}[d.upTo(2)], "PUBLISH"}},
 			{h.Extend, []string{k.Owner, k.Fence, k.Ended}, []string{held, token, long, long}},
-			{h.Verify, []string{k.Owner, k.Fence}, []string{held, token}},
+			{h.Inspect, []string{k.Owner, k.Fence, k.Queue, k.Alive, k.Ended}, nil},
 			{protocol.Revoke, []string{k.Owner, k.Fence, k.Queue, k.Alive, k.Ended}, []string{id(d.upTo(3)), []string{"0", token}[d.upTo(2)], long, "PUBLISH"}},
 			{protocol.Raise, []string{k.Fence}, []string{strconv.FormatInt(m.micros+int64(d.upTo(1000)), 10), long}},
 		}[d.upTo(8)]
@@ -498,6 +498,9 @@ func TestTheRedisOfTheSimulationAnswersAsRedisDoes(t *testing.T) {
 		}
 		want, err := client.Eval(ctx, strings.ReplaceAll(source, "redis.call('TIME')", clock), test.keys, args...).StringSlice()
 		got, _ := wordsOf(m.run(slices.Concat([]string{"EVAL", source, strconv.Itoa(len(test.keys))}, test.keys, test.args)))
+		if len(want) == 9 && want[0] == "inspected" { // what is left of two keys, by a clock that goes on
+			want[3], want[5] = got[3], got[5]
+		}
 		require.NoError(t, err)
 		require.Equal(t, want, got, "%s %v", test.script.Name, test.args)
 		answers[test.script.Name+" "+got[0]]++
@@ -511,7 +514,7 @@ func TestTheRedisOfTheSimulationAnswersAsRedisDoes(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, heard.Payload, message)
 	}
-	require.GreaterOrEqual(t, len(answers), 15, "%v", answers)
+	require.GreaterOrEqual(t, len(answers), 13, "%v", answers)
 }
 
 func requireSameData(t *testing.T, client *redis.Client, m *memoryRedis) {

@@ -211,8 +211,8 @@ func simulate(t *testing.T, year int, p plan, m *memoryRedis, recording bool) (*
 var scriptNames = func() map[string]string {
 	names := make(map[string]string)
 	h := protocol.LeaseHolding
-	for _, s := range []protocol.Script{h.Acquire, h.Extend, h.Release, h.Withdraw, h.Verify,
-		protocol.Revoke, protocol.Raise, protocol.Inspect} {
+	for _, s := range []protocol.Script{h.Acquire, h.Extend, h.Release, h.Withdraw, h.Inspect,
+		protocol.Revoke, protocol.Raise} {
 		names[digestOf(s.Source)] = s.Name
 	}
 	return names

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/google/uuid"
@@ -175,9 +176,30 @@ func (s *store) withdrawal(k *protocol.Keys, id word) protocol.Call {
 	return s.scripts.Withdraw.Call(3, k.Owner, k.Queue, k.Alive, id, s.publish)
 }
 
+// verify compares the lease with what Redis knows of its resource.
 func (s *store) verify(ctx context.Context, t term) (Verdict, error) {
-	call := s.scripts.Verify.Call(2, t.keys.Owner, t.keys.Fence, t.id, t.token)
-	return protocol.Query(ctx, s.redis, call, decodeVerify)
+	var held []Permit
+	var last int64
+	var err error
+	if s.cfg.permits > 0 { // a newer token is no news where several hold
+		var found SemaphoreInspection
+		found, err = s.inspectPermits(ctx, t.keys)
+		held = found.Permits
+	} else {
+		var found Inspection
+		found, err = s.inspect(ctx, t.keys)
+		held, last = []Permit{{LeaseID: found.Holder, Token: found.Token}}, found.LastToken
+	}
+	is := func(p Permit) bool { return p.LeaseID.String() == t.id && p.Token == t.token }
+	switch {
+	case err != nil:
+		return 0, err
+	case !slices.ContainsFunc(held, is):
+		return LeaseLost, nil
+	case last > t.token:
+		return FenceStale, nil
+	}
+	return Current, nil
 }
 
 func (s *store) eval(ctx context.Context, t term, script string, keys []string, args []any) (any, outcome, error) {
@@ -207,8 +229,12 @@ func (s *store) raise(ctx context.Context, k *protocol.Keys, floor int64) (int64
 }
 
 func (s *store) inspect(ctx context.Context, k *protocol.Keys) (Inspection, error) {
-	call := protocol.Inspect.Call(5, k.Owner, k.Fence, k.Queue, k.Alive, k.Ended)
+	call := s.scripts.Inspect.Call(5, k.Owner, k.Fence, k.Queue, k.Alive, k.Ended)
 	return protocol.Query(ctx, s.redis, call, decodeInspect)
+}
+
+func (s *store) inspectPermits(ctx context.Context, k *protocol.Keys) (SemaphoreInspection, error) {
+	return protocol.Query(ctx, s.redis, s.scripts.Inspect.Call(2, k.Owner, k.Alive), decodeSemaphoreInspect)
 }
 
 // confirmed is [protocol.Query] for a grant that replicas have to confirm. On an error the grant

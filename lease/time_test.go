@@ -154,7 +154,7 @@ func TestSilenceTellsWhatWentWrongBefore(t *testing.T) {
 			return err
 		}},
 		"Release": {"release", "a", func(ctx context.Context, _ *lease.Issuer, l *lease.Lease) error { return l.Release(ctx) }},
-		"Verify": {"verify", "a", func(ctx context.Context, _ *lease.Issuer, l *lease.Lease) error {
+		"Verify": {"inspect", "a", func(ctx context.Context, _ *lease.Issuer, l *lease.Lease) error {
 			_, err := l.Verify(ctx)
 			return err
 		}},

@@ -61,7 +61,7 @@ var scripts sync.Map // of source, by digest
 // A server can know these without having heard of them from here.
 func init() {
 	others := []protocol.Script{
-		protocol.Revoke, protocol.Raise, protocol.Inspect, protocol.SemaphoreInspect, protocol.SemaphoreRevoke,
+		protocol.Revoke, protocol.Raise, protocol.SemaphoreRevoke,
 		protocol.OnceLook, protocol.OnceRecord, protocol.OnceForget, protocol.AdmissionFixed, protocol.AdmissionSliding,
 	}
 	for _, s := range slices.Concat(others, ofHolding(protocol.LeaseHolding), ofHolding(protocol.SemaphoreHolding)) {
@@ -70,7 +70,7 @@ func init() {
 }
 
 func ofHolding(h protocol.Holding) []protocol.Script {
-	return []protocol.Script{h.Acquire, h.Extend, h.Release, h.Withdraw, h.Verify}
+	return []protocol.Script{h.Acquire, h.Extend, h.Release, h.Withdraw, h.Inspect}
 }
 
 var header = regexp.MustCompile(`(?m)^-- (\w+)\.lua:`)

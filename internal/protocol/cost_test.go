@@ -26,7 +26,6 @@ var prices = map[string][]priced{
 	protocol.LeaseKind: {
 		{"acquire " + holder + " host-1", "exists get time 2*set"},
 		{"extend " + holder, "get 2*pexpire"},
-		{"verify " + holder, "2*get"},
 		{"acquire " + another + " host-2", "exists get pttl time zadd hset 2*pexpire"},
 		{"acquire " + third + " host-3", "exists get pttl time zadd hset 2*pexpire"},
 		{"acquire " + fourth + " host-4", "exists get pttl time zadd hset 2*pexpire"},
@@ -40,7 +39,6 @@ var prices = map[string][]priced{
 	protocol.SemaphoreKind: {
 		{"acquire " + holder + " host-1", "zrangebyscore get zrange time set zremrangebyscore zadd pttl pexpire"},
 		{"extend " + holder, "zrangebyscore time zadd pttl 2*pexpire"},
-		{"verify " + holder, "zrangebyscore time"},
 		{"acquire " + another + " host-2", "zrangebyscore get zrange time zadd hset 2*pexpire"},
 		{"acquire " + third + " host-3", "zrangebyscore get zrange time zadd hset 2*pexpire"},
 		{"acquire " + fourth + " host-4", "zrangebyscore get zrange time zadd hset 2*pexpire"},
@@ -99,8 +97,6 @@ func callOf(s priced, kind string, k *protocol.Keys, tokens map[string]any) prot
 		return scripts.Acquire.Call(4, append([]any{k.Owner, k.Fence, k.Queue, k.Alive}, args...)...)
 	case "extend":
 		return scripts.Extend.Call(3, k.Owner, k.Fence, k.Ended, id, tokens[id], 120000, 600000)
-	case "verify":
-		return scripts.Verify.Call(2, k.Owner, k.Fence, id, tokens[id])
 	case "withdraw":
 		return scripts.Withdraw.Call(3, k.Owner, k.Queue, k.Alive, id, "PUBLISH")
 	}

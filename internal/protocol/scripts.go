@@ -25,20 +25,18 @@ var lua embed.FS
 
 // Holding are the scripts by which a caller gets, keeps and returns a lease or a permit. Both kinds
 // take the same KEYS and ARGV and give the same answers, except that Acquire of a semaphore also
-// takes the limit.
+// takes the limit, and Inspect lists its holders.
 type Holding struct {
-	Acquire, Extend, Release, Withdraw, Verify Script
+	Acquire, Extend, Release, Withdraw, Inspect Script
 }
 
 // All scripts, by what they serve.
 var (
-	LeaseHolding = Holding{lease("acquire"), lease("extend"), lease("release"), lease("withdraw"), lease("verify")}
+	LeaseHolding = Holding{lease("acquire"), lease("extend"), lease("release"), lease("withdraw"), lease("inspect")}
 	Revoke       = lease("revoke")
 	Raise        = lease("raise")
-	Inspect      = lease("inspect")
 
-	SemaphoreHolding = Holding{semaphore("acquire"), semaphore("extend"), semaphore("release"), semaphore("withdraw"), semaphore("verify")}
-	SemaphoreInspect = semaphore("inspect")
+	SemaphoreHolding = Holding{semaphore("acquire"), semaphore("extend"), semaphore("release"), semaphore("withdraw"), semaphore("inspect")}
 	SemaphoreRevoke  = semaphore("revoke")
 
 	OnceLook   = lease("once_look") // at the lease on its key

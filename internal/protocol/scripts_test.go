@@ -37,7 +37,6 @@ var samples = []sample{
 	{"extend", "owner fence ended", "uuid=" + holder + " number=41 number=1000 retention=1000"},
 	{"release", "owner queue alive ended", "uuid=" + holder + " number=41 " + everywhere},
 	{"withdraw", "owner queue alive", "uuid=" + holder + " " + everywhere},
-	{"verify", "owner fence", "uuid=" + holder + " number=41"},
 	{"revoke", "owner fence queue alive ended", "uuid=" + another + " from=0 number=1000 " + everywhere},
 	{"raise", "fence", "number=99 number=1000"},
 	{"inspect", "owner fence queue alive ended", ""},
@@ -47,7 +46,6 @@ var samples = []sample{
 	{"semaphore_extend", "owner fence ended", "uuid=" + holder + " number=41 number=1000 retention=1000"},
 	{"semaphore_release", "owner queue alive ended", "uuid=" + holder + " number=41 " + everywhere},
 	{"semaphore_withdraw", "owner queue alive", "uuid=" + holder + " " + everywhere},
-	{"semaphore_verify", "owner fence", "uuid=" + holder + " number=41"},
 	{"semaphore_revoke", "owner ended queue alive", "uuid=" + holder + " " + everywhere},
 	{"semaphore_inspect", "owner alive", ""},
 
@@ -88,10 +86,10 @@ var sources = func() map[string]protocol.Script {
 	all := make(map[string]protocol.Script)
 	leases, semaphores := protocol.LeaseHolding, protocol.SemaphoreHolding
 	for _, s := range []protocol.Script{
-		leases.Acquire, leases.Extend, leases.Release, leases.Withdraw, leases.Verify,
-		protocol.Revoke, protocol.Raise, protocol.Inspect, protocol.Eval("return redis.call(ARGV[1], KEYS[1], unpack(ARGV, 2))"),
-		semaphores.Acquire, semaphores.Extend, semaphores.Release, semaphores.Withdraw, semaphores.Verify,
-		protocol.SemaphoreInspect, protocol.SemaphoreRevoke,
+		leases.Acquire, leases.Extend, leases.Release, leases.Withdraw, leases.Inspect,
+		protocol.Revoke, protocol.Raise, protocol.Eval("return redis.call(ARGV[1], KEYS[1], unpack(ARGV, 2))"),
+		semaphores.Acquire, semaphores.Extend, semaphores.Release, semaphores.Withdraw, semaphores.Inspect,
+		protocol.SemaphoreRevoke,
 		protocol.OnceLook, protocol.OnceRecord, protocol.OnceForget, protocol.AdmissionFixed, protocol.AdmissionSliding,
 	} {
 		all[s.Name] = s
@@ -327,7 +325,6 @@ func TestScriptsCheckTypes(t *testing.T) {
 		"semaphore_extend":   "fence ended",
 		"semaphore_release":  "fence queue alive ended",
 		"semaphore_withdraw": "fence queue alive",
-		"semaphore_verify":   "fence",
 		"eval":               "ended data",
 		"acquire":            "fence", // it is held by another
 	}
@@ -345,7 +342,7 @@ func TestScriptsCheckTypes(t *testing.T) {
 			after := dump(t, client)
 			if slices.Contains(strings.Fields(indifferent[s.name]), kind) {
 				require.NotEqual(t, "corrupt", words[0], "%s: %s", s.name, kind)
-				if !strings.Contains("verify semaphore_verify acquire eval", s.name) {
+				if !strings.Contains("acquire eval", s.name) {
 					require.NotEqual(t, before["{r}:owner"], after["{r}:owner"], "%s: %s", s.name, kind)
 				}
 			} else {

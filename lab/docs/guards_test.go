@@ -331,9 +331,9 @@ var guards = []struct {
 	{"internal/protocol/release.lua", []guard{
 		{"L5", "a release of a lease that was revoked says so", "if was_revoked(ended, id .. ':' .. token .. ':') then return {'revoked'} end\n", "", "lease.TestARevokedHolderLearnsItAtRelease"},
 	}},
-	{"internal/protocol/verify.lua", []guard{
-		{"L4", "a lease is verified by id and token", " or held.token ~= digits(token) then", " then", "lease.TestVerifyTellsThreeThingsApart"},
-		{"L2", "a token that was passed is stale", "if last > token then return {'stale', digits(last)} end", "", "lease.TestVerifyTellsThreeThingsApart"},
+	{"lease/store.go", []guard{
+		{"L4", "a lease is verified by id and token", " && p.Token == t.token }", " }", "lease.TestVerifyTellsThreeThingsApart"},
+		{"L2", "a token that was passed is stale", "	case last > t.token:\n", "	case false:\n", "lease.TestVerifyTellsThreeThingsApart"},
 	}},
 	{"internal/protocol/eval.lua", []guard{
 		{"L4", "only the exact holder writes to Redis", "if not held or held.id ~= id or held.token ~= digits(token) then", "if not held then", "lease.TestOnlyTheHolderWritesToRedis"},

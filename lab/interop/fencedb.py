@@ -76,7 +76,7 @@ class Issuer:
     def __init__(self, client, scripts, ttl=10.0, namespace="", hashed=False, holder="python"):
         self.client, self.ttl, self.namespace, self.hashed = client, ttl, namespace, hashed
         self.label = re.sub(r"[^A-Ya-z0-9-]", lambda m: "".join(f"Z{b:02x}" for b in m[0].encode()), holder)[:64]
-        sources = {name: load(scripts, name) for name in ("acquire", "extend", "release", "withdraw", "verify")}
+        sources = {name: load(scripts, name) for name in ("acquire", "extend", "release", "withdraw", "inspect")}
         self.scripts = {name: (text, hashlib.sha1(text.encode()).hexdigest()) for name, text in sources.items()}
 
     def run(self, name, keys, *args):
@@ -119,9 +119,13 @@ class Issuer:
     def verify(self, grant):
         """Raises Lost unless the grant is of the current lease, for grants that came from elsewhere."""
         keys = names(grant.resource, self.namespace, self.hashed)
-        answer = self.run("verify", [keys["owner"], keys["fence"]], grant.lease_id, grant.token)[0]
-        if answer != "current":
-            raise Lost(f"{grant.resource}: {answer}")
+        answer = self.run("inspect", [keys[field] for field in ("owner", "fence", "queue", "alive", "ended")])
+        if answer[0] != "inspected":
+            raise RuntimeError(f"inspect answered {answer}")
+        if answer[1:3] != [grant.lease_id, str(grant.token)]:
+            raise Lost(f"{grant.resource}: another holds it, or nobody")
+        if int(answer[4]) > grant.token:
+            raise Lost(f"{grant.resource}: its token was passed")
 
 
 class _Acquisition:

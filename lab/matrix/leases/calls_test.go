@@ -68,7 +68,7 @@ var leaseCalls = []leaseCall{
 	{name: "renewal", scripts: []string{"extend"}, ttls: 2, renews: true, prepare: holds, run: renewal, want: renewalIsRepeated,
 		only: func(_ string, _ leaseFault, end ending) bool { return end.name == "no end" }},
 	{name: "Release", scripts: []string{"release"}, ttls: 1, detached: true, prepare: holds, run: release},
-	{name: "Verify", scripts: []string{"verify"}, more: ask, prepare: holds, run: verify},
+	{name: "Verify", scripts: []string{"inspect"}, more: ask, prepare: holds, run: verify},
 	{name: "Eval", scripts: []string{"eval"}, more: ask, prepare: holds, run: eval, want: askedOnce, check: evaluated},
 	{name: "Inspect", scripts: []string{"inspect"}, more: ask, prepare: rivalHolds, run: inspect},
 	{name: "Revoke", scripts: []string{"revoke"}, more: ask, prepare: rivalHolds, run: revoke},
