@@ -36,6 +36,24 @@ func TestNothingIsWiderThanTheScreen(t *testing.T) {
 	}
 }
 
+// TestTheRefusalIsInView of whoever has begun the scene, with its sentence, and under nothing.
+func TestTheRefusalIsInView(t *testing.T) {
+	w := open(t, "fast")
+	for _, screen := range [][2]int64{{360, 640}, {390, 844}, {768, 1024}} {
+		w.do(chromedp.EmulateViewport(screen[0], screen[1]))
+		w.do(chromedp.Evaluate[chromedp.Void](`scrollTo(0, 0)`))
+		w.play("zombie")
+		w.until(`document.querySelector("#caption").dataset.seq !== undefined && document.querySelectorAll("#plane .pill.no").length > 0`)
+		w.view(fmt.Sprintf("refused-%d", screen[0]))
+		require.Equal(t, []bool{true, true, true}, ask[[]bool](w, `(() => {
+			const pill = [...document.querySelectorAll("#plane .pill.no")].at(-1), box = pill.getBoundingClientRect();
+			const title = document.getElementById("caption-title").getBoundingClientRect();
+			const seen = document.elementFromPoint(box.left + box.width / 2, box.top + box.height / 2);
+			return [pill.contains(seen), box.bottom < innerHeight, title.top > 0 && title.bottom < innerHeight];
+		})()`), "at %d", screen[0])
+	}
+}
+
 // TestAZombieFitsIntoOneView, from its request to its refusal. It is the picture of the README.
 func TestAZombieFitsIntoOneView(t *testing.T) {
 	w := open(t, "fast")

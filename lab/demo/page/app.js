@@ -134,7 +134,9 @@ function toast(text) {
 
 document.addEventListener("click", (e) => {
   const button = e.target.closest("button[data-do]");
-  if (button) act(button.dataset.do, button.dataset.with ?? "");
+  if (!button) return;
+  if (button.closest("#scenes") && innerWidth < 1100) scrollTo({ top: $("picture").offsetTop - 6 }); // with the sentence under it
+  act(button.dataset.do, button.dataset.with ?? "");
 });
 $("fence").addEventListener("click", () => act("fence", $("fence").getAttribute("aria-checked") === "true" ? "off" : "on"));
 for (const input of document.querySelectorAll("input[name=speed]")) input.addEventListener("change", () => act("speed", input.value));
