@@ -16,6 +16,7 @@ import (
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/grant"
+	"github.com/fencedb/fencedb/guard"
 	"github.com/fencedb/fencedb/lease"
 )
 
@@ -218,4 +219,21 @@ func ExampleFromContext() {
 
 	fmt.Println(ok)
 	// Output: false
+}
+
+// The sender answers its own client as the receiver has answered it.
+func ExampleCheck() {
+	busy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "somebody else seats guests there", http.StatusConflict)
+	}))
+	defer busy.Close()
+
+	response, err := http.Get(busy.URL)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer response.Body.Close()
+	err = grant.Check(response)
+	fmt.Println(guard.Answer(err))
+	// Output: busy
 }

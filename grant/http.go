@@ -2,10 +2,12 @@ package grant
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 	"strings"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/protocol"
 	"github.com/fencedb/fencedb/lease"
 )
 
@@ -94,4 +96,27 @@ func status(err error) int {
 		return http.StatusConflict
 	}
 	return http.StatusServiceUnavailable
+}
+
+// Check is what the response of a service says to its caller, if the service answers with the
+// statuses of Handler and of guard.Outcome: nil below 400, and otherwise an error for which
+// guard.Answer says Busy after 409, Unavailable after 503, Unknown after 504, and else Refused. It
+// leaves the body to the caller.
+//
+// After 409 look at your own context first: if it has ended, its cause is the answer.
+func Check(r *http.Response) error {
+	kind, known := answers[r.StatusCode]
+	switch {
+	case r.StatusCode < http.StatusBadRequest:
+		return nil
+	case known:
+		return fmt.Errorf("%w: it answered %q", kind, r.Status)
+	}
+	return fmt.Errorf("grant: the receiver refused the call: it answered %q", r.Status)
+}
+
+var answers = map[int]error{
+	http.StatusConflict:           protocol.Lost("grant: the receiver is busy, or takes the lease for lost; it wrote nothing"),
+	http.StatusServiceUnavailable: fmt.Errorf("grant: the receiver is unavailable; it wrote nothing: %w", lease.ErrUnreachable),
+	http.StatusGatewayTimeout:     protocol.Settled("grant: the receiver does not know whether it has written"),
 }

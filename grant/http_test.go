@@ -574,3 +574,22 @@ func TestARetryOfTheCallerIsReplayed(t *testing.T) {
 
 	require.Equal(t, 1, w.seats())
 }
+
+// A sender has one error for each answer of a receiver, and asks guard about it as about its own.
+func TestTheAnswerOfAReceiverIsOneError(t *testing.T) {
+	t.Parallel()
+	for _, outcome := range []guard.Outcome{guard.Done, guard.Busy, guard.Unavailable, guard.Unknown, guard.Refused} {
+		status := outcome.HTTPStatus()
+		err := grant.Check(&http.Response{StatusCode: status, Status: fmt.Sprint(status, " ", http.StatusText(status))})
+		require.Equal(t, outcome, guard.Answer(err), "%d: %v", status, err)
+		require.Equal(t, outcome == guard.Done, err == nil)
+		if err != nil {
+			require.ErrorContains(t, err, http.StatusText(status))
+		}
+	}
+	for status, outcome := range map[int]guard.Outcome{
+		204: guard.Done, 302: guard.Done, 400: guard.Refused, 404: guard.Refused, 502: guard.Refused,
+	} {
+		require.Equal(t, outcome, guard.Answer(grant.Check(&http.Response{StatusCode: status})), status)
+	}
+}
