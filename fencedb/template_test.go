@@ -202,22 +202,44 @@ func TestATemplateSaysWhatPostgresSays(t *testing.T) {
 		`x:{any name, even -- "this" %s}`, "{s}-{i}/{s}"}
 	w.exec(`SELECT fencedb.protect('everything', resource => $1::text[])`, texts)
 
-	rows, err := w.pool.Query(t.Context(), `SELECT r.*, fencedb.resources_of(r) AS resources FROM everything r`)
-	require.NoError(t, err)
-	all, err := pgx.CollectRows(rows, pgx.RowToMap)
-	require.NoError(t, err)
-	require.Len(t, all, 3)
-	for _, row := range all {
-		row["c"] = strings.TrimRight(row["c"].(string), " ")
-		for i, text := range texts {
-			template := fencedb.MustTemplate(text)
-			var values []any
-			for _, column := range template.Columns() {
-				values = append(values, row[column])
+	settings := []string{`datestyle = default`, `timezone = 'Asia/Tokyo'`, `extra_float_digits = -12`, `bytea_output = 'escape'`, `intervalstyle = 'iso_8601'`, `standard_conforming_strings = off`,
+		`quote_all_identifiers = on`, `array_nulls = off`, `transform_null_equals = on`, `search_path = pg_temp, public`, `lc_time = 'C'`, `lc_numeric = 'C'`, `lc_monetary = 'C'`, `lc_messages = 'C'`}
+	for _, style := range []string{"ISO", "SQL", "Postgres", "German"} {
+		for _, order := range []string{"MDY", "DMY", "YMD"} {
+			settings = append(settings, `datestyle = '`+style+`, `+order+`'`)
+		}
+	}
+	for _, mode := range queryModes {
+		conn, err := w.poolIn(mode).Acquire(t.Context())
+		require.NoError(t, err)
+		defer conn.Release()
+		for _, setting := range settings {
+			_, err := conn.Exec(t.Context(), `RESET ALL; SET `+setting, pgx.QueryExecModeSimpleProtocol)
+			require.NoError(t, err)
+			rows, err := conn.Query(t.Context(), `SELECT r.*, fencedb.resources_of(r) AS resources FROM everything r`)
+			var all []map[string]any
+			if err == nil {
+				all, err = pgx.CollectRows(rows, pgx.RowToMap)
 			}
-			got, err := template.Format(values...)
-			require.NoError(t, err, text)
-			require.Equal(t, row["resources"].([]any)[i], got, text)
+			if err != nil { // pgx reads no text of another style, and so makes no other date of it
+				require.Regexp(t, "datestyle = '(SQL|Postgres|German)|standard_conforming_strings", setting)
+				require.Regexp(t, "invalid PostgreSQL date/time value|standard_conforming_strings", err.Error())
+				continue
+			}
+			require.Len(t, all, 3)
+			for _, row := range all {
+				row["c"] = strings.TrimRight(row["c"].(string), " ")
+				for i, text := range texts {
+					template := fencedb.MustTemplate(text)
+					var values []any
+					for _, column := range template.Columns() {
+						values = append(values, row[column])
+					}
+					got, err := template.Format(values...)
+					require.NoError(t, err, "%v, %s: %s", mode, setting, text)
+					require.Equal(t, row["resources"].([]any)[i], got, "%v, %s: %s", mode, setting, text)
+				}
+			}
 		}
 	}
 	for _, text := range []string{"", "i:{i", "i:{}", "i:{a{b}", "i:}", "i:{i}}", "{s}{i}", "{{{"} {
