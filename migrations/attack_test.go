@@ -664,6 +664,27 @@ func TestAGuardRunsNoFunctionOfATablesOwner(t *testing.T) {
 	s.exec(`RESET SESSION AUTHORIZATION; DROP SCHEMA eve CASCADE`)
 }
 
+// A cascade runs with the rights of the owner of its table. So where a superuser acts as a role,
+// that one is asked: the owner may be somebody who may enter, or the superuser.
+func TestACascadeOfARoleThatMayNotEnterOpensNothing(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE TABLE orders (id int PRIMARY KEY); CREATE TABLE lines (order_id int REFERENCES orders ON DELETE CASCADE ON UPDATE CASCADE, room text NOT NULL); SELECT fencedb.protect('lines', 'room:{room}')`)
+	s.exec(`INSERT INTO orders VALUES (1); ` + s.fenced(41, "room:red", `INSERT INTO lines VALUES (1, 'red')`))
+	writer := s.withWriter("orders")
+	for _, owner := range []string{"CURRENT_USER", s.withRole("allow")} {
+		s.exec(`ALTER TABLE lines OWNER TO ` + owner)
+		for _, write := range []string{`DELETE FROM orders`, `UPDATE orders SET id = 2`} {
+			for _, acts := range []string{`SET SESSION AUTHORIZATION `, `SET ROLE `} {
+				s.refused("FN002", acts+writer+`; BEGIN; SELECT set_config('fencedb.entered', `+forged("room:red", "41")+`, true); `+write)
+				s.exec(`ROLLBACK; RESET ROLE; RESET SESSION AUTHORIZATION`)
+			}
+			s.exec(`BEGIN; ` + enter(41, "room:red") + `; ` + write + `; ROLLBACK`)
+		}
+	}
+	s.exec(`ALTER TABLE lines OWNER TO CURRENT_USER`)
+}
+
 // Postgres does not set the timer of transaction_timeout back with a savepoint, so only the first
 // entry of a transaction lowers it.
 func TestAShorterEntryBehindASavepointGoesBack(t *testing.T) {

@@ -596,14 +596,16 @@ COMMENT ON FUNCTION fencedb.reenter IS 'enter for a token that has entered befor
 
 -- Whether the one who writes may enter. The login is asked, or the role that it has set. So a role
 -- that is set behind the fence, the owner of a table in a cascade, and a function with the rights
--- of another role write as their login may. In the session of a superuser the acting role is asked:
--- Postgres runs the code of others there with their rights, in ANALYZE and VACUUM for example. Only
+-- of another role write as their login may. In the session of a superuser the acting role is asked,
+-- and the role that is set, which a cascade hides behind the owner of its table: Postgres runs the
+-- code of others there with their rights, in ANALYZE and VACUUM for example. Only
 -- a superuser may TRUNCATE pg_authid, whatever is granted. A guard calls this with the rights of
 -- whoever writes.
 CREATE FUNCTION fencedb.may_enter() RETURNS boolean
     LANGUAGE sql
-    RETURN CASE WHEN session_user = current_user THEN has_function_privilege('fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)'::regprocedure, 'EXECUTE')
+    RETURN CASE WHEN session_user = current_user AND current_setting('role') = 'none' THEN has_function_privilege('fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)'::regprocedure, 'EXECUTE')
         WHEN has_table_privilege(session_user, 'pg_catalog.pg_authid'::regclass, 'TRUNCATE') THEN has_function_privilege('fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)'::regprocedure, 'EXECUTE')
+            AND has_function_privilege(coalesce(nullif(current_setting('role'), 'none'), current_user)::name, 'fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)'::regprocedure, 'EXECUTE')
         ELSE has_function_privilege(session_user, 'fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)'::regprocedure, 'EXECUTE')
             OR has_function_privilege(coalesce(nullif(current_setting('role'), 'none'), session_user)::name, 'fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)'::regprocedure, 'EXECUTE') END;
 
@@ -612,7 +614,7 @@ COMMENT ON FUNCTION fencedb.may_enter IS 'Whether guards let this session write 
 -- The common case of it, in as few functions as PL/pgSQL has to set up: the login writes as itself.
 CREATE FUNCTION fencedb.login_may_enter() RETURNS boolean
     LANGUAGE sql
-    RETURN session_user = current_user AND has_function_privilege('fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)'::regprocedure, 'EXECUTE');
+    RETURN session_user = current_user AND current_setting('role') = 'none' AND has_function_privilege('fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)'::regprocedure, 'EXECUTE');
 
 -- Least privilege: who may raise a fence can shut others out, so enter is granted (fencedb.allow),
 -- not public.
