@@ -49,9 +49,9 @@ func (i *Issuer) revoke(ctx context.Context, resource string, from int64) (*Revo
 }
 
 // Raise lifts the last token of a resource to at least floor, and returns it; the next token is
-// greater. Call it when the data store has seen higher tokens than Redis remembers. A holder keeps
-// its lease, with a stale token: it releases that and acquires anew. With [Config.Seal] an
-// acquisition does all of this by itself.
+// greater. Call it when the data store has seen higher tokens than Redis remembers. The holder
+// keeps its lease, but its token is now stale: it must release and acquire again. With
+// [Config.Seal] an acquisition does all of this by itself.
 func (i *Issuer) Raise(ctx context.Context, resource string, floor int64) (int64, error) {
 	if err := i.ready(resource); err != nil {
 		return 0, err

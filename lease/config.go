@@ -60,9 +60,9 @@ type Config struct {
 
 	// Holder is a label that tells people who holds a lease: others see it in [HeldError] and
 	// [Inspection], operators in what the command fencedb shows. It is stored in Redis with each
-	// lease, as it is, and costs no request. At most 64 bytes, of which any that is no letter,
-	// digit or dash takes three. Defaults to program@host:pid, such as "booking@host-7:4711",
-	// shortened to fit.
+	// lease, as it is, and costs no request. At most 64 bytes; any byte other than a letter, digit or
+	// dash counts as three. Defaults to program@host:pid, such as "booking@host-7:4711", shortened to
+	// fit.
 	Holder string
 
 	// HashResources stores a SHA-256 instead of the resource's id in Redis, for ids that are

@@ -178,11 +178,11 @@ func (e *HeldError) Error() string {
 	by := "another"
 	switch {
 	case e.permit && e.Holder != "":
-		by = fmt.Sprintf("as many as its semaphore allows, %q among them", e.Holder)
+		by = fmt.Sprintf("as many as its semaphore allows, one of them %q", e.Holder)
 	case e.permit:
 		by = "as many as its semaphore allows"
 	case e.Holder == thisProcess(): // which may wait for itself, or for who had its host and pid before
-		by = fmt.Sprintf("%q (this process, or one of its name)", e.Holder)
+		by = fmt.Sprintf("%q (this process, or another with the same name)", e.Holder)
 	case e.Holder != "":
 		by = strconv.Quote(e.Holder)
 	}

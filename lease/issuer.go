@@ -37,8 +37,8 @@ type names struct {
 
 // New checks the configuration; errors are [ErrInvalid] and name the field. It does not talk to
 // Redis. The client stays the caller's: it is not closed here, and its own retries are not used. It
-// is a *redis.Client or a *redis.ClusterClient. What wraps one is refused, because it does not tell
-// how waiters are woken behind it; use hooks. A hook that panics has failed the request. A
+// is a *redis.Client or a *redis.ClusterClient. A wrapper is refused, because New cannot tell how
+// its waiters are woken; add a hook to the client instead. A panic in a hook fails the request. A
 // Cluster's client with ClusterSlots of its own counts as one of plain servers, such as a Sentinel
 // group that is read by latency; Issuer.Check notices if that is wrong.
 //

@@ -109,7 +109,7 @@ func TestACallWithinDoForItsResourceIsToldThatThisProcessHolds(t *testing.T) {
 				return i.Do(ctx, "a", func(context.Context, *lease.Lease) error { return errWork }, opt)
 			})
 			require.ErrorIs(t, err, lease.ErrHeld, name)
-			require.Regexp(t, `held by "[^"]+" \(this process, or one of its name\)[:,] `, err.Error(), name)
+			require.Regexp(t, `held by "[^"]+" \(this process, or another with the same name\)[:,] `, err.Error(), name)
 		}
 		named := w.issuer(t, lease.Config{TTL: time.Minute, Holder: "ada"})
 		try(t, named, "b")

@@ -13,8 +13,8 @@ import (
 )
 
 // Lease is the right to work on one resource for a limited time. It is over when its
-// [Lease.Context] is. It is safe for concurrent use. One that no [Issuer] has granted, nil or zero,
-// is over: its methods answer with zero values and [ErrInvalid].
+// [Lease.Context] is. It is safe for concurrent use. A Lease that no [Issuer] has granted, nil or
+// zero, is over: its methods answer with zero values and [ErrInvalid].
 type Lease struct {
 	core     *core
 	resource string
@@ -194,9 +194,9 @@ func (l *Lease) end(cause error) {
 }
 
 // Expiring receives ValidUntil when the lease comes within [Config.WarnBefore] of its end, because
-// renewal is off or keeps failing. That is the time to start no new work. A later renewal that
-// succeeds makes the warning void, and another warning may follow; it replaces one that was not
-// received. The channel is never closed.
+// renewal is off or keeps failing. That is the time to start no new work. A later successful
+// renewal withdraws the warning. Another warning may follow; it replaces one that was not received.
+// The channel is never closed.
 func (l *Lease) Expiring() <-chan time.Time {
 	if l.granted() != nil {
 		return nil

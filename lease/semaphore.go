@@ -44,11 +44,11 @@ type SemaphoreConfig struct {
 // one line there, so one process takes several free permits one after the other.
 //
 // A permit does not fence. Tokens rise, but an older one is not stale, because several are current
-// at once. So a permit is no grant, and fencedb refuses it: otherwise the earlier of two rightful
-// holders would be stale. Where what each holder writes is its own, take a lease on that
-// under the permit. A holder that is stopped for longer than its TTL works beside up to N others
-// when it resumes, until it looks at its context; and when Redis loses its data, it has forgotten
-// the holders. So a semaphore bounds load; it does not protect data.
+// at once. So a permit is not a grant, and fencedb refuses it, because the earlier of two valid
+// holders would be stale. If each holder writes something of its own, take a lease on that under
+// the permit. A holder that is stopped for longer than its TTL works beside up to N others when it
+// resumes, until it looks at its context; and when Redis loses its data, it has forgotten the
+// holders. So a semaphore bounds load; it does not protect data.
 type Semaphore struct {
 	issuer *Issuer
 }

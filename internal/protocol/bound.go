@@ -112,7 +112,7 @@ func Lasting(ctx context.Context) context.Context {
 
 type lasting struct{}
 
-// quiet reports that nobody has asked for it, and it is not over.
+// quiet reports whether the context is still running and its Done channel was never requested.
 func (b *bound) quiet() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

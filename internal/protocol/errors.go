@@ -365,7 +365,7 @@ func (s *Sender) whom(key string, e *unreachable) string {
 	return addr
 }
 
-// Also makes err one that is other too, which it does not say.
+// Also wraps err so that errors.Is(err, other) holds; the text stays that of err.
 func Also(err, other error) error { return &also{err, other} }
 
 type also struct {

@@ -104,8 +104,8 @@ func (r *Reply) ID(i int) uuid.UUID {
 	return id
 }
 
-// Parts is argument i, "<part>:<part>:...", as a reply of its own. It has at least so many parts;
-// those that are missing are empty.
+// Parts splits argument i, "<part>:<part>:...", at its colons, and pads it with empty parts up to
+// least.
 func (r *Reply) Parts(i, least int) Reply {
 	parts := strings.Split(r.Args[i], ":")
 	return Reply{Script: r.Script, Word: r.Word, Args: append(parts, make([]string, max(least-len(parts), 0))...)}
