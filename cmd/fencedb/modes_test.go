@@ -69,3 +69,21 @@ func TestEachCommandInEachQueryModeAndBehindPgBouncer(t *testing.T) {
 		}
 	}
 }
+
+// What makes and removes the schema, in the mode of the URL of the programs.
+func TestMigrationsInEachQueryMode(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []string{"cache_statement", "cache_describe", "describe_exec", "exec", "simple_protocol"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			c := newConsole(t)
+			c.flags = append(c.flags, "--postgres", testenv.PostgresURL(t)+"&default_query_exec_mode="+mode)
+			for _, call := range [][]string{
+				{"migrate", "up"}, {"migrate", "up"}, {"migrate", "status"}, {"migrate", "down", "--yes"}, {"migrate", "up"}, {"migrate", "reset", "--yes"},
+			} {
+				got := c.run(call...)
+				require.Equal(t, exitDone, got.code, "%v: %s", call, got.errOut)
+			}
+		})
+	}
+}

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -41,7 +42,8 @@ The command finds in its environment:
    FENCEDB_RESOURCE, FENCEDB_TOKEN, FENCEDB_LEASE_ID
                      the same, of a single one; empty for several
    FENCEDB_POSTGRES_URL
-                     the database, also if --postgres has named it
+                     the database, also if --postgres has named it, in a form
+                     that psql takes: without parameters of pgx
 
    fencedb with order:7 -- psql "$FENCEDB_POSTGRES_URL" -f fix.sql
    fencedb with --wait 1m order:7 order:8 -- ./fix.sh
@@ -142,6 +144,13 @@ func (w *wrapping) complete(cmd *cli.Command) error {
 }
 
 func (w *wrapping) run(ctx context.Context) error {
+	if filepath.Base(w.command[0]) == "psql" { // the shell has put the URL there
+		for i, argument := range w.command {
+			if argument == w.postgresURL {
+				w.command[i] = forPsql(argument)
+			}
+		}
+	}
 	err := w.acquire(ctx)
 	switch {
 	case errors.Is(err, lease.ErrInvalid):
@@ -242,7 +251,7 @@ func (w *wrapping) environment() []string {
 		enter = fmt.Sprintf("SELECT * FROM fencedb.enter(%s, %s, %s, %d)", resources[0], tokens[0], ids[0], w.hold.Milliseconds())
 		resource, token, id = grants[0].Resource, tokens[0], grants[0].LeaseID.String()
 	}
-	return []string{"FENCEDB_POSTGRES_URL=" + w.postgresURL, "FENCEDB_ENTER=" + enter, "FENCEDB_GRANTS=" + string(text),
+	return []string{"FENCEDB_POSTGRES_URL=" + forPsql(w.postgresURL), "FENCEDB_ENTER=" + enter, "FENCEDB_GRANTS=" + string(text),
 		"FENCEDB_RESOURCE=" + resource, "FENCEDB_TOKEN=" + token, "FENCEDB_LEASE_ID=" + id}
 }
 

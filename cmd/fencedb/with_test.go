@@ -607,3 +607,29 @@ func TestCtrlCLeavesEachPrompt(t *testing.T) {
 	require.Equal(t, "0", w.one(`SELECT count(*) FROM fencedb.audit WHERE event <> 'protect'`))
 	require.NotNil(t, w.inspected("seat:1").Holder)
 }
+
+// Programs have parameters of pgx in their URL, which psql refuses: as an argument, and in the
+// environment of a script.
+func TestWithGivesPsqlAURLThatItTakes(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	address := w.pool.Config().ConnString() + "&default_query_exec_mode=exec&pool_max_conns=3&statement_cache_capacity=0&search_path=%22a%20b%22,public&application_name=fix"
+	w.as("--postgres", address)
+	const asks = `SELECT current_setting('search_path') || ' of ' || current_setting('application_name')`
+	for _, command := range [][]string{
+		{testenv.Psql(w), "--no-psqlrc", "-At", address, "-c", asks},
+		{"sh", "-c", `"$0" --no-psqlrc -At "$FENCEDB_POSTGRES_URL" -c "$1"`, testenv.Psql(w), asks},
+	} {
+		got := w.run(under([]string{"seat:1"}, command...)...)
+		require.Zero(t, got.code, got.errOut)
+		require.Equal(t, "\"a b\",public of fix\n", got.out)
+	}
+	for address, want := range map[string]string{
+		"postgres://u:p@h/d?sslmode=disable":             "postgres://u:p@h/d?sslmode=disable",
+		"host=h pool_max_conns=3":                        "host=h pool_max_conns=3",
+		"postgres://h/d?pool_max_conns=3":                "postgres://h/d",
+		"postgres://h/d?options=-c%20a%3Db&timezone=UTC": "postgres://h/d?options=-c%20a%3Db%20-c%20timezone%3DUTC",
+	} {
+		require.Equal(t, want, forPsql(address))
+	}
+}
