@@ -23,9 +23,9 @@ func TestDecodeLook(t *testing.T) {
 		err   error
 	}{
 		{answer("absent"), State{}, nil},
-		{answer("running", id.String(), "1786000000123456", "250", "8000000000000000-shopZ40host-7Z3a4711"),
+		{answer("running", id.String(), "1786000000123456", "250", "shopZ40host-7Z3a4711"),
 			State{Phase: InFlight, Claim: id, Token: 1786000000123456, Holder: "shop@host-7:4711", ExpiresIn: 250 * time.Millisecond}, nil},
-		{answer("running", id.String(), "1", "0", "8000000000000000"), State{Phase: InFlight, Claim: id, Token: 1}, nil},
+		{answer("running", id.String(), "1", "0", "me"), State{Phase: InFlight, Claim: id, Token: 1, Holder: "me"}, nil},
 		{answer("done", "sum", "paid", "1000"), State{Phase: Done, Result: []byte("paid"), ExpiresIn: time.Second, fingerprint: "sum"}, nil},
 		{answer("done", "", "", "-1"), State{Phase: Done, Result: []byte{}, ExpiresIn: -time.Millisecond}, nil},
 
