@@ -84,7 +84,7 @@ func TestAWaitEndsWithItsContext(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- migrations.Up(ctx, db) }()
 	require.Eventually(t, func() bool {
-		return observer.one(`SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_catalog.pg_try_advisory_lock%'`) == "1"
+		return observer.one(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'SELECT pg_catalog.pg_try_advisory_lock%'`) == "1"
 	}, time.Minute, 5*time.Millisecond)
 
 	cancel()
