@@ -34,10 +34,9 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{t, testenv.Postgres(t)}
-	w.exec(`CREATE TABLE bookings (id int PRIMARY KEY, table_id int NOT NULL, guest text NOT NULL)`)
-	w.exec(`SELECT fencedb.protect('bookings', resource => 'table:{table_id}')`)
-	return w
+	return &world{t, testenv.Postgres(t,
+		`CREATE TABLE bookings (id int PRIMARY KEY, table_id int NOT NULL, guest text NOT NULL)`,
+		`SELECT fencedb.protect('bookings', resource => 'table:{table_id}')`)}
 }
 
 func (w *world) exec(sql string, args ...any) {

@@ -34,16 +34,14 @@ type world struct {
 }
 
 func newWorld(t *testing.T) *world {
-	w := &world{T: t, pool: testenv.Postgres(t), redis: testenv.Redis(t)}
+	w := &world{T: t, redis: testenv.Redis(t)}
+	w.pool = testenv.Postgres(t, `CREATE TABLE bookings (table_id int NOT NULL, guest text)`,
+		`SELECT fencedb.protect('bookings', 'table:{table_id}')`)
 	w.config = lease.Config{TTL: 10 * time.Second, Namespace: testenv.Namespace(t)}
 	var err error
 	w.issuer, err = lease.New(w.redis, w.config)
 	require.NoError(t, err)
 	w.desk = guard.New(w.issuer, w.pool)
-	_, err = w.pool.Exec(t.Context(), `CREATE TABLE bookings (table_id int NOT NULL, guest text)`)
-	require.NoError(t, err)
-	_, err = w.pool.Exec(t.Context(), `SELECT fencedb.protect('bookings', 'table:{table_id}')`)
-	require.NoError(t, err)
 	return w
 }
 

@@ -25,10 +25,10 @@ type session struct {
 	conn *pgx.Conn
 }
 
-// newSession connects to a migrated database of its own.
-func newSession(t *testing.T) *session {
+// newSession connects to a migrated database of its own, in which setup has run.
+func newSession(t *testing.T, setup ...string) *session {
 	t.Helper()
-	return connect(t, testenv.Postgres(t).Config().ConnString())
+	return connect(t, testenv.Postgres(t, setup...).Config().ConnString())
 }
 
 func connect(t *testing.T, url string) *session {

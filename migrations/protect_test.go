@@ -11,11 +11,9 @@ import (
 // newSeats is a session with a protected table of three seats, written under token 41 of their
 // rooms.
 func newSeats(t *testing.T) *session {
-	s := newSession(t)
-	s.exec(`CREATE TABLE seats (id int PRIMARY KEY, room text NOT NULL, guest text)`)
-	s.exec(`INSERT INTO seats VALUES (1, 'red', 'ann'), (2, 'red', NULL), (3, 'blue', NULL)`)
-	s.exec(`SELECT fencedb.protect('seats', resource => 'room:{room}')`)
-	return s
+	return newSession(t, `CREATE TABLE seats (id int PRIMARY KEY, room text NOT NULL, guest text)`,
+		`INSERT INTO seats VALUES (1, 'red', 'ann'), (2, 'red', NULL), (3, 'blue', NULL)`,
+		`SELECT fencedb.protect('seats', resource => 'room:{room}')`)
 }
 
 // writes is every kind of statement that changes a row of the red room.

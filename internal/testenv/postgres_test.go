@@ -196,7 +196,7 @@ func TestExternalPostgres(t *testing.T) {
 		server, err := obtainPostgres(t.Context(), here)
 		require.NoError(t, err)
 		name := "template_" + random()
-		require.NoError(t, server.createTemplate(t.Context(), name))
+		require.NoError(t, server.createTemplate(t.Context(), name, ""))
 		url, err := server.createDatabase(t.Context(), "copy_"+random(), name)
 		require.NoError(t, err)
 		require.Equal(t, 0, count(t, newPool(t, url), "fencedb.fences"))

@@ -74,9 +74,12 @@ func PostgresURL(t testing.TB) string {
 // Postgres returns a pool on a new, migrated database on the shared Postgres. The pool is closed at
 // the end of the test, which must have given back every connection by then. The database is dropped
 // when the test passes; when it fails, the database stays and the log says where.
-func Postgres(t testing.TB) *pgxpool.Pool {
+//
+// The database holds what the setup has made, SQL that runs once for all tests with the same: to
+// protect a table costs three times as much as to copy a database.
+func Postgres(t testing.TB, setup ...string) *pgxpool.Pool {
 	t.Helper()
-	return newPool(t, newDatabase(t, must(sharedTemplate())(t)))
+	return newPool(t, newDatabase(t, must(sharedTemplate(strings.Join(setup, ";\n")))(t)))
 }
 
 func newDatabase(t testing.TB, template string) string {
@@ -189,18 +192,37 @@ func random() string { return strconv.FormatUint(rand.Uint64()>>16, 36) }
 var (
 	sharedPostgres = once(func(ctx context.Context) (*postgresServer, error) { return obtainPostgres(ctx, thisHost()) })
 
-	sharedTemplate = once(func(ctx context.Context) (string, error) {
-		server, err := sharedPostgres()
-		if err != nil {
-			return "", err
-		}
-		name := "fencedb_template_" + random()
-		atEnd(func() error { return server.dropDatabase(name) })
-		return name, server.createTemplate(ctx, name)
-	})
-
 	sharedRedis = once(func(ctx context.Context) (*redisServer, error) { return obtainRedis(ctx, thisHost(), false) })
 )
+
+// templates are the databases that those of tests are copies of, by what was set up in them.
+var templates struct {
+	mu   sync.Mutex
+	made map[string]func() (name string, err error)
+}
+
+// sharedTemplate returns the name of a migrated database in which setup has run.
+func sharedTemplate(setup string) (string, error) {
+	templates.mu.Lock()
+	made := templates.made[setup]
+	if made == nil {
+		made = once(func(ctx context.Context) (string, error) {
+			server, err := sharedPostgres()
+			if err != nil {
+				return "", err
+			}
+			name := "fencedb_template_" + random()
+			atEnd(func() error { return server.dropDatabase(name) })
+			return name, server.createTemplate(ctx, name, setup)
+		})
+		if templates.made == nil {
+			templates.made = map[string]func() (string, error){}
+		}
+		templates.made[setup] = made
+	}
+	templates.mu.Unlock()
+	return made()
+}
 
 // once starts something at its first use: a test that comes after a failed start gets the same
 // error, at once.
