@@ -94,6 +94,10 @@ UNRACED = ./lab/matrix ./cmd/fencedb/... ./migrations ./lab/... ./examples ./exa
 # make test-lab runs these.
 APART = ./lab/browser ./lab/interop
 
+# Tests that are smaller under the race detector, as testenv.Small says. Here they run in full size.
+SIZED = TestSimulation|TestTheSimulationFindsMutants|TestASeedGivesTheSameRunAgain|TestAThousandSlowCancels|$\
+	TestAnAnswerThatEndsAtAnyByte|TestASealThatIsCut|TestAnAlteredByte|TestRandomCuts|TestPropertiesS1ToS5
+
 # Without the race detector, four tests of each package at once.
 COVERED = $(TEST) -coverpkg=./lease,./fencedb
 
@@ -102,6 +106,7 @@ test-all: ## Run every test in full size, mostly with the race detector, and che
 	@$(SUMMARY) env CGO_ENABLED=1 $(COVERED) -race -coverprofile=coverage.out \
 			./fencedb ./lease $$(go list work | grep -vxF "$$(go list $(UNRACED))") , \
 		$(COVERED) -parallel 4 -coverprofile=unraced.out $$(go list $(UNRACED) | grep -vxF "$$(go list $(APART))") , \
+		$(TEST) -parallel 4 -run '^($(SIZED))' ./fencedb ./lease , \
 		env GOWORK=off go -C internal/tools test -vet=off -count=1 ./testsum
 	@sed 1d unraced.out >>coverage.out
 	@internal/tools/coverage.sh coverage.out $(COVERAGE_BAR) lease fencedb

@@ -20,6 +20,7 @@ import (
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/internal/testenv"
 )
 
 // S6 at every byte: the connection ends within the answers of the server, in every way of writing
@@ -161,7 +162,7 @@ var writes = map[string]write{
 // apart, as on other versions of Postgres, whose answers have the same messages.
 func stride(mode pgx.QueryExecMode, name string) int {
 	own, wider := mode == pgx.QueryExecModeCacheStatement || mode == pgx.QueryExecModeSimpleProtocol, 1
-	if testing.Short() {
+	if testenv.Small() {
 		wider = 13
 	}
 	switch {
@@ -314,7 +315,7 @@ func TestRandomCutsRoundCommit(t *testing.T) {
 	w := newWorld(t)
 
 	cuts := 1000
-	if testing.Short() {
+	if testenv.Small() {
 		cuts = 100
 	}
 	tally := w.cutAtRandom(cuts, func(ctx context.Context, pool *pgxpool.Pool, id int, fn func(pgx.Tx) error) answer {

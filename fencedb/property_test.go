@@ -18,6 +18,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/testenv"
 )
 
 // Random histories of holders, take-overs, pauses, savepoints, deletes, transactions over several
@@ -39,7 +40,7 @@ func TestPropertiesS1ToS5(t *testing.T) {
 	histories, steps := 0, 0
 
 	atLeast := 10_000
-	if testing.Short() {
+	if testenv.Small() {
 		atLeast = 800
 	}
 	for steps < atLeast { // a history ends when it likes

@@ -24,6 +24,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/internal/protocol"
+	"github.com/fencedb/fencedb/internal/testenv"
 )
 
 // The code under test asks whatever runs in its bubble for random numbers. Each simulation runs in
@@ -91,6 +92,9 @@ func TestSimulation(t *testing.T) {
 	seeds := *seedsFlag
 	if seeds == 0 {
 		seeds = 20
+		if testenv.Small() {
+			seeds = 5
+		}
 	}
 	if *firstFlag { // for the mutants of the Go code
 		hunt(t, 0, os.Getenv(mutantVar), newMemoryRedis())
@@ -133,8 +137,10 @@ func inYears(t *testing.T, test func(t *testing.T, year int)) {
 // nanosecond is the scheduler's; where it matters, on a busy machine, one tries again.
 func TestASeedGivesTheSameRunAgain(t *testing.T) {
 	m := newMemoryRedis()
-	const seeds = 5
-	same := 0
+	seeds, same := uint64(5), 0
+	if testenv.Small() {
+		seeds = 3
+	}
 	for seed := uint64(1); seed <= seeds; seed++ {
 		for range 4 {
 			_, first := simulate(t, 0, planOf(seed), m, true)
@@ -145,7 +151,7 @@ func TestASeedGivesTheSameRunAgain(t *testing.T) {
 			}
 		}
 	}
-	require.GreaterOrEqual(t, same, seeds-2)
+	require.GreaterOrEqual(t, same, int(seeds)-2)
 }
 
 // explain fails the test with the time line of the smallest plan that breaks the same promise.
@@ -267,11 +273,15 @@ var mutants = []struct{ name, script, old, new string }{
 // this takes a sample.
 func TestTheSimulationFindsMutantsOfTheScripts(t *testing.T) {
 	var next atomic.Int64
+	every := 12
+	if testenv.Small() {
+		every = 36
+	}
 	inYears(t, func(t *testing.T, year int) {
 		m := newMemoryRedis()
 		for n := int(next.Add(1)) - 1; n < len(mutants); n = int(next.Add(1)) - 1 {
 			mutant := mutants[n]
-			if !strings.Contains(mutant.name, *mutantFlag) || *seedsFlag == 0 && n%12 > 0 {
+			if !strings.Contains(mutant.name, *mutantFlag) || *seedsFlag == 0 && n%every > 0 {
 				continue
 			}
 			m.edit = func(script, source string) string {

@@ -17,6 +17,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/fencedb/fencedb/internal/testenv"
 )
 
 // Random transactions of several sessions, with every kind of statement, at every level, with
@@ -473,7 +475,7 @@ func TestRandomTransactionsWriteWhatTheyEntered(t *testing.T) {
 	w := &randomWorld{passed: map[string]int{}, refused: map[string]int{}}
 	w.acquire(rand.New(rand.NewPCG(seed, 0)))
 	wanted := int64(*randomTransactions)
-	if testing.Short() {
+	if testenv.Small() {
 		wanted = min(wanted, 100)
 	}
 	const sessions = 6
@@ -500,14 +502,14 @@ func TestRandomTransactionsWriteWhatTheyEntered(t *testing.T) {
 		require.Empty(t, s.one(`SELECT string_agg(wrong, E'\n') FROM (`+query+` LIMIT 5) q(wrong)`), what)
 	}
 	for kind := range statements {
-		if !testing.Short() && kind != "TRUNCATE" && kind != "UPDATE of all" { // one names no rows, the other those of all rooms
+		if !testenv.Small() && kind != "TRUNCATE" && kind != "UPDATE of all" { // one names no rows, the other those of all rooms
 			require.NotZero(t, w.passed[kind], "never passed: %s", kind)
 		}
 	}
 	require.Zero(t, w.passed["TRUNCATE"])
 	require.Zero(t, w.refused["forged FN003"], "a list that was forged has been believed")
 	for _, code := range []string{"FN001", "FN002", "FN003", "22023", "55P03", "40001", "forged FN002"} {
-		if testing.Short() { // too few to meet all
+		if testenv.Small() { // too few to meet all
 			break
 		}
 		require.NotZero(t, w.refused[code], "never refused: %s", code)
