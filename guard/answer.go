@@ -27,19 +27,19 @@ const (
 	// the way. The transaction that failed wrote nothing; those before it stand. The same call may
 	// succeed later. 409.
 	Busy
-	// Unavailable: Redis or Postgres did not answer, refuses work for now, or was not done before
+	// Unavailable: Redis or Postgres did not answer, refuses work for now, or did not finish before
 	// the context ended. Nothing was acquired, or the transaction that failed wrote nothing; those
 	// before it stand. The same call may succeed later. 503.
 	Unavailable
-	// Unknown: the work was done or not, and nobody could be asked. Look before doing it again, or
-	// let fencedb.Once decide. 504.
+	// Unknown: nobody could be asked whether the work was done. Look before doing it again, or let
+	// fencedb.Once decide. 504.
 	Unknown
 	// Refused: the work itself returned an error, or the program or its configuration is wrong. The
-	// same call fails again. Ask for the errors of your own first. 500.
+	// same call fails again. Check for your own errors first. 500.
 	Refused
 )
 
-// HTTPStatus is the status that says it to a client.
+// HTTPStatus is the status for a client.
 func (o Outcome) HTTPStatus() int {
 	return [...]int{http.StatusOK, http.StatusConflict, http.StatusServiceUnavailable, http.StatusGatewayTimeout,
 		http.StatusInternalServerError}[o]
@@ -51,12 +51,12 @@ func (o Outcome) String() string {
 
 // Answer says what err means to the caller of a service. It knows the errors of this package and of
 // packages fencedb, lease, once and grant, those of pgx and of the network, anywhere in the tree of
-// err; what it does not know is Refused. An error of the work itself that looks like that of a
-// network, such as that of a bank that does not answer, is judged in the same way.
+// err; any other error is Refused. An error of the work itself that looks like that of a network,
+// such as that of a bank that does not answer, is judged in the same way.
 //
 // Where several errors are joined, an unknown outcome counts first, then a mistake, then work that
 // was done, then a loss, and an outage last. The error of a QueryRow without a row is Done, since
-// its statement has committed: ask for pgx.ErrNoRows before.
+// its statement has committed: check for pgx.ErrNoRows first.
 func Answer(err error) Outcome {
 	is := func(target error) bool { return errors.Is(err, target) }
 	lost, settled := protocol.LostIn(err)
@@ -83,9 +83,9 @@ func Answer(err error) Outcome {
 	return Refused
 }
 
-// RetryAfter is how long to wait before the same call, for an err that is Busy or Unavailable: at
-// most until the lease in the way expires, or one second if err does not say when. It is zero for
-// other errors: the same call does not help.
+// RetryAfter is how long to wait before the same call is made again, for an err that is Busy or
+// Unavailable: at most until the lease in the way expires, or one second if err does not say when.
+// It is zero for other errors, after which the same call does not help.
 func RetryAfter(err error) time.Duration {
 	if o := Answer(err); o != Busy && o != Unavailable {
 		return 0

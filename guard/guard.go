@@ -17,15 +17,19 @@
 //
 // # What is safe to decide on
 //
-// A lease alone does not stop the previous holder: if it was paused, it can write until the next
-// one has entered in Postgres. [Desk.Do], [Desk.DoAll] and [Desk.Lead] therefore seal: Postgres
-// knows the new token before the function runs. From then on no earlier holder can write, and if a
-// later one comes, the writes of this one are refused. So what the function reads stays true until
-// it writes behind the fence, under three conditions. Others change these rows only under these
-// resources: rows of another resource, or of a table that is not protected, change as before. The
-// rows are read from the server that the function writes to; a standby lags until
-// [fencedb.AwaitReplay] has returned. And the statement that reads them began within the function.
-// Sealing costs a committed write in Postgres for each acquisition, in one round trip, and without
+// A lease alone does not stop the previous holder. A holder that was paused can still write until
+// the next one has entered in Postgres. [Desk.Do], [Desk.DoAll] and [Desk.Lead] therefore seal:
+// Postgres knows the new token before the function runs. From then on no earlier holder can write,
+// and if a later one comes, the writes of this one are refused. So what the function reads stays
+// true until it writes behind the fence, under three conditions:
+//
+//   - Others change these rows only under these resources. Rows of another resource, or of a table
+//     that is not protected, change as before.
+//   - The rows are read from the server that the function writes to. A standby lags until
+//     [fencedb.AwaitReplay] has returned.
+//   - The statement that reads them began within the function.
+//
+// Sealing costs one round trip and a committed write in Postgres for each acquisition. Without
 // Postgres nobody acquires.
 //
 // [Desk.Tx], [Desk.Exec], [Desk.Query], [Desk.QueryRow] and [Desk.SendBatch] enter before anything
@@ -36,16 +40,17 @@
 // Redis can lose its counter, by FLUSHALL, eviction, an old snapshot or a replica that lagged. Its
 // clock then keeps tokens rising. If the clock was set back as well, Redis issues tokens that
 // Postgres refuses although nobody else holds the resource. Sealing repairs that within the
-// acquisition. The calls that do not seal are refused before anything has happened, and are then
-// repeated once, sealed. This does not help a holder that was really overtaken: its lease is over.
+// acquisition. A call that does not seal is refused before anything has happened, and the desk
+// repeats it once, with a seal. This does not help a holder that was really overtaken: its lease is
+// over.
 //
 // # Connections
 //
 // Sealing takes a connection of the pool for one round trip, and a write takes one for its
-// transaction. So acquire before you open a transaction. If as many transactions as the pool has
-// connections each use a desk, none of them gets a second connection: each call blocks until the
-// lease that it is trying to seal ends, and a call that needs no seal until its context ends. The
-// error says that all connections are in use.
+// transaction. So acquire before you open a transaction. If open transactions have all connections
+// of the pool, and each of them calls a desk, none gets a second connection: a call that seals
+// blocks until its new lease ends, a call without a seal until its context ends. The error says
+// that all connections are in use.
 package guard
 
 import (
@@ -74,19 +79,18 @@ type Desk struct {
 type Option func(*Desk)
 
 // Unsealed lets Do, DoAll and Lead acquire without Postgres, and saves a committed write for each
-// acquisition. The price: what the function reads before its first fenced transaction can change
-// after it was read, by a holder that was paused and that Postgres does not refuse yet. So decide
-// nothing by it, or read it again in the transaction. And a Redis that went backwards is not healed
-// by these three: their writes are refused until [lease.Issuer.Raise], or a call that seals, has
-// raised its counter.
+// acquisition. The price: a holder that was paused, and that Postgres does not refuse yet, can
+// change what the function has read before its first fenced transaction. So decide nothing on that,
+// or read it again in the transaction. Nor do these three repair a Redis that went backwards: their
+// writes are refused until [lease.Issuer.Raise], or a call that seals, has raised its counter.
 func Unsealed() Option { return func(d *Desk) { d.unsealed = true } }
 
 // New returns a desk for leases of issuer and writes to db. New contacts neither server, and never
-// closes them. Leases of all desks of an issuer exclude each other. An issuer with a
-// [lease.Config.Seal] seals by that every time, and the desk does not seal again.
+// closes them. Leases of all desks of an issuer exclude each other. If the issuer has a
+// [lease.Config.Seal], that seals every acquisition, and the desk does not seal again.
 //
-// Options of the acquisition come with each call, or with the issuer, as issuer.With(...), for
-// Exec, Query and QueryRow, which end with the arguments of their statement. Options of the
+// Options of the acquisition come with each call. Exec, Query and QueryRow end with the arguments
+// of their statement, so their options come with the issuer, as issuer.With(...). Options of the
 // transactions come with the database, as fencedb.With(pool, ...). Above READ COMMITTED every
 // transaction is sealed before it begins.
 func New(issuer *lease.Issuer, db fencedb.DB, opts ...Option) *Desk {
@@ -113,14 +117,14 @@ func (d *Desk) forWork() *lease.Issuer {
 //
 // Nil means that fn has returned nil: what it committed behind the fence stands, whatever became of
 // the lease afterwards. A lease that ended early, or could not be released, is reported to the
-// tracers of the issuer; what fn wrote elsewhere then depends on its own idempotency key. An error
+// tracers of the issuer; what fn wrote elsewhere then needs an idempotency key of its own. An error
 // of fn or of its transactions, such as [fencedb.ErrCommitUnknown], is returned unchanged, with the
 // cause of the loss if the lease was lost. A write that does not go through h gets
 // [fencedb.ErrNoToken]. If fn did not run, nothing was written. [Answer] says what an error means
 // to a caller.
 //
-// Write with h in fn: a call of the desk for the same resource would wait for this one, until the
-// context ends.
+// Within fn, write with h. A call of the desk for the same resource would wait for this one, until
+// the context ends.
 func (d *Desk) Do(ctx context.Context, resource string,
 	fn func(ctx context.Context, h *Holder) error, opts ...lease.Option) error {
 	return d.DoAll(ctx, []string{resource}, fn, opts...)
@@ -146,10 +150,9 @@ func (d *Desk) DoAll(ctx context.Context, resources []string,
 	return err
 }
 
-// Lead is [lease.Issuer.Lead] with sealed terms: fn runs for as long as this process leads, and
-// again in each of its terms, until ctx ends. A term begins with a write in Postgres: while
-// Postgres is away nobody leads. [lease.OnTerm] reports that, and the loss of a lease under which
-// fn returned nil.
+// Lead is [lease.Issuer.Lead] with sealed terms: fn runs in each term of this process, until ctx
+// ends. A term begins with a write in Postgres: while Postgres is away nobody leads. [lease.OnTerm]
+// reports that, and the loss of a lease under which fn returned nil.
 func (d *Desk) Lead(ctx context.Context, role string,
 	fn func(ctx context.Context, h *Holder) error, opts ...lease.LeadOption) error {
 	if fn == nil {
@@ -160,8 +163,9 @@ func (d *Desk) Lead(ctx context.Context, role string,
 	}, opts...)
 }
 
-// explained is err, or what Postgres has refused by it of a write that went past the Holder. Only
-// its SQLSTATEs that are ours say that: fn may have other databases, and limits of its own.
+// explained is err, explained by package fencedb if Postgres has refused a write that did not go
+// through the Holder. Only our SQLSTATEs say that: fn may have other databases, and limits of its
+// own.
 func explained(err error) error {
 	var refused interface{ SQLState() string }
 	if errors.As(err, &refused) && strings.HasPrefix(refused.SQLState(), "FN") {
@@ -177,8 +181,8 @@ func explained(err error) error {
 // Nil means committed. The other errors are those of acquiring, where nothing was written, and
 // those of [fencedb.Tx]; when the lease ended meanwhile, the cause (lease.ErrExpired,
 // lease.ErrLost...) is among them. A release that fails is not an error: it is tried again in the
-// background, and in the end the lease runs out by itself. For several resources use [Desk.DoAll]
-// and [Holder.Tx].
+// background, and in the end the lease expires. For several resources use [Desk.DoAll] and
+// [Holder.Tx].
 func (d *Desk) Tx(ctx context.Context, resource string,
 	fn func(ctx context.Context, tx pgx.Tx) error, opts ...lease.Option) error {
 	if fn == nil {
@@ -196,7 +200,7 @@ func (d *Desk) Tx(ctx context.Context, resource string,
 }
 
 // Exec is [Desk.Tx] for one statement, as [fencedb.Exec] is [fencedb.Tx]: the write takes one round
-// trip. The acquisition waits for as long as ctx allows; another desk has other options:
+// trip. The acquisition waits for as long as ctx allows. For other options, make another desk:
 //
 //	impatient := guard.New(issuer.With(lease.NoWait()), pool)
 func (d *Desk) Exec(ctx context.Context, resource, sql string, args ...any) (tag pgconn.CommandTag, err error) {
@@ -207,9 +211,9 @@ func (d *Desk) Exec(ctx context.Context, resource, sql string, args ...any) (tag
 	return tag, withResource(resource, err)
 }
 
-// Query is [Desk.Exec] for a statement that returns rows. They keep the lease, which is renewed,
-// until they are closed or read to their end. Check their Err then: it is one of the errors of
-// [fencedb.Query], and tells what became of the statement.
+// Query is [Desk.Exec] for a statement that returns rows. The lease is held, and renewed, until
+// they are closed or read to their end. Then check their Err: it is one of the errors of
+// [fencedb.Query], and says what became of the statement.
 func (d *Desk) Query(ctx context.Context, resource, sql string, args ...any) (pgx.Rows, error) {
 	var kept pgx.Rows
 	err := d.write(ctx, []string{resource}, nil, func(t *attempt) error {
@@ -230,10 +234,10 @@ func (d *Desk) Query(ctx context.Context, resource, sql string, args ...any) (pg
 	return kept, nil
 }
 
-// QueryRow is [Desk.Exec] for a statement that returns one row, such as UPDATE ... RETURNING. All
-// of it happens when the row is scanned, which can be done once: the acquisition too, and the lease
-// has been given back when Scan returns. The errors are those of [fencedb.QueryRow]: where there is
-// no row, pgx.ErrNoRows and [fencedb.ErrCommitted] are both in the error.
+// QueryRow is [Desk.Exec] for a statement that returns one row, such as UPDATE ... RETURNING.
+// Everything, the acquisition too, happens when the row is scanned, which can be done once. When
+// Scan returns, the lease has been given back. The errors are those of [fencedb.QueryRow]: if there
+// is no row, pgx.ErrNoRows and [fencedb.ErrCommitted] are both in the error.
 func (d *Desk) QueryRow(ctx context.Context, resource, sql string, args ...any) pgx.Row {
 	return rows.Once(func(dest ...any) error {
 		return withResource(resource, d.write(ctx, []string{resource}, nil, func(t *attempt) error {

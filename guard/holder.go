@@ -15,7 +15,8 @@ import (
 )
 
 // Holder is what the work of a [Desk] holds: the leases on all its resources, and the way to write
-// under all of them. It is safe for concurrent use, and over when the function that got it returns.
+// under all of them. It is safe for concurrent use. It is over when the function that got it
+// returns.
 type Holder struct {
 	leases lease.Leases
 	ctx    context.Context // of the function
@@ -38,12 +39,12 @@ func (h *Holder) Grant() fencedb.Grant {
 // resource, its token and the methods that ask Redis.
 func (h *Holder) Leases() lease.Leases { return slices.Clone(h.leases) }
 
-// Context is that of the work: it ends with the context of the call or with the first lease that
-// ends, and [context.Cause] tells which.
+// Context is the context of the work: it ends with the context of the call or with the first lease
+// that ends, and [context.Cause] tells which.
 func (h *Holder) Context() context.Context { return h.ctx }
 
-// Err is nil while all leases may be trusted, and then why one is over. It reads the clock and does
-// not ask Redis; see [lease.Lease.Err].
+// Err returns nil while all leases may be trusted, and then the reason why one is over. It reads
+// the clock and does not ask Redis; see [lease.Lease.Err].
 func (h *Holder) Err() error {
 	for _, l := range h.leases {
 		if err := l.Err(); err != nil {
@@ -59,7 +60,7 @@ func (h *Holder) ValidUntil() time.Time {
 	return first.ValidUntil()
 }
 
-// Extend renews all leases for a full TTL from now, as [lease.Lease.Extend] does. Renewal does it
+// Extend renews all leases for a full TTL from now, as [lease.Lease.Extend] does. Renewal does so
 // by itself, unless it is off.
 func (h *Holder) Extend(ctx context.Context) error {
 	var errs []error
@@ -73,14 +74,14 @@ func (h *Holder) Extend(ctx context.Context) error {
 // can be written under them any more.
 func (h *Holder) Release(ctx context.Context) error { return h.leases.Release(ctx) }
 
-// Tx is [fencedb.Tx] under the leases: nil means committed. Acquire what else is needed before it,
-// with [Desk.DoAll]: within fn it takes a second connection.
+// Tx is [fencedb.Tx] under the leases: nil means committed. Acquire whatever else fn needs before,
+// with [Desk.DoAll]: an acquisition within fn takes a second connection.
 func (h *Holder) Tx(ctx context.Context, fn func(tx pgx.Tx) error, opts ...fencedb.Option) error {
 	return fencedb.Tx(ctx, h.db, h.Grant(), fn, opts...)
 }
 
-// TxSQL is [fencedb.TxSQL] under the leases, for database/sql: on db, which leads to the same
-// database as that of the desk. Without one, stdlib.OpenDBFromPool makes it of the pool.
+// TxSQL is [fencedb.TxSQL] under the leases, for database/sql. db must lead to the database of the
+// desk; stdlib.OpenDBFromPool makes one of the pool.
 func (h *Holder) TxSQL(ctx context.Context, db *sql.DB, fn func(tx *sql.Tx) error, opts ...fencedb.Option) error {
 	return fencedb.TxSQL(ctx, db, h.Grant(), fn, opts...)
 }
@@ -91,7 +92,7 @@ func (h *Holder) Exec(ctx context.Context, sql string, args ...any) (pgconn.Comm
 }
 
 // Query is [fencedb.Query] under the leases: one statement that returns rows. Close them, or read
-// them to their end, and ask their Err.
+// them to their end, and check their Err.
 func (h *Holder) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
 	return fencedb.Query(ctx, h.db, h.Grant(), sql, args...)
 }
