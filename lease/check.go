@@ -41,7 +41,7 @@ type ServerHealth struct {
 	Warnings []Warning
 }
 
-// Warning is one of them. Programs ask for its code.
+// Warning is one finding of [Issuer.Check]. Programs ask for its code.
 type Warning struct {
 	Code WarningCode
 	Text string
@@ -63,8 +63,8 @@ const (
 	WarnUnbounded WarningCode = "unbounded" // [Config.MaxHold] is [Unlimited]
 )
 
-// Warnings are those of the configuration and of all servers, each of these with its server's
-// address.
+// Warnings returns the warnings about the configuration and about all servers; the latter name the
+// address of their server.
 func (h Health) Warnings() []string {
 	var all []string
 	for _, w := range h.Config {
@@ -81,14 +81,15 @@ func (h Health) Warnings() []string {
 // Check reports whether leases can be granted and kept, for readiness probes: nil means yes. The
 // error is [ErrUnreachable], another error that an acquisition would return, such as [ErrClosed],
 // or [ErrUnfit] with the reason, such as a policy by which Redis may evict leases, or a disk that
-// it cannot save to. Health is returned with an error too, except after [Issuer.Close]. Where the
-// server does not tell, because an ACL or a provider forbids INFO, that is a warning.
+// it cannot save to. Health is returned with an error too, except after [Issuer.Close]. If an ACL
+// or a provider forbids INFO, that is a warning.
 //
 // On each server Check acquires a lease on a resource of its own, "fencedb.check:" and a random id,
-// waits for it with a second call, releases it, and sees the second called. That is no lease of the
-// issuer and no event for its tracers, and what is left of it after an error expires within five
-// seconds. It takes some ten round trips and a connection for the messages, which is cheap enough
-// for a probe every few seconds; and five seconds at most, whatever ctx allows.
+// waits for it with a second call, releases it, and checks that the second is called. The issuer
+// does not count it among its leases, and tells no tracer; what is left of it after an error
+// expires within five seconds. It takes some ten round trips and a connection for the messages,
+// which is cheap enough for a probe every few seconds. It takes five seconds at most, whatever ctx
+// allows.
 func (i *Issuer) Check(ctx context.Context) (Health, error) {
 	if err := i.ready(); err != nil {
 		return Health{}, err

@@ -31,9 +31,9 @@ type Config struct {
 	// its holder has died. Whole milliseconds, at least one; a fraction is cut off. Required.
 	TTL time.Duration
 
-	// RenewEvery is how often a held lease is renewed, less up to a fifth so that renewals spread.
-	// A failed renewal is tried again after a quarter of that. [Never] turns renewal off. Defaults
-	// to TTL/3.
+	// RenewEvery is how often a held lease is renewed, minus up to a fifth, so that renewals
+	// spread. A failed renewal is tried again after a quarter of that. [Never] turns renewal off.
+	// Defaults to TTL/3.
 	RenewEvery time.Duration
 
 	// RenewTimeout bounds one renewal. RenewEvery + RenewTimeout must be less than TTL - Margin, so
@@ -172,13 +172,13 @@ type Option func(*options)
 func NoWait() Option { return func(o *options) { o.noWait = true } }
 
 // WaitAtMost bounds the waiting of [Issuer.Acquire], and of [Issuer.Do] before the work begins. The
-// error is then [ErrHeld] and [context.DeadlineExceeded]. The time must be positive: [NoWait] is
-// for none, and the two refuse each other.
+// error is then [ErrHeld] and [context.DeadlineExceeded]. d must be positive: for no waiting there
+// is [NoWait], and the two refuse each other.
 //
-// However short the time is, Redis is asked once, unless other callers of this process stand in
-// line before this call. What it is asked has until a quarter of a second after the call began, or
-// half of a TTL below half a second, so the call may last that long. So a free resource is granted,
-// and [ErrUnreachable] means that Redis did not answer.
+// However short d is, Redis is asked once, unless other callers of this process wait before this
+// call. That request may take until a quarter of a second after the call began, or half of the TTL
+// if that is less, and so may the call. So a free resource is granted, and [ErrUnreachable] means
+// that Redis did not answer.
 func WaitAtMost(d time.Duration) Option { return func(o *options) { o.patience = &d } }
 
 // options are what an [Option] changes.

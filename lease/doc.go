@@ -22,7 +22,7 @@
 //	 ▲                     │  ▲                 │
 //	 │                     │  └─────────────────┘
 //	 │      release,       │
-//	 │      ttl over,      │      The next lease on the resource is held(id', t') with t' > t,
+//	 │      expiry,        │      The next lease on the resource is held(id', t') with t' > t,
 //	 └─────────────────────┘      however this one ended.
 //	        revoked
 //
@@ -49,12 +49,12 @@
 // Redis started its own ttl later than t, so it ends later. A slow answer does not stretch the
 // window, and no two clocks are compared; the margin is room for clocks that run at different
 // speeds. [Lease.Context] ends at that time even if Redis never answers again. The clock of Go
-// stands still while a machine is suspended, so afterwards the holder trusts its lease too long, by
-// the time the machine was suspended, and only the fence stops it.
+// stands still while a machine is suspended, so afterwards the holder trusts its lease for too
+// long, by the time of the suspension, and only the fence stops it.
 //
 // # How a lease ends
 //
-// One cause each, from [context.Cause] of the lease's context:
+// Each lease ends with one cause, which [context.Cause] of its context returns:
 //
 //   - [ErrReleased]: the holder released it;
 //   - [ErrExpired]: it expired without a renewal;
@@ -62,10 +62,10 @@
 //   - [ErrLost]: Redis no longer has it, although its time was not over;
 //   - [ErrRevoked]: an operator or a supervisor ended it.
 //
-// [IsLost] reports all of them, [ErrHeld], [ErrStale], and the errors with which Postgres refuses a
-// late or a blocked writer: somebody else may have the resource now, so the answer to a caller is
-// "busy". It is false for work that was done although its lease was over when it returned;
-// [Issuer.Do] then returns [ErrWorkDone].
+// [IsLost] is true for all of them, for [ErrHeld] and [ErrStale], and for the errors with which
+// Postgres refuses a late or a blocked writer: somebody else may have the resource now, so the
+// answer to a caller is "busy". It is false if the work was done and only its lease was over when
+// it returned; [Issuer.Do] then returns [ErrWorkDone].
 //
 // # Leading
 //
@@ -95,21 +95,21 @@
 // Messages may be lost, so a waiter also asks by itself: when the holder's lease must have expired,
 // and at least every five seconds.
 //
-// A waiter whose process has died does not listen and is skipped. That takes no time, or a quarter
-// of a second if the waiter died just after asking. A process that was stopped or cut off can seem
-// to listen: it costs the others at most 0.6 s in total, however many of its callers wait. Its
-// waiters keep their places, without right of way, until they ask. A waiter that is more than one
-// second late in asking loses its place. A process that is reconnecting keeps its place, although
-// others may go first. If a process is more than half a second away from Redis, each of its waiters
-// costs the others half a second once, and gets the resource if it is free when the request
-// arrives.
+// A waiter whose process has died does not listen and is skipped. Skipping takes no time, or a
+// quarter of a second if the waiter died just after asking. A process that was stopped or cut off
+// can seem to listen: it costs the others at most 0.6 s in total, however many of its callers wait.
+// Its waiters keep their places, without right of way, until they ask. A waiter that is more than
+// one second late in asking loses its place. A process that is reconnecting keeps its place,
+// although others may go first. If a process is more than half a second away from Redis, each of
+// its waiters costs the others half a second once, and gets the resource if it is free when the
+// request arrives.
 //
 // # Authority
 //
-// [Issuer.Revoke] ends a holder; [Issuer.TakeOver] does so on condition that nobody was faster.
-// Both issue a new last token. Seal the result where the data lives, because the former holder
-// learns of it only at its next renewal. [Issuer.Raise] repairs a counter that is lower than what
-// the data store has seen; an acquisition with [Config.Seal] does so by itself.
+// [Issuer.Revoke] ends the lease of a holder; [Issuer.TakeOver] does so on condition that nobody
+// was faster. Both issue a new last token. Seal the result where the data lives, because the former
+// holder learns of it only at its next renewal. [Issuer.Raise] repairs a counter that is lower than
+// what the data store has seen; an acquisition with [Config.Seal] does so by itself.
 //
 // # When Redis does not answer
 //
@@ -149,10 +149,10 @@
 // even if Redis or the network hangs and the client ignores contexts. A lease does not end with the
 // context that it was acquired with. [Issuer.Do] ties both together for the work.
 //
-// Releases go on in the background: of a lease, of a grant whose reply was lost, of a place in the
-// queue. Each is tried on a context of its own until the TTL is over and the lease has expired in
-// Redis, also through a restart, a fail-over or the move of a slot. [Issuer.Close] waits for all of
-// that when a program shuts down, and releases what is held.
+// The release of a lease, of a grant whose reply was lost and of a place in the queue goes on in
+// the background. Each is tried on a context of its own until the TTL is over and the lease has
+// expired in Redis, also through a restart, a fail-over or the move of a slot. [Issuer.Close] waits
+// for all of that when a program shuts down, and releases what is held.
 //
 // # What a lease does not give you
 //

@@ -10,16 +10,16 @@ import (
 )
 
 // One error per outcome, also for packages once and admission. The first group says why a lease was
-// not granted, the second why a lease ended: those are the causes of [Lease.Context], and what
-// [Lease.Extend] and [Lease.Release] return for a lease that is over.
+// not granted, the second why a lease ended: those are the causes of [Lease.Context], and the
+// errors that [Lease.Extend] and [Lease.Release] return for a lease that is over.
 var (
 	// ErrInvalid: an argument or a [Config] was refused. Redis was not asked.
 	ErrInvalid = protocol.ErrInvalid
 
 	// ErrHeld: another holder has the resource, or waits with right of way. Nothing was changed,
-	// and no token was used (except for a waiter that gave up at the moment of its turn: its lease
-	// was granted and released, and for one that waits for several resources, or asks for them on a
-	// Cluster: what it was granted before is given back). The error is a [*HeldError].
+	// and no token was used. There are two exceptions: if a waiter gives up at the moment of its
+	// turn, its lease was granted and is released; and a call for several resources, if it waits or
+	// asks a Cluster, gives back those that it was granted before. The error is a [*HeldError].
 	ErrHeld = protocol.Lost("lease: held by another")
 
 	// ErrCorrupt: a key of the protocol holds something the protocol did not write. Nothing was
@@ -28,7 +28,7 @@ var (
 	ErrCorrupt = protocol.ErrCorrupt
 
 	// ErrExhausted: the resource's tokens have reached 2^53. Nothing was changed. Someone raised
-	// the fence on purpose; Redis's clock gets there in the year 2255.
+	// the last token on purpose; Redis's clock gets there in the year 2255.
 	ErrExhausted = errors.New("lease: tokens exhausted")
 
 	// ErrRefused: Redis answers, and refuses this request now. Nothing was changed, except by a
@@ -37,11 +37,11 @@ var (
 	ErrRefused = protocol.ErrRefused
 
 	// ErrClosed: [Issuer.Close] has begun. Nothing is held by this call. As the cause of a lease's
-	// end, with [ErrReleased]: Close has released it.
+	// end, together with [ErrReleased]: Close has released the lease.
 	ErrClosed = errors.New("lease: issuer is closed")
 
 	// ErrUnfit: the server works, but leases would not be safe on it; the message says why. Only
-	// [Issuer.Check] says so.
+	// [Issuer.Check] returns it.
 	ErrUnfit = errors.New("lease: redis is not fit for leases")
 
 	// ErrProtocol: a script gave an answer that no version of it gives; something between this
@@ -70,14 +70,14 @@ var (
 	// someone removed the key. Another holder may be at work.
 	ErrLost = protocol.Lost("lease: lost")
 
-	// ErrRevoked: an operator or a supervisor ended the lease and moved the fence on. Another
+	// ErrRevoked: an operator or a supervisor ended the lease and issued a new last token. Another
 	// holder may be at work.
 	ErrRevoked = protocol.Lost("lease: revoked")
 
-	// ErrStale: the lease stands, but a newer token was issued for its resource. What is written
-	// with its token will be refused where the newer one has been seen. This error comes from
-	// Redis. fencedb.ErrStale, of a write that Postgres has refused, is another error, and
-	// errors.Is tells them apart.
+	// ErrStale: the lease stands, but a newer token was issued for its resource. A data store that
+	// has seen the newer token refuses writes with this one. This error comes from Redis.
+	// fencedb.ErrStale, of a write that Postgres has refused, is another error, and errors.Is tells
+	// them apart.
 	ErrStale = protocol.Lost("lease: fencing token is stale")
 )
 
@@ -93,7 +93,7 @@ var ErrWorkDone = protocol.Settled("lease: the work is done, but its lease is ov
 //
 //   - [ErrHeld], and the causes with which a lease ends: [ErrExpired], [ErrLost], [ErrRevoked],
 //     [ErrStale], [ErrReleased], and [ErrUnreachable] where it ended a lease;
-//   - fencedb.ErrStale, fencedb.ErrLeaseOver and fencedb.ErrBusy, with which nothing was written;
+//   - fencedb.ErrStale, fencedb.ErrLeaseOver and fencedb.ErrBusy, after which nothing was written;
 //   - once.ErrInFlight.
 //
 // It is false if err also says that the work was done or may have been: [ErrWorkDone],
@@ -101,8 +101,8 @@ var ErrWorkDone = protocol.Settled("lease: the work is done, but its lease is ov
 // fencedb.ErrAlreadyWritten; or that the caller made a mistake, fencedb.ErrInvalidGrant. An outage
 // of Redis, or of the data store that seals, in which nothing was acquired is not a loss either.
 //
-// Errors of other packages take part by a method LeaseLost() bool, which returns true for a loss
-// and false for work that was done or may have been.
+// An error of another package takes part if it has a method LeaseLost() bool, which returns true
+// for a loss and false for work that was done or may have been.
 func IsLost(err error) bool {
 	lost, settled := protocol.LostIn(err)
 	return lost && !settled
@@ -113,9 +113,9 @@ func IsLost(err error) bool {
 //	Code  string // of Redis, as below
 //	Cause error  // what Redis answered; nil if it did not say it in words
 //
-// Those that usually pass are tried again, for a short time by every call and for one TTL by
-// [Issuer.Acquire]. The others are returned at once. The text says what to do, and docs/runbook.md
-// more.
+// After a code that passes, the request is sent again, for a short time by every call and for one
+// TTL by [Issuer.Acquire]. The other codes are returned at once. The text says what to do, and
+// docs/runbook.md says more.
 //
 //	OOM          it is at its memory limit
 //	MISCONF      it could not save its data to disk, and refuses writes until it can
@@ -158,8 +158,8 @@ func (unanswered) LeaseLost() bool { return true }
 type HeldError struct {
 	Resource string
 
-	// Holder is the label of who holds, its [Config.Holder], or of one of those that hold a
-	// semaphore. "" if that is not known: another waits with right of way, or Redis was not asked.
+	// Holder is the label of the holder, its [Config.Holder]; of a semaphore, that of one holder.
+	// "" if it is not known: another waits with right of way, or Redis was not asked.
 	Holder string
 
 	// RetryAfter is what the holder's lease has left, but five seconds at most: a release may come

@@ -29,15 +29,15 @@ import (
 //     or go-redis has no way to write an argument.
 //   - [ErrUnreachable]: it is unknown. The request is not sent again by itself, and may still
 //     arrive; then it does nothing if the lease is over.
-//   - [ErrRefused]: nothing. But NOPERM for a command of the script, and any other error: what the
-//     script had written before it failed. Redis does not roll back.
+//   - [ErrRefused]: nothing, unless NOPERM is about a command of the script. Then, and after any
+//     other error: what the script had written before it failed. Redis does not roll back.
 //
 // ctx bounds the call, as does a limit of five seconds.
 //
-// What Eval does not promise is that Redis keeps what was written: it writes beside the lease, and
-// forgets with it. After a fail-over to a replica that lagged, or a start from an old snapshot, the
-// write of B may be gone and A hold again for the rest of its TTL. Data that must survive belong
-// behind a fence in Postgres.
+// What Eval does not promise is that Redis keeps what was written: the data lie beside the lease,
+// and are lost with it. After a fail-over to a replica that lagged, or a start from an old
+// snapshot, the write of B may be gone, and A may hold again for the rest of its TTL. Data that
+// must survive belong behind a fence in Postgres.
 func (l *Lease) Eval(ctx context.Context, script string, keys []string, args ...any) (any, error) {
 	if err := l.granted(); err != nil {
 		return nil, err

@@ -399,7 +399,7 @@ func (e *NotGivenBackError) Error() string {
 	return text
 }
 
-// Unwrap gives the cause and what the attempts have failed with.
+// Unwrap returns the cause and the errors of the attempts.
 func (e *NotGivenBackError) Unwrap() []error {
 	all := []error{e.Cause}
 	for _, b := range e.Blocked {

@@ -36,18 +36,18 @@ type names struct {
 }
 
 // New checks the configuration; errors are [ErrInvalid] and name the field. It does not talk to
-// Redis. The client stays the caller's: it is not closed here, and its own retries are not used. It
-// is a *redis.Client or a *redis.ClusterClient. A wrapper is refused, because New cannot tell how
-// its waiters are woken; add a hook to the client instead. A panic in a hook fails the request. A
+// Redis. The client stays the caller's: the issuer neither closes it nor uses its retries. It is a
+// *redis.Client or a *redis.ClusterClient. A wrapper is refused, because New cannot tell how its
+// waiters are woken; add a hook to the client instead. A panic in a hook fails the request. A
 // Cluster's client with ClusterSlots of its own counts as one of plain servers, such as a Sentinel
 // group that is read by latency; Issuer.Check notices if that is wrong.
 //
 // With ContextTimeoutEnabled in the client's options, a call whose context cannot end, such as
-// [context.Background], sends its requests itself, and so do renewals and what goes on behind a
-// caller. Other requests are handed to a goroutine, since a call returns when its context ends and
-// the client may not. Those that are handed over at the same time travel in one pipeline, except on
-// a Cluster. None waits for others, each is bounded by its own context, and one that was not
-// answered travels alone when it is sent again. So a hook of the client sees pipelines as well.
+// [context.Background], sends its requests itself, and so do renewals and what goes on in the
+// background. Other requests are handed to a goroutine, since a call returns when its context ends
+// and the client may not. Those that are handed over at the same time travel in one pipeline,
+// except on a Cluster. None waits for others, each is bounded by its own context, and one that was
+// not answered travels alone when it is sent again. So a hook of the client sees pipelines as well.
 func New(client redis.UniversalClient, cfg Config) (*Issuer, error) {
 	if err := checkClient(client); err != nil {
 		return nil, err
@@ -192,12 +192,12 @@ func (i *Issuer) acquire(ctx context.Context, resources []string, opts []Option)
 // Nil means that fn returned nil and that the lease was valid, by this process's clock, until then,
 // or until fn released it. fn is not run if the lease was lost before, in a process that was
 // stopped just then: the error is the cause. If fn returned nil and the lease was lost while it
-// ran, the error is [ErrWorkDone]: what fn wrote behind a fence stands, what it wrote without may
-// conflict with another holder's work. If fn failed, the error is that of fn, and the cause of the
-// loss if the lease was lost: [IsLost] tells if that means "busy". A release that Redis does not
-// answer, or refuses for a moment, is not an error: Do waits for one attempt, a quarter of the TTL
-// or three seconds at most, the others go on behind it, and in the end the lease expires in Redis.
-// Where ctx is over, or the lease, Do returns as soon as fn has.
+// ran, the error is [ErrWorkDone]: what fn wrote behind a fence stands, what it wrote without one
+// may conflict with another holder's work. If fn failed, the error is that of fn, and the cause of
+// the loss if the lease was lost: [IsLost] tells if that means "busy". A release that Redis does
+// not answer, or refuses for a moment, is not an error: Do waits for one attempt, a quarter of the
+// TTL or three seconds at most. The others go on in the background, and in the end the lease
+// expires in Redis. Where ctx is over, or the lease, Do returns as soon as fn has.
 func (i *Issuer) Do(ctx context.Context, resource string,
 	fn func(ctx context.Context, l *Lease) error, opts ...Option) error {
 	if fn == nil {
@@ -225,10 +225,10 @@ func (i *Issuer) DoAll(ctx context.Context, resources []string,
 
 // Close ends the issuer's work in good order, for a program that shuts down. Acquisitions fail with
 // [ErrClosed] from now on, also those that wait; every lease that is held ends, with an error that
-// is [ErrReleased] and [ErrClosed], and is released; and Close waits for the releases that go on
-// behind earlier calls. When it returns nil, nothing is held, nothing waits, and nothing is sent
-// any more. A connection on which waiters listened closes a moment later, and a renewal that was
-// under way ends within [Config.RenewTimeout].
+// is [ErrReleased] and [ErrClosed], and is released; and Close waits for the releases of earlier
+// calls that go on in the background. When it returns nil, nothing is held, nothing waits, and
+// nothing is sent any more. A connection on which waiters listened closes a moment later, and a
+// renewal that was under way ends within [Config.RenewTimeout].
 //
 // If ctx ends first, the error is a [*NotGivenBackError] that names what could not be released yet,
 // a hundred resources at most, and until when each stays blocked at most. The releases go on until

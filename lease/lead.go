@@ -12,15 +12,15 @@ import (
 // LeadOption changes one [Issuer.Lead].
 type LeadOption func(*campaign)
 
-// OnFollow is told who leads, by its [Config.Holder], when this process finds that somebody else
-// does, and when that changes; it learns of a change within one TTL and five seconds. It is called
-// on the goroutine of Lead.
+// OnFollow reports who leads, by its [Config.Holder], when this process finds that somebody else
+// does, and when that changes; it learns of a change within one TTL and five seconds. told is
+// called on the goroutine of Lead.
 func OnFollow(told func(leader string)) LeadOption { return func(c *campaign) { c.follows = told } }
 
-// OnTerm is told how each term of this process ended, and each campaign that failed: with what fn
-// returned and why the lease ended, as [Issuer.Do] returns it, or with the error of the
-// acquisition. Nil: fn returned nil. It is told of the last term too, which ends with the context
-// of Lead: fn may not have finished. It is called on the goroutine of Lead.
+// OnTerm reports how each term of this process ended, and each campaign that failed. err is what
+// [Issuer.Do] would return, which is what fn returned and why the lease ended, or it is the error
+// of the acquisition. Nil: fn returned nil. The last term, which ends with the context of Lead, is
+// reported too: fn may not have finished. told is called on the goroutine of Lead.
 func OnTerm(told func(err error)) LeadOption { return func(c *campaign) { c.ended = told } }
 
 // Lead is for a role that one process at a time has, such as a scheduler, for as long as it lives:
@@ -40,12 +40,12 @@ func OnTerm(told func(err error)) LeadOption { return func(c *campaign) { c.ende
 //
 // It returns [context.Cause] of ctx when that has ended and fn has returned, joined with the error
 // of the last campaign if that failed; [ErrClosed] after [Issuer.Close]; and [ErrInvalid] if the
-// role or an option was refused. Everything else, also a Redis that does not answer, is told to
-// [OnTerm] and tried again after a pause: a tenth of the TTL at first, then twice as long each
-// time, up to three TTLs, each less up to a fifth. After a term that has lasted for three TTLs the
-// pause is a tenth again. So a leader that fails at once leads again about once in three TTLs, and
-// others get their turn meanwhile. Who leads is known to [OnFollow], and to [Issuer.Inspect]
-// anywhere. If fn panics, the lease is released and the panic goes on.
+// role or an option was refused. Everything else, also a Redis that does not answer, is reported to
+// [OnTerm], and Lead tries again after a pause: a tenth of the TTL at first, then twice as long
+// each time, up to three TTLs, each less up to a fifth. After a term that has lasted for three TTLs
+// the pause is a tenth again. So a leader that fails at once leads again about once in three TTLs,
+// and others get their turn meanwhile. [OnFollow] reports who leads; any process can ask
+// [Issuer.Inspect]. If fn panics, the lease is released and the panic goes on.
 func (i *Issuer) Lead(ctx context.Context, role string,
 	fn func(ctx context.Context, l *Lease) error, opts ...LeadOption) error {
 	if err := i.ready(); err != nil {

@@ -85,8 +85,9 @@ func (l *Lease) LeaseID() uuid.UUID { return l.some().id }
 // each other. Package fencedb refuses it as a grant.
 func (l *Lease) IsPermit() bool { return l.granted() == nil && l.core.cfg.permits > 0 }
 
-// Released reports whether its own holder has given the lease back. Package fencedb asks: to write
-// under it is a mistake, and not a loss. It is false where [Issuer.Close] has released it.
+// Released reports whether its own holder has given the lease back. Package fencedb asks, because a
+// write under such a lease is a mistake and not a loss. It is false if [Issuer.Close] has released
+// the lease.
 func (l *Lease) Released() bool {
 	if l.granted() != nil {
 		return false
@@ -145,8 +146,9 @@ var (
 	}()
 )
 
-// Err is nil while the lease may be trusted, and then the cause of its end. It reads the clock:
-// after a process was stopped, Err is right before the timers have run. It does not ask Redis.
+// Err returns nil while the lease may be trusted, and then the cause of its end. It reads the
+// clock, so in a process that was stopped it is right even before the timers have run. It does not
+// ask Redis.
 func (l *Lease) Err() error {
 	if err := l.granted(); err != nil {
 		return err

@@ -19,8 +19,8 @@ const (
 	Current Verdict = iota + 1
 	// LeaseLost: the lease does not hold its resource any more.
 	LeaseLost
-	// FenceStale: the lease holds its resource, but a newer token was issued or the fence was
-	// raised above it.
+	// FenceStale: the lease holds its resource, but a newer token was issued or the last token was
+	// raised above its own.
 	FenceStale
 )
 

@@ -54,8 +54,8 @@ type Semaphore struct {
 }
 
 // NewSemaphore checks the configuration; errors are [ErrInvalid] and name the field. It does not
-// talk to Redis. The client stays the caller's: it is not closed here, and its own retries are not
-// used.
+// talk to Redis. The client stays the caller's: the semaphore neither closes it nor uses its
+// retries.
 func NewSemaphore(client redis.UniversalClient, cfg SemaphoreConfig) (*Semaphore, error) {
 	if cfg.Limit < 1 || cfg.Limit > MaxLimit {
 		return nil, protocol.Invalid("Limit must be from 1 to %d; it is %d", MaxLimit, cfg.Limit)
@@ -100,7 +100,7 @@ type SemaphoreInspection struct {
 	Permits []Permit // that are held, by the end of their time, the first to expire in front
 }
 
-// Permit is one that is held, as Redis knows it.
+// Permit is a permit that is held, as Redis knows it.
 type Permit struct {
 	LeaseID   uuid.UUID
 	Token     int64
@@ -108,7 +108,7 @@ type Permit struct {
 	Label     string        // of the holder, its [Config.Holder]; "": not known
 }
 
-// Inspect tells who holds the resource. It changes nothing.
+// Inspect returns who holds the resource. It changes nothing.
 func (s *Semaphore) Inspect(ctx context.Context, resource string) (SemaphoreInspection, error) {
 	if err := s.of().ready(resource); err != nil {
 		return SemaphoreInspection{}, err

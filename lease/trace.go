@@ -46,21 +46,21 @@ const (
 	// the lease and is not sent.
 	OpExtend Op = "extend"
 
-	// OpRelease is one release. Err is nil if the lease is released, [ErrLost] if Redis found it gone
-	// or taken, or [ErrRevoked]; otherwise why there is no answer. How the lease had ended before is
-	// told by OpHold.
+	// OpRelease is one release. Err is nil if the lease is released, [ErrLost] if Redis found it
+	// gone or taken, or [ErrRevoked]; otherwise why there is no answer. OpHold says how the lease
+	// had ended before.
 	OpRelease Op = "release"
 
-	// OpRevoke is one revocation or take-over, of whoever holds.
+	// OpRevoke is one revocation or take-over.
 	OpRevoke Op = "revoke"
 
-	// OpRaise is one last token that is lifted above what the data store has seen, by an operator or
-	// by an acquisition whose [Config.Seal] was refused.
+	// OpRaise is one raise of a last token above what the data store has seen, by an operator or by
+	// an acquisition whose [Config.Seal] was refused.
 	OpRaise Op = "raise"
 )
 
-// TraceStart is what is known when something begins. Fields that do not belong to the Op, or are
-// not known yet, are zero.
+// TraceStart is what is known when an Op begins. Fields that do not belong to the Op, or are not
+// known yet, are zero.
 type TraceStart struct {
 	Op        Op
 	Kind      string // "lease" or "semaphore"
@@ -72,7 +72,7 @@ type TraceStart struct {
 	Token     int64
 }
 
-// TraceEnd is what is known when it is over.
+// TraceEnd is what is known when an Op ends.
 type TraceEnd struct {
 	TraceStart               // with LeaseID and Token as they are now
 	Took       time.Duration // since the start
