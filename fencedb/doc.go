@@ -5,7 +5,7 @@
 // package checks:
 //
 //	A gets the lease on table:12 with fencing token 41, then pauses.
-//	The lease runs out. B gets it with token 42, reads, writes, tells its guest "booked".
+//	The lease expires. B gets it with token 42, reads, writes, tells its guest "booked".
 //	A wakes and writes with 41. Postgres has seen 42 and refuses. Nothing of A's transaction lands.
 //
 // # Use
@@ -33,7 +33,7 @@
 // Exec, QueryRow and SendBatch are Tx for statements without a decision between them, in one round
 // trip. TxSQL is Tx for database/sql. Enter joins a transaction that is already open, EnterSQL one
 // of database/sql; the Entry that they return finds out what became of it. Seal makes older tokens
-// stale without writing anything else; AwaitReplay waits until a standby knows it.
+// stale without writing anything else; AwaitReplay waits until a standby has the seal.
 //
 // # What the fence is
 //
@@ -63,15 +63,15 @@
 //
 // # Time
 //
-// A transaction lasts no longer than its grant did when it began (ValidUntil); then the server ends
-// it, with ErrTooLong, or ErrLeaseOver if the lease is over. A holder that renews its lease and
-// needs longer says so with Hold. So a paused holder delays the next one at most by its remaining
-// validity (S7).
+// A transaction lasts no longer than the validity that its grant had when it began (ValidUntil).
+// Then the server ends it, with ErrTooLong, or with ErrLeaseOver if the lease is over. A holder
+// that renews its lease and needs longer says so with Hold. So a paused holder delays the next one
+// at most by its remaining validity (S7).
 //
-// The server does that by time limits for each statement and for waiting for the client, and from
-// Postgres 17 on for the whole transaction. They apply to this transaction only, are never looser
-// than what was set before, and are up to 1/256 shorter than the remaining validity. Postgres 15
-// and 16 cannot limit a transaction as a whole. There, each write to a protected table tightens the
+// The server does so by time limits on each statement and on waiting for the client, and, from
+// Postgres 17, on the whole transaction. They apply to this transaction only, are never looser than
+// the limits set before, and are up to 1/256 shorter than the remaining validity. Postgres 15 and
+// 16 cannot limit a transaction as a whole. There, each write to a protected table tightens the
 // limits, and a transaction that only reads may be idle for the validity that it had when it
 // entered; nothing limits what deferred triggers do at COMMIT, nor how long the server waits for
 // the rest of a batch. On every version nothing limits how long the server waits for the rows of a
@@ -85,13 +85,13 @@
 //
 // # Outcomes
 //
-// A nil error means committed, and so does ErrCommitted, when a result could not be read afterwards
-// or QueryRow got no row. ErrCommitUnknown means one of two things. Either the connection was lost
+// A nil error means committed. So does ErrCommitted: a result could not be read afterwards, or
+// QueryRow got no row. ErrCommitUnknown means one of two things. Either the connection was lost
 // during COMMIT and the outcome could not be looked up, because the server did not answer in time
 // or has crashed or failed over since; or COMMIT waited for a standby (synchronous_commit) that has
 // not answered, so that a fail-over may lose what everybody can see. The look-up waits for standbys
 // as synchronous_commit of the session says, whatever a SET LOCAL of the transaction said. With
-// drivers other than pgx nobody notices if a stranger cancels the wait of a COMMIT
+// drivers other than pgx nobody notices if another session cancels the wait of a COMMIT
 // (pg_cancel_backend). ErrTxEnded means that a statement of the caller has ended the transaction,
 // and says what was written. Every other error means that nothing was written (S6). lease.IsLost is
 // true for the errors that mean "busy, try again": somebody else has the resource.
@@ -106,6 +106,6 @@
 // Writes to tables that are not protected are fenced only inside these functions. Effects outside
 // Postgres (mail, payments, other databases) are not fenced at all; write the intent behind the
 // fence and act on it idempotently. Superusers and table owners can switch triggers off. A
-// predicate on the fences table inside your own statement does not fence: after waiting for a lock
-// Postgres checks it against the old snapshot.
+// predicate on the table fencedb.fences inside a statement of your own does not fence: after
+// waiting for a lock Postgres checks it against the old snapshot.
 package fencedb

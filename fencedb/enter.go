@@ -81,8 +81,8 @@ func (e *entry) enter(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// Outcome tells what became of the transaction, whatever err its COMMIT, or the library that
-// commits it, has returned. The answer says the same as that of Tx:
+// Outcome returns what became of the transaction, whatever err its COMMIT, or the library that
+// commits it, has returned. Its answers mean the same as those of Tx:
 //
 //   - nil: it has committed, also if err is not nil because the answer was lost.
 //   - ErrCommitUnknown: the server could not be asked in time, or has crashed or failed over since,
@@ -95,8 +95,8 @@ func (e *entry) enter(ctx context.Context, tx pgx.Tx) error {
 // It asks the server that db leads to, in one round trip, also if err is nil: some drivers return
 // nil from the COMMIT of a transaction that has failed, and all do if a statement of your own has
 // rolled it back before. So call it for errors alone if you trust yours. What came after a
-// statement that ended the transaction, such as COMMIT AND CHAIN, was outside the fence, and is not
-// told.
+// statement that ended the transaction, such as COMMIT AND CHAIN, was outside the fence, and
+// Outcome does not report it.
 //
 // The transaction must be over, and its connection given back: one that is open, on whatever
 // connection, is waited for until five seconds after the end of its lease. The wait is as long for

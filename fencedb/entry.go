@@ -55,12 +55,12 @@ func (c *config) with(db DB, opts []Option) DB {
 	return db
 }
 
-// TxOptions sets the isolation level and what else pgx can say in BEGIN. Defaults to READ
+// TxOptions sets the isolation level and the other options of BEGIN in pgx. Defaults to READ
 // COMMITTED, which is enough: the fence keeps every other holder out, and statements see what the
 // last one committed. At REPEATABLE READ and SERIALIZABLE the fence has to be older than the
 // snapshot (S3), so the first transaction under a grant that was not sealed is preceded by a Seal,
-// which costs two more round trips. One that Postgres could not put in order fails with SQLSTATE
-// 40001 and may be tried again. BeginQuery and CommitQuery are refused.
+// which costs two more round trips. A transaction that Postgres cannot serialize fails with
+// SQLSTATE 40001 and may be tried again. BeginQuery and CommitQuery are refused.
 func TxOptions(o pgx.TxOptions) Option { return func(c *config) { c.txOptions = o } }
 
 // Hold lets the transaction run for d, instead of for what remains of the lease when it begins. It

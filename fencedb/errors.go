@@ -29,13 +29,13 @@ func (e *sentinel) LeaseLost() bool { return e.lost }
 
 // The errors of this package, for errors.Is. Each comment says what is then true of the data. The
 // errors that carry values are StaleError, WrongResourceError, BusyError and CommitUnknownError.
-// The cause, usually a *pgconn.PgError, stays in the chain for errors.As. lease.IsLost asks for all
-// at once with which another holder has the resource or may have it: ErrStale, ErrLeaseOver,
+// The cause, usually a *pgconn.PgError, stays in the chain for errors.As. lease.IsLost is true for
+// those that mean that another holder has the resource or may have it: ErrStale, ErrLeaseOver,
 // ErrBusy.
 var (
 	// ErrStale: a newer holder's token has entered for the resource, or the same token under
 	// another lease. Nothing was written. The work belongs to the other holder now: drop it, or
-	// acquire the lease again. SQLSTATE FN001. (lease.ErrStale is what Redis says of a lease,
+	// acquire the lease again. SQLSTATE FN001. (lease.ErrStale comes from Redis, about a lease,
 	// before any write.)
 	ErrStale error = &sentinel{"fencedb: stale fencing token", true}
 
@@ -50,9 +50,9 @@ var (
 	ErrWrongResource = errors.New("fencedb: row of another resource")
 
 	// ErrLeaseOver: the validity of the grant passed before the transaction could commit, and the
-	// server ended it. Nothing was written. The text names the resource, and what the lease says of
-	// its end is in the chain (lease.ErrExpired, lease.ErrLost...). Acquire the lease again; write
-	// in shorter transactions, or use Hold. SQLSTATE FN004.
+	// server ended it. Nothing was written. The text names the resource, and the cause of the
+	// lease's end is in the chain (lease.ErrExpired, lease.ErrLost...). Acquire the lease again;
+	// write in shorter transactions, or use Hold. SQLSTATE FN004.
 	ErrLeaseOver error = &sentinel{"fencedb: the lease is over", true}
 
 	// ErrTooLong: the transaction outlasted the validity that its lease had when it entered (or its
@@ -89,21 +89,23 @@ var (
 	// The statement wrote nothing; what was written before stands. Compare with the lease id too.
 	ErrAlreadyWritten error = &sentinel{"fencedb: the row has this token already, and the condition asks for a greater one", false}
 
-	// ErrCommitUnknown: the connection was lost while committing, and the server could not be asked
-	// in time what became of the transaction, or has crashed or failed over since, or (in Exec,
-	// Query, QueryRow and SendBatch) had not answered anything yet; or a standby that COMMIT waited
-	// for has not answered. The data was written completely
-	// or not at all. Ask again later with fencedb.outcome, or acquire the lease again and look:
-	// under a higher token nothing of the old transaction can arrive any more.
+	// ErrCommitUnknown: nobody knows whether the transaction committed. Either the connection was
+	// lost while committing, and the server could not be asked in time what became of the
+	// transaction, has crashed or failed over since, or (in Exec, Query, QueryRow and SendBatch)
+	// had not answered anything yet. Or a standby that COMMIT waited for has not answered. The data
+	// was written completely or not at all. Ask again later with fencedb.outcome, or acquire the
+	// lease again and look: under a higher token nothing of the old transaction can arrive any
+	// more.
 	ErrCommitUnknown error = &sentinel{"fencedb: unknown whether the transaction committed", false}
 
-	// ErrTxEnded: a statement of the caller (COMMIT, ROLLBACK, PREPARE TRANSACTION, also AND CHAIN
-	// or with a BEGIN behind it) ended the transaction that held the fence, or took away what
-	// entering had set (RESET ALL), and then that is rolled back. What came before such a
-	// statement is as TxEndedError tells. What came after it was outside the fence, and was rolled
-	// back unless the caller has committed that too. That includes the rest of a string of
-	// statements: Postgres commits it when the string ends. Leave the end to the function that you
-	// call: Tx, Exec, Query, QueryRow and SendBatch refuse a COMMIT that they see. SQLSTATE FN007.
+	// ErrTxEnded: a statement of the caller ended the transaction that held the fence (COMMIT,
+	// ROLLBACK, PREPARE TRANSACTION, also AND CHAIN or followed by BEGIN), or took away the
+	// settings of the entry (RESET ALL; then the transaction is rolled back). TxEndedError says
+	// what became of the writes before such a statement. The writes after it were outside the
+	// fence, and were rolled back unless the caller has committed them too. That includes the rest
+	// of a string of statements: Postgres commits it when the string ends. Leave the end to the
+	// function that you call: Tx, Exec, Query, QueryRow and SendBatch refuse a COMMIT that they
+	// see. SQLSTATE FN007.
 	ErrTxEnded error = &sentinel{"fencedb: a statement ended the transaction that held the fence", false}
 
 	// ErrCommitted: the transaction committed, but a result was lost with the connection, or could
@@ -154,10 +156,11 @@ type BusyError struct {
 	Blockers []Blocker
 }
 
-// Blocker is a session that holds a fence in an open transaction, or may hold it, if the resource
-// has no fence yet: then all that are changing fences are named. Its State is that of
+// Blocker is a session that holds a fence in an open transaction. If the resource has no fence yet,
+// it is a session that may hold it: all that are changing fences are named. Its State is that of
 // pg_stat_activity: "idle in transaction" means that its client is not asking for anything. One
-// more is "active, waits for its client": for the rest of a request, or to read a result.
+// State is ours: "active, waits for its client" means for the rest of a request, or to read a
+// result.
 type Blocker struct {
 	PID         int           // for pg_terminate_backend, if it must go; 0 is a prepared transaction
 	Application string        // its application_name
@@ -197,7 +200,7 @@ func (e *BusyError) Unwrap() []error { return []error{ErrBusy, e.cause} }
 type CommitUnknownError struct {
 	// XID and Epoch are for SELECT fencedb.outcome(xid, epoch), where the primary is now:
 	// committed, aborted, in progress, or NULL if that cannot be known any more. They are 0 when
-	// the connection was lost before the server had told them (only in Exec, Query, QueryRow and
+	// the connection was lost before the server had sent them (only in Exec, Query, QueryRow and
 	// SendBatch).
 	XID   uint64
 	Epoch int64
@@ -217,9 +220,9 @@ func (e *CommitUnknownError) Unwrap() []error { return []error{ErrCommitUnknown,
 type TxEndedError struct {
 	XID uint64 // the transaction that held the fence
 
-	// Outcome is what became of it, in the words of Postgres: "committed", what came before the
-	// statement was written; "aborted", it was not; "in progress", it is prepared and still holds
-	// the fence, and COMMIT PREPARED or ROLLBACK PREPARED decides.
+	// Outcome is what became of it, in the words of Postgres. "committed": what came before the
+	// statement was written. "aborted": it was not. "in progress": the transaction is prepared and
+	// still holds the fence, and COMMIT PREPARED or ROLLBACK PREPARED decides.
 	Outcome string
 	cause   error
 }
@@ -284,10 +287,10 @@ const (
 // its chain. Any other error, and nil, comes back as it is. ErrTxEnded comes without a
 // TxEndedError: for that the server has to be asked, as Entry.Outcome does.
 //
-// Tx, Exec, QueryRow, SendBatch, Enter and EnterSQL explain their own errors. Explain is for what
-// writes without them: an ORM, database/sql, a transaction after Enter. It reads the errors of pgx,
-// lib/pq and pgdriver, and finds the SQLSTATE, without the values, in those of any driver that have
-// a method SQLState() string.
+// Tx, Exec, QueryRow, SendBatch, Enter and EnterSQL explain their own errors. Explain is for writes
+// without these functions: with an ORM, with database/sql, in a transaction after Enter. It reads
+// the errors of pgx, lib/pq and pgdriver, and finds the SQLSTATE, without the values, in those of
+// any driver that have a method SQLState() string.
 func Explain(err error) error {
 	if alreadyTyped(err) {
 		return err

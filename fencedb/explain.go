@@ -186,7 +186,7 @@ func named(list []byte) []Blocker {
 	return blockers
 }
 
-// ExplainNoRows tells why a conditional UPDATE on a table without triggers has matched no row:
+// ExplainNoRows says why a conditional UPDATE on a table without triggers has matched no row:
 //
 //	tag, err := pool.Exec(ctx, `UPDATE jobs SET state = 'DONE', last_fencing_token = $2, last_lease_id = $3
 //		WHERE id = $1 AND ($2 > last_fencing_token OR $2 = last_fencing_token AND $3 = last_lease_id)`,

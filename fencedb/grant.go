@@ -17,10 +17,10 @@ import (
 //
 // A grant also has a method ValidUntil() time.Time: the server ends its transactions when that time
 // has come (S7). A grant without one, or with the zero time, is refused with ErrInvalidGrant; only
-// Seal takes it. So a type that embeds a Grant in an interface, and loses the method, is noticed.
+// Seal takes it. So a type that embeds the interface Grant, and so loses the method, is noticed.
 // NoEnd says that there is no limit.
 //
-// Four more methods are asked where a grant has them, as a lease does: Err() error for why it is
+// Four more methods are called if a grant has them, as a lease does: Err() error for why it is
 // over, Released() bool whether its holder has given it back, IsPermit() bool whether it is a
 // permit of a semaphore, and Grants() []Grant for those that it stands for, as of All.
 type Grant = interface {
@@ -50,8 +50,9 @@ func NewGrant(resource string, token int64, leaseID uuid.UUID, validUntil time.T
 
 // NoEnd, as validUntil of NewGrant or as what ValidUntil returns, says that nothing limits the
 // transactions of a grant but their contexts: one that hangs keeps the next holder waiting. It is
-// for tokens of an issuer without a time. Where a write under a lease may be late, as long as
-// nobody has come since, give NewGrant an end for that one write, such as five seconds from now.
+// for tokens of an issuer that sets no time limit. If a write under a lease may be late, as long as
+// no other holder has come since, give NewGrant an end for that one write, such as five seconds
+// from now.
 var NoEnd = time.Date(9999, time.December, 31, 23, 59, 59, 0, time.UTC)
 
 type foreignGrant struct {

@@ -20,8 +20,8 @@ import (
 //
 // The first time on a connection pgx needs one more round trip, to prepare the statement. After a
 // failure it needs two more, because it forgets everything that it had prepared for the batch,
-// including the statement that enters the fence. If a statement is refused that begins with another
-// word than SELECT, INSERT, UPDATE, DELETE, MERGE, WITH, VALUES or TABLE, one more is needed to
+// including the statement that enters the fence. If a statement that begins with another word than
+// SELECT, INSERT, UPDATE, DELETE, MERGE, WITH, VALUES or TABLE is refused, one more is needed to
 // roll back. A statement whose first word does not show that it leaves the transaction open, such
 // as the name of a prepared one, also needs one more, to ask whether it did. COMMIT and its like
 // are refused.
@@ -164,10 +164,11 @@ func sendAll(ctx context.Context, db DB, grant Grant, queries []*pgx.QueuedQuery
 // Seal makes grant the oldest that can still write to its resource, in one round trip and without
 // writing anything else: from now on every earlier token is stale. If it is called while the lease
 // is being acquired, before its holder learns of it, the order of tokens does not depend on Redis:
-// see Sealer. It is on disk when Seal returns, also where synchronous_commit is off. A stale grant
-// is refused with ErrStale. After an error that says neither yes nor no (a lost connection, ctx
-// done) seal again: a second seal does no harm. If no connection of the pool came free while grant
-// was valid, the error is a context.DeadlineExceeded that names the pool, and not ErrLeaseOver.
+// see Sealer. The seal is on disk when Seal returns, also where synchronous_commit is off. A stale
+// grant is refused with ErrStale. After an error that leaves the outcome open (a lost connection,
+// ctx done), seal again: a second seal does no harm. If no connection of the pool came free while
+// grant was valid, the error is a context.DeadlineExceeded that names the pool, and not
+// ErrLeaseOver.
 func Seal(ctx context.Context, db DB, grant Grant) error {
 	b := &pgx.Batch{}
 	b.Queue(durably)
@@ -187,7 +188,7 @@ const durably = `SELECT pg_catalog.set_config('synchronous_commit', 'local', tru
 //
 //	issuer, err := lease.New(client, lease.Config{TTL: 10 * time.Second, Seal: fencedb.Sealer(pool)})
 //
-// Package guard uses it. A program needs it if it decides by what it reads outside of its fenced
+// Package guard uses it. A program needs it if it decides on what it reads outside of its fenced
 // transactions. Without it, an earlier holder can still write between such a read and the first
 // fenced transaction of the later one. Several resources are sealed together. Where Postgres
 // refuses a token as too old because Redis has gone backwards, the acquisition repairs that by

@@ -20,11 +20,11 @@ import (
 //		free, err := look(ctx, replica)
 //		...
 //
-// The grant has been sealed, as guard does, or has written: nothing else brings its token to the
-// standby. standby leads to one server. Behind an address that stands for several, take one
+// The grant must have been sealed, as guard does, or have written: nothing else brings its token to
+// the standby. standby must lead to one server. If an address stands for several, take one
 // connection, and read on that. Its role needs fencedb.allow, although nothing is written.
 //
-// Any error says that what is read there may be old:
+// After any error, what is read there may be old:
 //
 //   - ErrStale: a newer token has entered, or the same under another lease.
 //   - ErrLeaseOver: the grant ended first. ErrInvalidGrant: it cannot have been issued.
@@ -32,7 +32,7 @@ import (
 //   - otherwise the standby could not be asked, has no schema fencedb, or is a primary: after a
 //     fail-over it may never get this seal.
 //
-// The standby is asked again and again, every 50 ms at the latest.
+// AwaitReplay asks the standby repeatedly, at least every 50 ms.
 func AwaitReplay(ctx context.Context, standby DB, grant Grant) error {
 	e, err := newEntry(standby, grant, nil)
 	if err != nil {

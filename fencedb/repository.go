@@ -9,9 +9,9 @@ import (
 )
 
 // Repository hands out T, the reads and writes of an application, such as the Queries of sqlc, in
-// one of two ways: Write takes a grant, Read cannot write. So where nothing else has the database,
-// every mutation carries a fencing token, also of tables that are not protected. It is safe for
-// concurrent use.
+// one of two ways: Write takes a grant, Read cannot write. So if nothing else writes to the
+// database, every mutation carries a fencing token, also of tables that are not protected. It is
+// safe for concurrent use.
 type Repository[T any] struct {
 	db DB
 	of func(tx pgx.Tx) T

@@ -267,13 +267,13 @@ type SQLTx interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
 
-// EnterSQL is Enter for a transaction of database/sql, whatever the driver: it must come first,
-// it returns the same errors (also ErrUnsealed above READ COMMITTED), and on error the transaction
-// must be rolled back. Of the options only Hold and Trace have an effect.
-// What the application writes afterwards comes back with the errors of its driver, which Explain
-// turns into those of this package. Entry.OutcomeSQL finds out what became of a COMMIT that failed;
-// after a rollback it knows a statement that the limit of the lease has ended, which Explain takes
-// for any other cancellation (SQLSTATE 57014).
+// EnterSQL is Enter for a transaction of database/sql, whatever the driver: it must come first, it
+// returns the same errors (also ErrUnsealed above READ COMMITTED), and on error the transaction
+// must be rolled back. Of the options only Hold and Trace have an effect. What the application
+// writes afterwards comes back with the errors of its driver, which Explain turns into those of
+// this package. Entry.OutcomeSQL finds out what became of a COMMIT that failed; after a rollback it
+// recognises a statement that the limit of the lease has ended, which Explain cannot tell from any
+// other cancellation (SQLSTATE 57014).
 //
 //	tx, err := db.BeginTx(ctx, nil)
 //	if err != nil {

@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// Tracer is told what becomes of fenced writes, in pairs: each start is followed by one end of the
-// same Op, which gets the context that the start returned. So do the statements in between, and
-// with them the tracers of pgx. It is called on the path of the work, by many goroutines at once,
-// and must be quick.
+// Tracer is called for fenced writes, in pairs: each start is followed by one end of the same Op,
+// which gets the context that the start returned. So do the statements in between, and with them
+// the tracers of pgx. It is called on the path of the work, by many goroutines at once, and must be
+// quick.
 //
 // Package observe/prom has one for Prometheus, observe/slog one that logs, observe/otel one that
 // makes spans, observe/feed one that publishes events. A type can be a tracer of package lease as
@@ -40,18 +40,18 @@ const (
 	// OpEnter is one call to Enter or EnterSQL. Whether that transaction commits is not known here.
 	OpEnter Op = "enter"
 
-	// OpOutcome is one call to Entry.Outcome or Entry.OutcomeSQL, which tells the tracers of Enter
-	// whether that transaction has committed. Err is as for OpWrite.
+	// OpOutcome is one call to Entry.Outcome or Entry.OutcomeSQL, which reports to the tracers of
+	// Enter whether that transaction has committed. Err is as for OpWrite.
 	OpOutcome Op = "outcome"
 )
 
-// TraceStart is what is known when something begins.
+// TraceStart is what is known when an Op begins.
 type TraceStart struct {
 	Op     Op
 	Grants []Grant // what is entered, at least one; not to be changed
 }
 
-// TraceEnd is what is known when it is over.
+// TraceEnd is what is known when an Op ends.
 type TraceEnd struct {
 	TraceStart
 	Took time.Duration // since the start
@@ -123,7 +123,7 @@ func (e TraceEnd) Subject() (grant Grant, stored int64) {
 //
 //	db := fencedb.With(pool, fencedb.Trace(metrics, logs))
 //
-// A grant that is refused before anything is sent for it, with ErrInvalidGrant, is not told.
+// A grant that is refused before anything is sent for it, with ErrInvalidGrant, is not reported.
 func Trace(tracers ...Tracer) Option {
 	return func(c *config) { c.tracers = append(c.tracers[:len(c.tracers):len(c.tracers)], tracers...) }
 }

@@ -22,10 +22,10 @@ import (
 // BEGIN goes before, alone, for balancers that look at the first statement of a string. A function
 // that sends nothing checks the fence all the same. The server ends the transaction when grant's
 // validity is over; see Hold. If no answer comes by then, the connection counts as lost and is
-// closed; Tx returns within five seconds of that time, or as soon as fn has returned. A grant
-// without an end is bounded only by ctx and the contexts of fn's statements.
+// closed; Tx returns within five seconds of that time, or as soon as fn has returned. A transaction
+// under a grant without an end is bounded only by ctx and the contexts of fn's statements.
 //
-// The error tells what is true of the data:
+// The error says what is true of the data:
 //
 //   - nil: committed.
 //   - ErrStale, ErrNoToken, ErrWrongResource, ErrLeaseOver, ErrTooLong, ErrBusy, ErrInvalidGrant:
@@ -45,9 +45,9 @@ import (
 // an error. It must not be used after fn has returned, and only Tx may call its Commit and
 // Rollback. Where db is a connection, it must not be used beside tx. Begin of tx makes savepoints.
 // They are released or rolled back even if the context of that call is over; if that fails, nothing
-// commits. A statement whose own context was over before it was sent fails alone, the first one
-// too. Cancelling ctx before COMMIT has been sent rolls back; after that Tx still looks up, for at
-// most five seconds, whether it took effect.
+// commits. If the context of a statement was over before the statement was sent, only that
+// statement fails, even if it is the first. Cancelling ctx before COMMIT has been sent rolls back;
+// after that Tx still looks up, for at most five seconds, whether it took effect.
 func Tx(ctx context.Context, db DB, grant Grant, fn func(tx pgx.Tx) error, opts ...Option) error {
 	if fn == nil {
 		return errNoFn
