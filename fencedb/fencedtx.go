@@ -320,17 +320,22 @@ func (tx *fencedTx) Conn() *pgx.Conn {
 	return tx.conn.Load()
 }
 
-// refuseAll begins a transaction in which everything fails, as it does after a refusal of the
-// fence, where the connection is in none: what is sent through Conn would be a transaction of its
-// own. Then pgx could not prepare the first statement, or the transaction is over.
+// refuseAll makes everything fail that is sent through Conn, as it does after a refusal of the
+// fence. Where the connection is in no transaction, it would be one of its own: pgx could not
+// prepare the first statement, or the transaction is over. Where BEGIN went alone, it would be
+// written without a fence.
 func (tx *fencedTx) refuseAll() {
-	if tx.inner == nil || tx.inner.Conn().PgConn().TxStatus() != 'I' {
+	if tx.inner == nil || tx.inner.Conn().PgConn().TxStatus() == 'E' {
 		return
 	}
-	if inner, err := tx.entry.conn.BeginTx(tx.ctx, pgx.TxOptions{}); err == nil { // or pgx has closed the connection
+	if tx.inner.Conn().PgConn().TxStatus() == 'I' {
+		inner, err := tx.entry.conn.BeginTx(tx.ctx, pgx.TxOptions{})
+		if err != nil { // pgx has closed the connection
+			return
+		}
 		tx.inner = inner
-		_, _ = inner.Exec(tx.ctx, `rollback to savepoint fencedb_0`) // there is none
 	}
+	_, _ = tx.inner.Exec(tx.ctx, `rollback to savepoint fencedb_0`) // there is none
 }
 
 // Commit refuses: only the return of the function decides.
