@@ -66,14 +66,14 @@ var (
 )
 
 func (e *entry) enter(ctx context.Context, tx pgx.Tx) error {
-	if err := e.begin(); err != nil {
+	sql, args, err := e.query(ctx)
+	if err != nil {
 		return err
 	}
-	sql, args := e.query(ctx)
 	bounded, cancel := e.untilOverdue(ctx)
 	defer cancel()
 	var answer string
-	err := tx.QueryRow(bounded, sql, args...).Scan(&answer)
+	err = tx.QueryRow(bounded, sql, args...).Scan(&answer)
 	if err := e.admission([]byte(answer), err); err != nil {
 		conn := tx.Conn() // nil in a Tx that could not begin
 		return e.explain(ctx, nil, conn != nil && conn.IsClosed(), err)

@@ -74,23 +74,18 @@ func Hold(d time.Duration) Option { return func(c *config) { c.hold = d } }
 // enters.
 type entry struct {
 	config
-	limits // of the attempt that is under way
 	grants []Grant
-	db     DB     // where transactions begin; nil in those of the application
-	xid    uint64 // of the transaction that has entered; 0 before
-	epoch  int64  // of the server that gave it
+	db     DB        // where transactions begin; nil in those of the application
+	asked  time.Time // when the query was made: the moment our waiting is counted from
+	until  time.Time // when the transaction has ended; zero if it may run as long as it likes
+	limit  time.Time // the earliest that the server ends it because of that, a little before
+	xid    uint64    // of the transaction that has entered; 0 before
+	epoch  int64     // of the server that gave it
 
 	conn     DB          // of db, from acquire to release; nil in those of the application
 	pg       *pgx.Conn   // that of conn
 	giveBack func()      // for release
 	overdue  *time.Timer // of watch
-}
-
-// limits are those of one attempt to enter, and of what it begins.
-type limits struct {
-	asked time.Time // when it began: the moment our waiting is counted from
-	until time.Time // when the transaction has ended; zero if it may run as long as it likes
-	limit time.Time // the earliest that the server ends it because of that, a little before
 }
 
 func newEntry(db DB, grant Grant, opts []Option) (*entry, error) {
@@ -134,8 +129,11 @@ func (e *entry) admission(answer []byte, err error) error {
 
 // batch is what begins the transaction: BEGIN unless the batch is to be the transaction, enter, and
 // copies of the queries behind them, since pgx notes on each to which connection it was sent.
-func (e *entry) batch(ctx context.Context, behind []*pgx.QueuedQuery, implicit bool) *pgx.Batch {
-	sql, args := e.query(ctx)
+func (e *entry) batch(ctx context.Context, behind []*pgx.QueuedQuery, implicit bool) (*pgx.Batch, error) {
+	sql, args, err := e.query(ctx)
+	if err != nil {
+		return nil, err
+	}
 	if sql == enterOne {
 		sql, args = enterFirst, append(args, !implicit)
 	}
@@ -149,7 +147,7 @@ func (e *entry) batch(ctx context.Context, behind []*pgx.QueuedQuery, implicit b
 		own[i] = *query
 		b.QueuedQueries = append(b.QueuedQueries, &own[i])
 	}
-	return b
+	return b, nil
 }
 
 // sealTries is how often a transaction is sent that is refused because its token was not sealed.
@@ -167,16 +165,19 @@ func (e *entry) open(ctx context.Context, behind []*pgx.QueuedQuery,
 	implicit bool) (results pgx.BatchResults, err error) {
 	var sealErr error
 	for tries := 1; ; tries++ {
-		if err := e.begin(); err != nil { // if the seal took what was left of the lease, it says why
+		b, err := e.batch(ctx, behind, implicit)
+		if err != nil { // if the seal took what was left of the lease, it says why
 			return results, cmp.Or(sealErr, err)
 		}
-		b := e.batch(ctx, behind, implicit)
 		e.watch()
 		if results, err = e.send(ctx, b, implicit); err != nil {
 			return nil, err
 		}
 		err = e.entered(results, implicit)
 		if err != nil {
+			if over := (*rejection)(nil); errors.As(err, &over) { // pgx says at length that it cannot encode it
+				err = over
+			}
 			for _, query := range b.QueuedQueries {
 				query.Fn = nil // there is no result
 			}
@@ -265,19 +266,22 @@ func (e *entry) rollback(ctx context.Context, results pgx.BatchResults) {
 }
 
 // query returns the statement that enters, in a transaction of the application.
-func (e *entry) query(ctx context.Context) (sql string, args []any) {
+func (e *entry) query(ctx context.Context) (sql string, args []any, err error) {
+	if _, err := e.remaining(); err != nil {
+		return "", nil, err
+	}
 	if len(e.grants) == 1 {
 		g := e.grants[0]
 		id := pgtype.UUID{Bytes: g.LeaseID(), Valid: true}
-		args = append(make([]any, 0, 6), g.Resource(), g.Token(), id, left(e.until), e.patience(ctx))
-		return enterOne, args
+		args = append(make([]any, 0, 6), g.Resource(), g.Token(), id, timeLeft{e}, e.patience(ctx))
+		return enterOne, args, nil
 	}
 	return enterAll, []any{
 		e.array(func(g Grant) any { return g.Resource() }),
 		e.array(func(g Grant) any { return g.Token() }),
 		e.array(func(g Grant) any { return g.LeaseID() }),
-		left(e.until), e.patience(ctx),
-	}
+		timeLeft{e}, e.patience(ctx),
+	}, nil
 }
 
 var arrayEscapes = strings.NewReplacer(`\`, `\\`, `"`, `\"`)
@@ -303,11 +307,6 @@ func (e *entry) patience(ctx context.Context) any {
 	if valid, _ := validUntil(e.grants); e.hold > 0 && !valid.IsZero() && (until.IsZero() || valid.Before(until)) {
 		until = valid // the transaction may last longer
 	}
-	return left(until)
-}
-
-// left is an argument: how long it is until then, or nil for a time that is zero.
-func left(until time.Time) any {
 	if until.IsZero() {
 		return nil
 	}
@@ -322,36 +321,40 @@ func (m moment) Value() (driver.Value, error) {
 	return max(0, time.Until(time.Time(m)).Milliseconds()), nil
 }
 
+// timeLeft is an argument: what remains when it is encoded. As for moment, that may be less than
+// before, or more if the lease was renewed.
+type timeLeft struct{ *entry }
+
+func (left timeLeft) Value() (driver.Value, error) {
+	ms, err := left.remaining()
+	left.watch()
+	return ms, err
+}
+
 // roundings is how often the server rounds down to a whole millisecond before it sets its limits:
 // what was left when enter called admitted, how long the transaction had lasted behind the fence,
 // and what was left then.
 const roundings = 3
 
-// limitsNow are the limits of an attempt that begins now, or the error of a lease that is over. The
-// server sets its own one part in 256 short of what is left (fencedb.admitted), and starts to count
-// later than we do; the fence does not depend on it.
-func (e *entry) limitsNow() (limits, error) {
-	l := limits{asked: time.Now()}
-	l.until, _ = validUntil(e.grants)
-	if !l.until.IsZero() && l.until.Sub(l.asked) < time.Millisecond {
-		return l, leaseOver(e.grants, fmt.Errorf("its validity ended %v ago", l.asked.Sub(l.until).Round(time.Millisecond)))
+// remaining is the time the transaction has, in whole milliseconds, or nil for no bound. The server
+// sets its limits one part in 256 short of that (fencedb.admitted), and starts to count later than
+// we do; the fence does not depend on it.
+func (e *entry) remaining() (ms driver.Value, err error) {
+	e.asked = time.Now()
+	e.until, _ = validUntil(e.grants)
+	if !e.until.IsZero() && e.until.Sub(e.asked) < time.Millisecond {
+		return nil, leaseOver(e.grants, fmt.Errorf("its validity ended %v ago", e.asked.Sub(e.until).Round(time.Millisecond)))
 	}
 	if e.hold > 0 {
-		l.until = l.asked.Add(e.hold)
+		e.until = e.asked.Add(e.hold)
 	}
-	if l.until.IsZero() {
-		return l, nil
+	if e.until.IsZero() {
+		return nil, nil
 	}
-	left := min(max(1, l.until.Sub(l.asked).Milliseconds()), math.MaxInt32) // Postgres keeps time limits in 32 bits
-	l.until = l.asked.Add(time.Duration(left) * time.Millisecond)
-	l.limit = l.until.Add(-time.Duration(left/256+roundings) * time.Millisecond)
-	return l, nil
-}
-
-// begin begins an attempt.
-func (e *entry) begin() (err error) {
-	e.limits, err = e.limitsNow()
-	return err
+	left := min(max(1, e.until.Sub(e.asked).Milliseconds()), math.MaxInt32) // Postgres keeps time limits in 32 bits
+	e.until = e.asked.Add(time.Duration(left) * time.Millisecond)
+	e.limit = e.until.Add(-time.Duration(left/256+roundings) * time.Millisecond)
+	return left, nil
 }
 
 // The server ends a transaction when its time is over and says so. If nothing comes, the connection
@@ -365,8 +368,7 @@ var errNotSealed = errors.New("fencedb: the token was not sealed: no connection 
 // later one is of no use. A lease that is renewed meanwhile goes on, and so does the wait, or a
 // busy pool would be taken for a lease that is lost.
 func (e *entry) whileValid(ctx context.Context, wait func(context.Context) error) error {
-	l, err := e.limitsNow()
-	if err != nil {
+	if _, err := e.remaining(); err != nil {
 		return err
 	}
 	until, _ := validUntil(e.grants)
@@ -384,9 +386,9 @@ func (e *entry) whileValid(ctx context.Context, wait func(context.Context) error
 		cancel()
 	})
 	timer.Reset(time.Until(until))
-	err = wait(bounded)
+	err := wait(bounded)
 	// The context of a seal ends with its lease.
-	over := bounded.Err() != nil && (ctx.Err() == nil || e.sealing && !time.Now().Before(l.limit))
+	over := bounded.Err() != nil && (ctx.Err() == nil || e.sealing && !time.Now().Before(e.limit))
 	timer.Stop()
 	cancel()
 	if err != nil && over && e.sealing { // says nothing of other holders, so nobody should wait for them

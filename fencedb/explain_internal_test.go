@@ -79,7 +79,8 @@ func TestWhatTheServerEndsALittleEarlyHasEndedByItsLimit(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				e, err := newEntry(nil, NewGrant("table:12", 42, uuid.New(), time.Now().Add(c.validity)), c.opts)
 				require.NoError(t, err)
-				require.NoError(t, e.begin())
+				_, err = e.remaining()
+				require.NoError(t, err)
 				e.xid = 1
 				cancelled := &pgconn.PgError{Code: codeQueryCanceled}
 
@@ -99,7 +100,8 @@ func TestAHoldThatTheServerEndsALittleEarlyHasNotEndedWithTheLease(t *testing.T)
 		l := &renewable{NewGrant("table:12", 42, uuid.New(), NoEnd), time.Now().Add(time.Second)}
 		e, err := newEntry(nil, l, []Option{Hold(time.Hour)})
 		require.NoError(t, err)
-		require.NoError(t, e.begin())
+		_, err = e.remaining()
+		require.NoError(t, err)
 		e.xid = 1
 		time.Sleep(time.Hour - 14*time.Second)
 		cancelled := &pgconn.PgError{Code: codeTransactionTimeout}

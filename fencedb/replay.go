@@ -39,7 +39,7 @@ func AwaitReplay(ctx context.Context, standby DB, grant Grant) error {
 		return err
 	}
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
-		if err := e.begin(); err != nil {
+		if _, err := e.remaining(); err != nil {
 			return err
 		}
 		if replayed, err := e.replayed(ctx); replayed || err != nil {

@@ -81,7 +81,7 @@ func (e *entry) tryTxSQL( //nolint:gocognit // one story
 		return e.explainSQL(ctx, nil, err)
 	}
 	defer conn.giveBack()
-	if err := e.begin(); err != nil { // as of now: a connection may have been waited for
+	if _, err := e.remaining(); err != nil { // as of now: a connection may have been waited for
 		return err
 	}
 	bounded, cancel := e.untilOverdue(ctx)
@@ -303,9 +303,6 @@ func EnterSQL(ctx context.Context, tx SQLTx, grant Grant, opts ...Option) (*Entr
 		return nil, err
 	}
 	return e.join(ctx, tx, func(ctx context.Context) error {
-		if err := e.begin(); err != nil {
-			return err
-		}
 		if err := e.enterSQL(ctx, tx); err != nil {
 			return e.explainSQL(ctx, nil, err)
 		}
@@ -319,11 +316,14 @@ func (e *Entry) OutcomeSQL(ctx context.Context, db *sql.DB, err error) error {
 }
 
 func (e *entry) enterSQL(ctx context.Context, tx SQLTx) error {
-	query, args := e.query(ctx)
+	query, args, err := e.query(ctx)
+	if err != nil {
+		return err
+	}
 	bounded, cancel := e.untilOverdue(ctx)
 	defer cancel()
 	var answer string
-	err := queryOne(bounded, tx, query, args, &answer)
+	err = queryOne(bounded, tx, query, args, &answer)
 	if err := e.admission([]byte(answer), err); err != nil {
 		return err
 	}

@@ -142,9 +142,9 @@ var guards = []struct {
 		{"S6", "a key whose claim was taken back is not done", "if err == nil && ended.RowsAffected() == 0 {", "if false {", "fencedb.TestAKeyWhoseClaimWasTakenBackIsNotDone"},
 	}},
 	{"fencedb/entry.go", []guard{
-		{"S8", "a seal without a connection is no lost lease, also where its context ends first", " || e.sealing && !time.Now().Before(l.limit))", ")", "fencedb.TestAConnectionThatDoesNotComeInTimeEndsWithTheLease"},
+		{"S8", "a seal without a connection is no lost lease, also where its context ends first", " || e.sealing && !time.Now().Before(e.limit))", ")", "fencedb.TestAConnectionThatDoesNotComeInTimeEndsWithTheLease"},
 		{"S3", "a balancer sees that a transaction begins", "if implicit || !usesStrings(e.pg) {", "if true {", "fencedb.TestWhereABatchIsOneStringBeginGoesAlone"},
-		{"S7", "the time for preparing is part of the lease", "id, left(e.until), e.patience(ctx))", "id, time.Until(e.until).Milliseconds(), e.patience(ctx))", "fencedb.TestTheTimeForPreparingIsPartOfTheLease"},
+		{"S7", "the time for preparing is part of the lease", "id, timeLeft{e}, e.patience(ctx))", "id, (func() any { ms, _ := e.remaining(); return ms })(), e.patience(ctx))", "fencedb.TestTheTimeForPreparingIsPartOfTheLease"},
 		{"S7", "the server learns how long the caller may wait", "e.patience(ctx))\n\t\treturn enterOne", "nil)\n\t\treturn enterOne", "fencedb.TestANewcomerWaitsNoLongerThanItMay"},
 		{"S7", "a transaction that may wait for its client has a limit for that", "append(args, !implicit)", "append(args, false)", "fencedb.TestAStoppedHolderDelaysTheNextByNoMoreThanItsLease"},
 		{"S7", "the wait for the fence ends with the lease also where the transaction may last longer", "until = valid // the", "_ = valid // the", "fencedb.TestANewcomerWithHoldWaitsNoLongerThanItsLease"},
@@ -162,7 +162,7 @@ var guards = []struct {
 		{"S6", "what fails behind the fence is not sent again", "err = e.entered(results, implicit)\n", "err = cmp.Or(e.entered(results, implicit), results.Close())\n", "fencedb.TestAConflictBehindTheFenceIsNotTriedAgain"},
 		{"S6", "a connection that is lost behind the seal has written nothing", "\t\tif e.lost() {", "\t\tif false {", "fencedb.TestAConnectionThatIsLostBehindTheSealLeavesNoDoubt"},
 		{"S7", "what the server rounds down is not the end of another limit", "const roundings = 3", "const roundings = 0", "fencedb.TestWhatTheServerEndsALittleEarlyHasEndedByItsLimit"},
-		{"S7", "nothing begins under a lease that is over", "l.until.Sub(l.asked) < time.Millisecond {", "false {", "fencedb.TestHoldBeginsNothingUnderALeaseThatIsOver"},
+		{"S7", "nothing begins under a lease that is over", "e.until.Sub(e.asked) < time.Millisecond {", "false {", "fencedb.TestHoldBeginsNothingUnderALeaseThatIsOver"},
 	}},
 	{"fencedb/repository.go", []guard{
 		{"S4", "what a repository reads is not written", "AccessMode: pgx.ReadOnly}", "}", "fencedb.TestARepositoryDoesNotWriteWhatItReads"},
