@@ -274,11 +274,12 @@ func TestNoFunctionOpensAFenceToItsCaller(t *testing.T) {
 	s.exec(`RESET SESSION AUTHORIZATION`)
 }
 
-// withWriter is a role that may write to rows of tables, and may not enter.
+// withWriter is a role that may write to rows of tables, and may not enter. It has no TRIGGER
+// privilege, with which it could replace a guard.
 func (s *session) withWriter(tables string) (role string) {
 	s.Helper()
 	role = s.withRole("allow_operator")
-	s.exec(`REVOKE ALL ON ALL FUNCTIONS IN SCHEMA fencedb FROM ` + role + `; REVOKE ALL ON ALL TABLES IN SCHEMA fencedb FROM ` + role + `; GRANT ALL ON ` + tables + ` TO ` + role)
+	s.exec(`REVOKE ALL ON ALL FUNCTIONS IN SCHEMA fencedb FROM ` + role + `; REVOKE ALL ON ALL TABLES IN SCHEMA fencedb FROM ` + role + `; GRANT ALL ON ` + tables + ` TO ` + role + `; REVOKE TRIGGER ON ` + tables + ` FROM ` + role)
 	return role
 }
 
