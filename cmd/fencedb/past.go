@@ -232,20 +232,27 @@ func (s *servers) readRedis(ctx context.Context, r *history, w window) error {
 	return nil
 }
 
-// arrange puts in order what the servers have told, says everything once, and names holders.
-func (r *history) arrange(w window) {
-	resets, written, entered := map[string]bool{}, map[int64]bool{}, map[int64]time.Time{}
+// dateGrants puts each grant no later than the entry of its token: an event comes a moment after the
+// grant, and the entry may have been quicker.
+func (r *history) dateGrants() {
+	entered := map[int64]time.Time{}
 	for _, h := range slices.Concat(r.Events, given(r.Last, r.Next)) {
 		if at, known := entered[h.Token]; h.Kind == kindEnter && (!known || h.At.Before(at)) {
 			entered[h.Token] = h.At
 		}
 	}
-	for i := range r.Events { // an event comes a moment after the grant, and the entry may have been quicker
+	for i := range r.Events {
 		h := &r.Events[i]
 		if at, known := entered[h.Token]; known && h.Kind == string(feed.Granted) && at.Before(h.At) {
 			h.At = at
 		}
 	}
+}
+
+// arrange puts in order what the servers have told, says everything once, and names holders.
+func (r *history) arrange(w window) {
+	r.dateGrants()
+	resets, written := map[string]bool{}, map[int64]bool{}
 	for _, h := range r.Events {
 		resets[h.Lease] = resets[h.Lease] || h.Source == ofAudit && h.Kind == kindReset
 		written[h.Token] = written[h.Token] || h.Rows > 0

@@ -116,7 +116,7 @@ func (s *servers) prepareReset(ctx context.Context, asked resetting) (*inspectio
 		return nil, fmt.Errorf("%w: Redis has issued tokens of %s up to %d, and whoever has one above --to could write again; --to %[3]d lets nobody in again, and with --force it is done all the same",
 			errUnchanged, name, *found.LastToken)
 	case found.Fence == nil:
-		return nil, fmt.Errorf("%w: %s has no fence; if a row of it refuses tokens, enter with the highest token of its rows first: SELECT fencedb.enter(RESOURCE, max(last_fencing_token), gen_random_uuid()) FROM TABLE WHERE ...", errUnchanged, name)
+		return nil, fmt.Errorf("%w: %s has no fence; if a row of it refuses tokens, enter with the highest token of its rows first: SELECT fencedb.enter(RESOURCE, max(last_fencing_token), gen_random_uuid()) FROM TABLE WHERE CONDITION", errUnchanged, name)
 	case found.Fence.Token <= asked.to:
 		return nil, fmt.Errorf("%w: the fence of %s is at token %d, which is not above --to", errUnchanged, name, found.Fence.Token)
 	}
