@@ -232,8 +232,8 @@ func (s *servers) readRedis(ctx context.Context, r *history, w window) error {
 	return nil
 }
 
-// dateGrants puts each grant no later than the entry of its token: an event comes a moment after the
-// grant, and the entry may have been quicker.
+// dateGrants puts each grant no later than the entry of its token: an event comes a moment after
+// the grant, and the entry may have been quicker.
 func (r *history) dateGrants() {
 	entered := map[int64]time.Time{}
 	for _, h := range slices.Concat(r.Events, given(r.Last, r.Next)) {

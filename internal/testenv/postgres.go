@@ -275,7 +275,8 @@ func (s *postgresServer) dropDatabase(name string) error {
 	return err
 }
 
-// createTemplate makes a database that holds the migrated schema and what setup makes, to be copied.
+// createTemplate makes a database that holds the migrated schema and what setup makes, to be
+// copied.
 func (s *postgresServer) createTemplate(ctx context.Context, name, setup string) error {
 	url, err := s.createDatabase(ctx, name, "")
 	if err == nil {

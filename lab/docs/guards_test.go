@@ -157,7 +157,7 @@ var guards = []struct {
 		{"S6", "nothing begins in a transaction that is open already", "pg.PgConn().TxStatus() != 'I':", "false:", "fencedb.TestAConnectionThatIsNotFreeIsRefused"},
 		{"S6", "a connection that is closed leaves no doubt", "case pg.IsClosed():", "case false:", "fencedb.TestAConnectionThatIsNotFreeIsRefused"},
 		{"S3", "above READ COMMITTED the token is sealed first", "case err == nil || answered(err).code != codeSerializationFailure:", "default:", "fencedb.TestANewcomerSeesWhatTheHolderBeforeHasWritten"},
-		{"S7", "a seal that takes the rest of the lease says who has the fence", "return results, cmp.Or(sealErr, err)\n\t\t}\n\t\tb := e.batch", "return results, err\n\t\t}\n\t\tb := e.batch", "fencedb.TestANewcomerThatCannotSealLearnsWhoHasTheFence"},
+		{"S7", "a seal that takes the rest of the lease says who has the fence", "return results, cmp.Or(sealErr, err)\n\t\t}\n\t\te.watch()", "return results, err\n\t\t}\n\t\te.watch()", "fencedb.TestANewcomerThatCannotSealLearnsWhoHasTheFence"},
 		{"S7", "a token that stays unsealed is refused in the end", "case sealErr != nil || tries == sealTries:", "case sealErr != nil:", "fencedb.TestATokenThatStaysUnsealedIsRefusedInTheEnd"},
 		{"S6", "what fails behind the fence is not sent again", "err = e.entered(results, implicit)\n", "err = cmp.Or(e.entered(results, implicit), results.Close())\n", "fencedb.TestAConflictBehindTheFenceIsNotTriedAgain"},
 		{"S6", "a connection that is lost behind the seal has written nothing", "\t\tif e.lost() {", "\t\tif false {", "fencedb.TestAConnectionThatIsLostBehindTheSealLeavesNoDoubt"},
