@@ -266,27 +266,35 @@ func (r *history) arrange(w window) {
 	r.name(r.Last)
 	r.name(r.Next)
 	for i := range r.Events {
-		h := &r.Events[i]
-		r.name(h)
+		r.name(&r.Events[i])
+	}
+	r.findLease(w)
+	r.Events, r.More = w.cut(r.Events)
+}
+
+// findLease finds the newest lease that was granted before the end of the window, and what became
+// of it by then.
+func (r *history) findLease(w window) {
+	for _, h := range r.Events {
 		if h.Source != ofFeed || h.At.After(w.at) {
 			continue
 		}
 		switch feed.Kind(h.Kind) {
 		case feed.Granted:
-			r.Granted, r.Ended = optional(*h, true), nil
+			r.Granted, r.Ended = optional(h, true), nil
 		case feed.Released, feed.Lost, feed.Revoked:
 			if r.Granted != nil && r.Ended == nil && (h.Token == r.Granted.Token || feed.Kind(h.Kind) == feed.Revoked) {
-				r.Ended = optional(*h, true)
+				r.Ended = optional(h, true)
 			}
 		}
 	}
-	if r.Granted != nil && r.Ended == nil && r.Last != nil && r.Last.Token > r.Granted.Token {
+	if r.Granted == nil {
+		return
+	}
+	if r.Ended == nil && r.Last != nil && r.Last.Token > r.Granted.Token {
 		r.Ended = r.Last
 	}
-	if r.Granted != nil {
-		r.Renewed = optional(r.renewals[r.Granted.Token], true)
-	}
-	r.Events, r.More = w.cut(r.Events)
+	r.Renewed = optional(r.renewals[r.Granted.Token], true)
 }
 
 // given are those that there are.
