@@ -60,7 +60,7 @@ func inOrder(ctx context.Context, client *redis.Client, j job, during time.Durat
 type order struct {
 	queueKey, ownerKey string
 
-	queue     []string // calls that wait, by arrival
+	queue     []string // lease ids of those that wait, by arrival
 	grants    int
 	waited    int // grants to somebody who stood in the queue
 	overtaken int // grants to somebody who was not the first
@@ -107,10 +107,11 @@ func (o *order) see(line string) {
 	case command == "ZADD" && key == o.queueKey:
 		o.arrive(words[len(words)-1])
 	case command == "SET" && key == o.ownerKey:
-		o.grant(words[2][strings.LastIndex(words[2], ":")+1:]) // "<lease id>:<token>:<call>"
+		id, _, _ := strings.Cut(words[2], ":") // "<lease id>:<token>:<label>"
+		o.grant(id)
 	case command == "ZREM" && key == o.queueKey:
 		before := len(o.queue)
-		o.queue = slices.DeleteFunc(o.queue, func(call string) bool { return slices.Contains(words[2:], call) })
+		o.queue = slices.DeleteFunc(o.queue, func(id string) bool { return slices.Contains(words[2:], id) })
 		o.dropped += before - len(o.queue)
 	}
 }
@@ -144,7 +145,7 @@ func TestAnOvertakingIsSeen(t *testing.T) {
 		`+1.0 [0 lua] "ZADD" "lease:v1:{a}:queue" "NX" "1" "b"`,
 		`+1.1 [0 lua] "ZADD" "lease:v1:{a}:queue" "NX" "2" "c"`,
 		`+1.2 [0 lua] "ZADD" "lease:v1:{a}:queue" "NX" "3" "b"`,
-		`+1.3 [0 lua] "SET" "lease:v1:{a}:owner" "7:1:c" "PX" "10000"`,
+		`+1.3 [0 lua] "SET" "lease:v1:{a}:owner" "c:1:worker" "PX" "10000"`,
 	} {
 		o.see(line)
 	}
