@@ -151,7 +151,7 @@ func (a *app) root() *cli.Command {
 		Commands:                        append(all, a.ofUnix()...),
 		EnableShellCompletion:           true,
 		Version:                         builtFrom().Version,
-		ConfigureShellCompletionCommand: func(c *cli.Command) { c.Hidden = false },
+		ConfigureShellCompletionCommand: a.completion,
 		Reader:                          a.in,
 		Writer:                          a.out,
 		ErrWriter:                       a.errOut,
@@ -176,6 +176,14 @@ func (a *app) root() *cli.Command {
 		return nil
 	})
 	return root
+}
+
+// completion is the command of the library, checked as ours are.
+func (a *app) completion(c *cli.Command) {
+	c.Hidden, c.Action = false, unknownCommand
+	for _, shell := range c.Commands {
+		shell.ArgValidator = a.checkCall
+	}
 }
 
 // wrongFlag is what the parser says of a flag, with the one that may have been meant.
