@@ -13,12 +13,12 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Statements can end the transaction that holds the fence. One that says so is refused before it is
-// sent, also as one of several in a string: Postgres would commit what stands behind it by itself.
-// What is in doubt (the name of a prepared statement, SQL that is rewritten, what went through
-// Conn) is sent, and the server is asked before COMMIT whether the transaction is still the one
-// that entered. So what ran outside the fence, in a transaction that such a statement has begun, is
-// not committed.
+// Statements can end the transaction that holds the fence. A statement that says so is refused
+// before it is sent, also as one of several in a string: Postgres would commit the rest of the
+// string by itself. A statement in doubt (the name of a prepared statement, SQL that is rewritten,
+// a statement through Conn) is sent, and the server is asked before COMMIT whether the transaction
+// is still the one that entered. So work outside the fence, in a transaction that such a statement
+// has begun, is not committed.
 //
 // A simpler question is not enough: after COMMIT AND CHAIN, or COMMIT and BEGIN, the connection
 // looks as before. The question has a round trip of its own, because otherwise its answer could be
@@ -51,7 +51,7 @@ func keepsOpen(sql string, args []any) bool {
 	return known
 }
 
-// firstWord is that of a single statement, in capitals; "" in doubt.
+// firstWord returns the first word of a single statement, in capitals; "" in doubt.
 func firstWord(sql string, args []any) string {
 	if slices.ContainsFunc(args, rewrites) {
 		return ""
@@ -157,7 +157,7 @@ func skipComments(sql string) string {
 	}
 }
 
-// errEnded is found without asking the server.
+// errEnded is for an end that is found without asking the server.
 var errEnded = errors.New("fencedb: the connection is no longer in a transaction")
 
 func allKeepOpen(queries []*pgx.QueuedQuery) bool {

@@ -90,7 +90,7 @@ func (e *entry) enter(ctx context.Context, tx pgx.Tx) error {
 //   - every other error is err, explained as by Explain: nothing was written.
 //
 // Of a nil Entry, which comes with an error of Enter, it returns err as it is: so a library that
-// begins and commits by itself (pgx.BeginFunc, GORM, bun) needs no more than one call behind it.
+// begins and commits by itself (pgx.BeginFunc, GORM, bun) needs no more than one call after it.
 //
 // It asks the server that db leads to, in one round trip, also if err is nil: some drivers return
 // nil from the COMMIT of a transaction that has failed, and all do if a statement of your own has

@@ -91,7 +91,7 @@ func toldBehind(outcome, err error) error {
 }
 
 // queryTx is Query for a statement that may end the transaction: COMMIT is sent when the rows are
-// closed, and that is known.
+// closed, and it is known whether the statement did so.
 func queryTx(ctx context.Context, db DB, grant Grant, sql string, args []any) (pgx.Rows, error) {
 	tx, err := newTx(ctx, db, grant, nil)
 	if err != nil {
@@ -179,8 +179,9 @@ func Seal(ctx context.Context, db DB, grant Grant) error {
 }
 
 // durably: where synchronous_commit is off, a crash forgets the last commits, and with a write its
-// fence. A seal has no write that would be forgotten with it: its holder has been told, reads, and
-// decides. It waits for this disk alone, since who switched it off does not wait for standbys.
+// fence. A seal has no write that would be forgotten with it: its holder knows that it holds,
+// reads, and decides. The seal waits for this disk alone, since whoever switched synchronous_commit
+// off does not wait for standbys.
 const durably = `SELECT pg_catalog.set_config('synchronous_commit', 'local', true) WHERE pg_catalog.current_setting('synchronous_commit') = 'off'`
 
 // Sealer returns Seal on db, for lease.Config.Seal: every lease is sealed before its holder gets
@@ -283,7 +284,7 @@ func (s *sent) readCommit(results pgx.BatchResults) error {
 	return nil
 }
 
-// end reads what is left of the results, gives the connection back and tells what became of the
+// end reads what is left of the results, gives the connection back and returns what became of the
 // transaction.
 func (s *sent) end() error {
 	if s.results == nil {
@@ -327,8 +328,8 @@ func (s *sent) settle() error {
 
 var errReadOn = errors.New("fencedb: a callback has read more than the result of its own query, or has left that open")
 
-// close runs the callbacks. One that panics leaves results unread, and so a connection that nobody
-// can use.
+// close runs the callbacks. A callback that panics leaves results unread, and so a connection that
+// nobody can use.
 func (s *sent) close() error {
 	panicked := true
 	defer func() {

@@ -21,8 +21,8 @@ const (
 )
 
 // registry lists what an issuer has to end: calls that may be granted something, leases that are
-// held, and what it owes to Redis. Nobody holds its mutex for longer when there is more of it, but
-// for the beginning of Close.
+// held, and the debts to Redis. However much it lists, its mutex is held for a short time only,
+// except at the beginning of Close.
 //
 // Lock order: the mu of a lease before this one.
 type registry struct {
@@ -47,7 +47,8 @@ func newRegistry(ttl time.Duration) *registry {
 // openCall is one that may be granted something.
 type openCall struct{ cancel context.CancelCauseFunc }
 
-// begin counts a call until it ends. Its context ends with ctx and when Close begins.
+// begin counts a call until the call ends. The context of the call ends with ctx and when Close
+// begins.
 func (r *registry) begin(ctx context.Context, call *openCall) (context.Context, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -71,7 +72,7 @@ func (r *registry) ended(call *openCall) {
 	r.lessened()
 }
 
-// close begins the end; false if it has begun before.
+// close begins the end; it returns false if the end has begun before.
 func (r *registry) close() (first bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -82,8 +83,8 @@ func (r *registry) close() (first bool) {
 	return first
 }
 
-// wait returns when nothing is held and nothing is owed that can matter, or false when ctx ends
-// before. What has expired does not matter any more, even if its request never ends.
+// wait returns true when nothing is held and no debt can matter any more, or false when ctx ends
+// before. A debt that has expired does not matter any more, even if its request never ends.
 func (r *registry) wait(ctx context.Context) bool {
 	for {
 		nothing, expires := r.nothing()
@@ -124,7 +125,7 @@ func (r *registry) nothing() (closed <-chan struct{}, expires time.Time) {
 // holds mu.
 func (r *registry) done() bool { return len(r.calls) == 0 && len(r.leases) == 0 && r.unpaid == 0 }
 
-// lessened is called where something was taken out. The caller holds mu.
+// lessened is called after something was taken out. The caller holds mu.
 func (r *registry) lessened() {
 	if r.fewer != nil && r.done() {
 		close(r.fewer)
@@ -158,12 +159,12 @@ func (r *registry) allHeld() []*Lease {
 	return slices.Collect(maps.Keys(r.leases))
 }
 
-// mostBlocked is how many resources an error names: Close returns soon after its context has ended,
-// whatever it leaves behind.
+// mostBlocked is how many resources an error names at most: Close returns soon after its context
+// has ended, however much is left.
 const mostBlocked = 100
 
-// left is the error about what may be blocked still, and about what has not ended when Close stops
-// waiting for that cause; nil if there is nothing.
+// left is the error that names what may still be blocked, and what has not ended, when Close stops
+// waiting because of cause; nil if there is nothing.
 func (r *registry) left(cause error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -222,7 +223,7 @@ func (r *registry) owe(d *debt, resources ...string) *debt {
 	return d
 }
 
-// forgetExpired takes out what cannot matter any more. The caller holds mu.
+// forgetExpired takes out the debts that cannot matter any more. The caller holds mu.
 func (r *registry) forgetExpired() {
 	for now := time.Now(); r.many > 0 && !r.owed.after.until.After(now); {
 		r.forget(r.owed.after)
@@ -273,8 +274,8 @@ func (d *debt) paid() <-chan struct{} {
 }
 
 // pay makes attempts until one has an answer that counts or the time is over. The end of ctx does
-// not stop it: a caller that was cancelled has to give back too. err is that of an attempt before.
-// ended is called before the debt is settled.
+// not stop it: a caller that was cancelled has to give back too. err is the error of an attempt
+// before. ended is called before the debt is settled.
 func (d *debt) pay(ctx context.Context, err error, attempt func(context.Context) error, ended func()) {
 	defer func() { d.settle(err) }() // also if the caller's code ends the goroutine
 	err = protocol.Insist(context.WithoutCancel(ctx), time.Until(d.until), err, func(ctx context.Context) error {
@@ -326,11 +327,11 @@ func (d *debt) wait(ctx context.Context, most time.Duration) error {
 	return context.Cause(ctx)
 }
 
-// behind is what goes on behind one call: it gives back what the call was granted but does not
-// return.
+// behind is the work of one call in the background: it gives back what the call was granted but
+// does not return.
 type behind struct{ debts []*debt }
 
-// owes adds a debt, and forgets those that are paid.
+// owes adds a debt, and forgets the debts that are paid.
 func (b *behind) owes(d *debt) {
 	b.debts = append(slices.DeleteFunc(b.debts, (*debt).isPaid), d)
 }
@@ -341,8 +342,8 @@ func (b *behind) giveBack(ctx context.Context, leases ...*Lease) {
 	}
 }
 
-// wait waits for all of it; false if ctx ends before. A call that goes on with its lease id has to
-// wait, or it would get once more what it is giving back.
+// wait waits for all debts; it returns false if ctx ends before. A call that goes on with its lease
+// id has to wait, or it would get once more what it is giving back.
 func (b *behind) wait(ctx context.Context) bool {
 	for _, d := range b.debts {
 		select {
@@ -354,7 +355,7 @@ func (b *behind) wait(ctx context.Context) bool {
 	return ctx.Err() == nil
 }
 
-// waitBriefly waits for all of it, but no longer than protocol.Grace, and not for a caller whose
+// waitBriefly waits for all debts, but no longer than protocol.Grace, and not for a caller whose
 // context has ended: thousands that are cancelled at once would wait for each other's requests.
 func (b *behind) waitBriefly(ctx context.Context) {
 	if len(b.debts) > 0 && ctx.Err() == nil {

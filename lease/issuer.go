@@ -106,8 +106,8 @@ const mostNames = 1000
 //	tag, err := impatient.Exec(ctx, "table:12", `UPDATE ...`)
 //
 // All else is shared with i: its leases, and [Issuer.Close]. [Issuer.Lead] waits as it always does.
-// [LeaseID] is for one call, so make an issuer for that call. What a call refuses, it refuses from
-// here too: with [WaitAtMost] there is no [NoWait].
+// [LeaseID] is for one call, so make an issuer for that call. Options that a call refuses together,
+// it refuses from here too: [WaitAtMost] and [NoWait].
 func (i *Issuer) With(opts ...Option) *Issuer {
 	if i == nil {
 		return nil // refused by every method
@@ -127,10 +127,10 @@ func (i *Issuer) Sealed(seal func(ctx context.Context, grants ...Grant) error) *
 	return &Issuer{&sealing, i.opts}
 }
 
-// Acquire waits for its turn: first come, first served. Waiters of one process stand in one line
-// there, and the front of each line stands in Redis's queue. A release calls the first waiter in
-// the queue that listens, and that asks. A lost message costs at most five seconds; a process that
-// has died or was stopped costs the others at most 0.6 s, however many wait in it.
+// Acquire waits for its turn: first come, first served. Waiters of one process wait in one line,
+// and the front of each line stands in Redis's queue. A release calls the first waiter in the queue
+// that listens, and that waiter asks. A lost message costs at most five seconds; a process that has
+// died or was stopped costs the others at most 0.6 s, however many wait in it.
 //
 // The context bounds the waiting, and so does [WaitAtMost]. When it ends and another holds the
 // resource, as far as is known, the error is [ErrHeld] and also the reason why the context ended;
@@ -150,12 +150,12 @@ func (i *Issuer) Acquire(ctx context.Context, resource string, opts ...Option) (
 }
 
 // AcquireAll acquires all resources, or none. Up to 1000 resources; one that is named twice counts
-// once. It waits for those that are not free; ctx and [WaitAtMost] bound the whole. While it waits
-// for one, it holds those before it in byte order. Every acquisition keeps that order, so two of
-// them cannot wait for each other. With [NoWait] it does not wait: [ErrHeld] names the first that
-// is not free.
+// once. It waits for the resources that are not free; ctx and [WaitAtMost] bound the whole. While
+// it waits for one, it holds those that come before it in byte order. Every acquisition keeps that
+// order, so two of them cannot wait for each other. With [NoWait] it does not wait: [ErrHeld] names
+// the first that is not free.
 //
-// All that are free are acquired in one request. On a Cluster, where resources live on different
+// All free resources are acquired in one request. On a Cluster, where resources live on different
 // shards, they are acquired one after the other, always in the same order, and released if one is
 // refused.
 func (i *Issuer) AcquireAll(ctx context.Context, resources []string, opts ...Option) (Leases, error) {

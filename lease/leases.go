@@ -58,7 +58,7 @@ func named(l *Lease, err error) error {
 	return fmt.Errorf("%q: %w", l.Resource(), err)
 }
 
-// lost is why one of the leases is over already; nil if none is.
+// lost returns why one of the leases is over already; nil if none is.
 func (ls Leases) lost() error {
 	for _, l := range ls {
 		if err := named(l, l.Err()); err != nil {
@@ -125,8 +125,8 @@ func (ls Leases) finish(ctx context.Context, err error) error {
 }
 
 // finish releases the lease after the work, and waits for one attempt: a working Redis answers it.
-// The rest goes on behind the caller, and all of it where the lease was over: nobody relies on it.
-// The error is why the lease ended before the work.
+// The rest goes on in the background, and all of it if the lease was over: nobody relies on it. The
+// error says why the lease ended before the work.
 func (l *Lease) finish(ctx context.Context) error {
 	if err := l.granted(); err != nil {
 		return err

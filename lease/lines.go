@@ -39,8 +39,8 @@ type line struct {
 	why        error
 }
 
-// place is one that waits behind the front of a line. Who gives up marks it: thousands that are
-// cancelled at once would wait for each other if each searched for its own.
+// place is the place of a waiter after the front of a line. A waiter that gives up marks its place:
+// thousands that are cancelled at once would wait for each other if each searched for its own.
 type place struct {
 	front chan struct{} // closed when it is the front
 	gone  bool          // guarded by the mu of the line
@@ -55,7 +55,7 @@ func (l *line) asks() {
 	}
 }
 
-// note takes the outcome of the front's request in, and adds to it what Redis said before. An error
+// note records the outcome of the front's request, and adds to it what Redis said before. An error
 // that comes when ctx has ended is about this caller and says nothing about Redis.
 func (l *line) note(ctx context.Context, err error) error {
 	l.mu.Lock()
@@ -70,8 +70,8 @@ func (l *line) note(ctx context.Context, err error) error {
 	return err
 }
 
-// silent is since when Redis has not answered the front, for one who came at that time, and what is
-// known of it. If it has answered, that is now.
+// silent returns since when Redis has not answered the front, for a waiter that came at that time,
+// and what is known of the silence. If Redis has answered, the time is now.
 func (l *line) silent(came time.Time) (since time.Time, why error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -85,7 +85,7 @@ func (l *line) silent(came time.Time) (since time.Time, why error) {
 	}
 }
 
-// join returns when the caller is at the front, or with the cause when ctx ends before that. It
+// join returns when the caller is at the front, or when ctx ends before that, with the cause. It
 // calls busy before it waits.
 func (ls *lines) join(ctx context.Context, channel string, busy func(context.Context)) (*line, error) {
 	l, p := ls.enter(channel)
@@ -104,7 +104,7 @@ func (ls *lines) join(ctx context.Context, channel string, busy func(context.Con
 	}
 }
 
-// enter takes a place; nil if it is the front already.
+// enter takes a place and returns it; nil if the caller is at the front already.
 func (ls *lines) enter(channel string) (*line, *place) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -126,7 +126,7 @@ func (ls *lines) enter(channel string) (*line, *place) {
 	return l, p
 }
 
-// quit gives a place up. It answers false if that place is the front by now.
+// quit gives a place up. It returns false if that place is the front by now.
 func (l *line) quit(p *place) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -143,7 +143,8 @@ func (l *line) quit(p *place) bool {
 	return true
 }
 
-// next lets the next come to the front; false if there is none. The caller holds mu.
+// next lets the next waiter come to the front; it returns false if there is none. The caller holds
+// mu.
 func (l *line) next() bool {
 	for len(l.behind) > 0 {
 		p := l.behind[0]
@@ -157,8 +158,8 @@ func (l *line) next() bool {
 	return false
 }
 
-// leave lets the next come to the front. When there is none, the line ends, or stays for as long as
-// linger with its subscription.
+// leave lets the next waiter come to the front. If there is none, the line ends, or stays for the
+// time linger, with its subscription.
 func (l *line) leave() {
 	l.mu.Lock()
 	more := l.next()
@@ -198,7 +199,7 @@ func (l *line) remove() {
 	}
 }
 
-// close removes empty lines at once. It is called when nobody joins any more.
+// close removes empty lines at once. It is called when no caller joins any more.
 func (ls *lines) close() {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -211,7 +212,7 @@ func (ls *lines) close() {
 	}
 }
 
-// listenFor says whose news counts from now on.
+// listenFor sets whose news counts from now on.
 func (l *line) listenFor(waiter string) {
 	if l.subscription != nil { // which the line may have from a waiter before
 		l.subscription.listenFor(waiter)
