@@ -285,7 +285,6 @@ func (s *postgresServer) createTemplate(ctx context.Context, name, setup string)
 	if err != nil {
 		return err
 	}
-	// Makes the file, too, with which a connection begins faster.
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
 		return err
