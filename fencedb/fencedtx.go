@@ -320,10 +320,10 @@ func (tx *fencedTx) Conn() *pgx.Conn {
 	return tx.conn.Load()
 }
 
-// refuseAll makes everything fail that is sent through Conn, as it does after a refusal of the
-// fence. Where the connection is in no transaction, it would be one of its own: pgx could not
-// prepare the first statement, or the transaction is over. Where BEGIN went alone, it would be
-// written without a fence.
+// refuseAll makes every statement fail that is sent through Conn, as after a refusal of the fence.
+// If the connection is in no transaction, because pgx could not prepare the first statement or the
+// transaction has ended, such a statement would commit by itself. If BEGIN went alone and enter
+// could not follow, it would run without a fence.
 func (tx *fencedTx) refuseAll() {
 	if tx.inner == nil || tx.inner.Conn().PgConn().TxStatus() == 'E' {
 		return

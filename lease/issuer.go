@@ -106,8 +106,7 @@ const mostNames = 1000
 //	tag, err := impatient.Exec(ctx, "table:12", `UPDATE ...`)
 //
 // All else is shared with i: its leases, and [Issuer.Close]. [Issuer.Lead] waits as it always does.
-// [LeaseID] is for one call, so make an issuer for that call. Options that a call refuses together,
-// it refuses from here too: [WaitAtMost] and [NoWait].
+// A call refuses [WaitAtMost] together with [NoWait], wherever each comes from.
 func (i *Issuer) With(opts ...Option) *Issuer {
 	if i == nil {
 		return nil // refused by every method

@@ -578,7 +578,7 @@ func TestDoctorNamesPreparedTransactionsThatHoldFences(t *testing.T) {
 	}
 }
 
-// Whoever shares a fence writes a multixact with all who do.
+// Each transaction that shares a fence writes a multixact that lists every sharer.
 func TestDoctorReadsTheMultixacts(t *testing.T) {
 	t.Parallel()
 	server := testenv.OwnPostgres(t, "autovacuum_multixact_freeze_max_age=10000", "autovacuum=off")

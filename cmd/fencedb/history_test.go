@@ -347,7 +347,7 @@ func TestHistoryNamesClocksThatAreApart(t *testing.T) {
 	}
 }
 
-// What it reads in between takes its time, and that is not between the clocks.
+// The time that history spends on reading is no difference between the two clocks.
 func TestHistoryDoesNotTakeItsOwnTimeForADifferenceOfClocks(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
