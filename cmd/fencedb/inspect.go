@@ -70,7 +70,7 @@ type inspection struct {
 	proven          int64         // the highest token that is known to have entered, or to be a revocation's
 	floor           int64         // of new tokens, if the last one is below the fence
 	readAt          time.Time     // when Redis told, by its clock and at the latest
-	within          time.Duration // in which it told
+	within          time.Duration // give or take: it is how long the answer took, and how well its clock is known
 	heldFor         time.Duration // by the holder until readAt; 0: its token does not tell
 	Fence           *fence        `json:"fence"` // in Postgres
 	Transactions    []transaction `json:"transactions"`
@@ -122,7 +122,7 @@ func (s *servers) look(ctx context.Context, resource string) (*inspection, error
 		asked := time.Now()
 		var known lease.Inspection
 		if known, s.redisAway = s.issuer.Inspect(ctx, resource); s.redisAway == nil {
-			found.within = time.Since(asked)
+			found.within = time.Since(asked) + s.ahead.redisWithin
 			s.add(found, known)
 		}
 	}
@@ -201,8 +201,8 @@ func (r *inspection) workOutRenewal() *renewal {
 		return nil
 	}
 	since := protocol.FenceRetention - time.Duration(*r.RememberedForMS)*time.Millisecond
-	const about = 100 * time.Millisecond // how well we know Redis's clock
-	if since < 0 || since > r.heldFor+about {
+	const about = 100 * time.Millisecond
+	if since < 0 || since > r.heldFor+r.within+about {
 		return nil
 	}
 	return &renewal{At: r.readAt.Add(-since), TTLMS: since.Milliseconds() + r.Holder.ExpiresInMS,
