@@ -1,5 +1,5 @@
-// Package leasetest runs what asks Redis with the documented rights, and against servers that
-// refuse.
+// Package leasetest runs what asks Redis with the documented rights, against servers that refuse,
+// and on a Redis in memory.
 package leasetest
 
 import (

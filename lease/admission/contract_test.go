@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
@@ -76,13 +75,22 @@ func TestContractOnCluster(t *testing.T) {
 	runContract(t, (&world{client: client, namespace: "contract"}).forSubtests())
 }
 
+// In bubbles, because the clock of miniredis also moves within a script otherwise, and a window that
+// was full is gone when the script looks for its oldest entry.
 func TestContractOnMiniredis(t *testing.T) {
 	t.Parallel()
-	server := miniredis.RunT(t)
-	server.ClockTTL(true)
-	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
-	t.Cleanup(func() { _ = client.Close() })
-	runContract(t, (&world{client: client, namespace: "contract"}).forSubtests())
+	for name, test := range contract {
+		for kind, sliding := range map[string]bool{"Fixed": false, "Sliding": true} {
+			t.Run(name+kind, func(t *testing.T) {
+				inBubble(t, func(t *testing.T, w *world) {
+					test(t, func(t *testing.T, cfg admission.Config) *admission.Limiter {
+						cfg.Sliding = sliding
+						return w.limiter(t, cfg)
+					})
+				})
+			})
+		}
+	}
 }
 
 func admitsUpToTheLimit(t *testing.T, make newLimiter) {

@@ -1,18 +1,16 @@
 package admission_test
 
 import (
-	"context"
-	"net"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/internal/leasetest"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease/admission"
 )
@@ -69,16 +67,7 @@ func (w *world) forSubtests() newLimiter {
 func inBubble(t *testing.T, test func(t *testing.T, w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		server := miniredis.NewMiniRedis()
-		server.ClockTTL(true)
-		client := redis.NewClient(&redis.Options{
-			Addr:   "127.0.0.1:6379", // never dialled
-			Dialer: func(context.Context, string, string) (net.Conn, error) { return server.Dial() },
-		})
-		defer func() {
-			_ = client.Close()
-			server.Close()
-		}()
+		client, _ := leasetest.InMemory(t)
 		w := &world{client: client, namespace: "test", faults: new(faulty.Redis)}
 		client.AddHook(w.faults)
 		test(t, w)

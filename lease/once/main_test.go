@@ -3,17 +3,15 @@ package once_test
 import (
 	"context"
 	"errors"
-	"net"
 	"strings"
 	"testing"
 	"testing/synctest"
-	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/internal/leasetest"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/lease/once"
@@ -62,17 +60,7 @@ func (w *world) forSubtests() newOnce {
 func inBubble(t *testing.T, test func(t *testing.T, w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		server := miniredis.NewMiniRedis()
-		server.ClockTTL(true)
-		client := redis.NewClient(&redis.Options{
-			Addr:   "127.0.0.1:6379", // never dialled
-			Dialer: func(context.Context, string, string) (net.Conn, error) { return server.Dial() },
-		})
-		defer func() {
-			time.Sleep(5 * time.Second) // the subscription of a waiter lingers, and its health check wakes up
-			_ = client.Close()
-			server.Close()
-		}()
+		client, _ := leasetest.InMemory(t)
 		w := &world{client: client, namespace: "test", faults: new(faulty.Redis)}
 		client.AddHook(w.faults)
 		test(t, w)
