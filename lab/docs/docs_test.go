@@ -283,3 +283,46 @@ func TestTheMapNamesEveryPage(t *testing.T) {
 		}
 	}
 }
+
+// Tests of the packages that run under the race detector, and are smaller there, are those which
+// make test-all runs in full size.
+func TestTestsThatAreSmallerUnderRaceRunInFullSizeToo(t *testing.T) {
+	t.Parallel()
+	makefile, err := os.ReadFile("../Makefile")
+	require.NoError(t, err)
+	list := regexp.MustCompile(`(?s)\nSIZED = (.*?)\n\n`).FindSubmatch(makefile)
+	require.NotNil(t, list)
+	listed := regexp.MustCompile("^(" + regexp.MustCompile(`\$\\\n\s*`).ReplaceAllString(string(list[1]), "") + ")")
+	var sized []string
+	for _, pkg := range []string{"fencedb", "lease"} {
+		files, err := filepath.Glob("../" + pkg + "/*_test.go")
+		require.NoError(t, err)
+		bodies := map[string]string{} // by the function's name
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			require.NoError(t, err)
+			for _, function := range strings.Split(string(text), "\nfunc ")[1:] {
+				name, body, _ := strings.Cut(function, "(")
+				bodies[name] = body
+			}
+		}
+		for name, body := range bodies {
+			if !strings.Contains(body, "testenv.Small()") {
+				continue
+			}
+			if strings.HasPrefix(name, "Test") {
+				sized = append(sized, name)
+				continue
+			}
+			for caller, body := range bodies { // a helper of tests
+				if strings.HasPrefix(caller, "Test") && strings.Contains(body, name+"(") {
+					sized = append(sized, caller)
+				}
+			}
+		}
+	}
+	require.NotEmpty(t, sized)
+	for _, name := range sized {
+		require.Regexp(t, listed, name, "it is smaller under the race detector: name it in SIZED of the Makefile")
+	}
+}

@@ -75,8 +75,8 @@ func TestContractOnCluster(t *testing.T) {
 	runContract(t, (&world{client: client, namespace: "contract"}).forSubtests())
 }
 
-// In bubbles, because the clock of miniredis also moves within a script otherwise, and a window that
-// was full is gone when the script looks for its oldest entry.
+// In bubbles, because the clock of miniredis also moves within a script otherwise, as Redis's does
+// not: a window that was full is gone when the script looks for its oldest entry.
 func TestContractOnMiniredis(t *testing.T) {
 	t.Parallel()
 	for name, test := range contract {
