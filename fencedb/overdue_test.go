@@ -27,8 +27,8 @@ import (
 // deadline.
 
 const (
-	asking = 5 * time.Second  // how long a call may outlast its lease, or its context
-	slack  = 45 * time.Second // of a machine that is busy; what nothing bounds lasts longer
+	asking = 5 * time.Second // how long a call may outlast its lease, or its context
+	slack  = time.Minute     // of a machine that is busy; what nothing bounds lasts longer
 )
 
 // silences are the places where a connection falls silent in a write.

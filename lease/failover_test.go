@@ -141,12 +141,12 @@ func TestAReleaseWithoutMemoryCallsTheFirstWaiter(t *testing.T) {
 	i, grants := w.issuer(t, lease.Config{TTL: time.Minute}), make(chan grant)
 	queued := func() bool { return w.snapshot(t, "a").waiters == 1 }
 	wait(t.Context(), i, 0, grants)
-	require.Eventually(t, queued, 10*time.Second, ms)
+	require.Eventually(t, queued, patience, ms)
 	require.NoError(t, holder.Release(t.Context()))
 	first := <-grants
 	require.NoError(t, first.err)
 	wait(t.Context(), i, 1, grants) // asks once: its process listens already
-	require.Eventually(t, queued, 10*time.Second, ms)
+	require.Eventually(t, queued, patience, ms)
 
 	require.NoError(t, w.client.ConfigSet(t.Context(), "maxmemory", "1").Err())
 	require.NoError(t, first.lease.Release(t.Context()))
