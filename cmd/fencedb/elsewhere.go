@@ -97,7 +97,7 @@ func (s *servers) notElsewhere(resource string, known bool, places []place, unse
 	name := visible(resource)
 	switch others := rivals(places); {
 	case !known && len(places) > 0:
-		return fmt.Errorf("%w: Redis does not know %s here, but %s; check both flags, and that it is a lease; fencedb leases shows semaphores too; with --force it is done all the same",
+		return fmt.Errorf("%w: Redis does not know %s here, but %s; check both flags, and that it is a lease; with --force it is done all the same",
 			errUnchanged, name, described(places))
 	case len(others) > 0:
 		return fmt.Errorf("%w: %s is held elsewhere too: %s; see that --namespace is that of the programs that write to this database; with --force it is done all the same",

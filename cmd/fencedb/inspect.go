@@ -27,7 +27,7 @@ does not answer, it shows what the other knows; the exit code is 1 then. If
 programs publish events (see watch), it shows the last renewal with its TTL,
 and the last refusals. Otherwise the renewal is worked out: Redis remembers
 a token for lease.Config.FenceRetention from then on, if that is its default.
-Of a semaphore, fencedb leases shows who has its permits.
+Of a semaphore it shows who holds its permits.
 
    fencedb inspect table:12`,
 		Action: a.read(onBoth|halves, nil, func(ctx context.Context, s *servers) (report, error) {
@@ -63,6 +63,7 @@ type inspection struct {
 	Holder          *holder       `json:"holder"`
 	Renewal         *renewal      `json:"renewal"` // nil: no program publishes it, and it cannot be worked out
 	Waiters         int           `json:"waiters"`
+	Semaphore       *permits      `json:"semaphore"`         // of the same name; nil: Redis knows none
 	LastToken       *int64        `json:"last_token"`        // in Redis
 	RememberedForMS *int64        `json:"remembered_for_ms"` // by Redis, for how much longer
 	Revoked         *uuid.UUID    `json:"revoked_lease_id"`  // in the last minute or so
@@ -124,6 +125,7 @@ func (s *servers) look(ctx context.Context, resource string) (*inspection, error
 		if known, s.redisAway = s.issuer.Inspect(ctx, resource); s.redisAway == nil {
 			found.within = time.Since(asked) + s.ahead.redisWithin
 			s.add(found, known)
+			found.Semaphore, s.redisAway = s.ahead.readPermits(ctx, s.semaphore, resource)
 		}
 	}
 	if s.postgresAway == nil {
@@ -139,6 +141,12 @@ func (s *servers) look(ctx context.Context, resource string) (*inspection, error
 		var places map[string][]place
 		if places, found.unsearched = s.search(ctx, resource); found.unsearched == nil {
 			found.Elsewhere = append([]place{}, places[resource]...)
+		}
+		idle := place{Namespace: s.names.namespace, Kind: protocol.SemaphoreKind, Hashed: s.names.hashed}
+		if n := slices.Index(found.Elsewhere, idle); n >= 0 {
+			found.Elsewhere = slices.Delete(found.Elsewhere, n, n+1)
+		} else if found.Semaphore != nil && len(found.Semaphore.Permits)+found.Semaphore.Waiters == 0 {
+			found.Semaphore = nil
 		}
 	}
 	if s.redisAway != nil {
@@ -234,13 +242,21 @@ func value[T any](there *T) (v T) {
 }
 
 func (r *inspection) print(p page) {
-	p.facts(
-		[2]string{"RESOURCE", visible(r.Resource)},
-		[2]string{"HOLDER", r.holds(p)},
-		[2]string{"WAITING", r.known("redis", fmt.Sprint(r.Waiters))},
-		[2]string{"REDIS", r.known("redis", r.counter())},
-		[2]string{"LEDGER", r.known("postgres", r.Fence.text(p))},
-	)
+	facts := [][2]string{
+		{"RESOURCE", visible(r.Resource)},
+		{"HOLDER", r.holds(p)},
+		{"WAITING", r.known("redis", fmt.Sprint(r.Waiters))},
+		{"REDIS", r.known("redis", r.counter())},
+		{"LEDGER", r.known("postgres", r.Fence.text(p))},
+	}
+	if r.isSemaphore() {
+		facts = facts[:1]
+	}
+	if r.Semaphore != nil {
+		facts = append(facts, [2]string{"SEMAPHORE", r.Semaphore.text()})
+	}
+	p.facts(facts...)
+	value(r.Semaphore).print(p)
 	list(p, []string{"PID", "APPLICATION", "STATE", "OPEN FOR", "USER", "CLIENT", "WAITS FOR"}, r.Transactions, func(t transaction) []string {
 		return []string{fmt.Sprint(t.PID), visible(t.Application), visible(t.State), t.openFor(),
 			visible(t.User), t.Client, t.WaitsFor}
@@ -248,7 +264,7 @@ func (r *inspection) print(p page) {
 	list(p, []string{"ALSO IN NAMESPACE", "KIND", "HASHED", "LAST TOKEN", "HOLDER"}, r.Elsewhere, func(e place) []string {
 		who := "nobody"
 		if e.Kind != protocol.LeaseKind {
-			who = "see fencedb leases"
+			who = "see --namespace"
 		} else if e.Holder != nil {
 			who = e.Holder.name()
 		}
@@ -328,7 +344,10 @@ func (r *inspection) conclude() []note {
 	add := func(code, format string, args ...any) {
 		notes = append(notes, note{code, fmt.Sprintf(format, args...)})
 	}
-	if r.whoCanWrite(add) {
+	if r.Semaphore != nil {
+		add("semaphore", "A permit of the semaphore does not fence: nothing keeps its holder from writing but its own look at its context. fencedb revoke --permit ends one.")
+	}
+	if !r.isSemaphore() && r.whoCanWrite(add) {
 		r.whatRedisKnows(add)
 	}
 	if r.feedReplaced {
@@ -443,6 +462,11 @@ func (r *inspection) whatRedisKnows(add adding) {
 	if r.Revoked != nil && value(r.Holder).LeaseID != *r.Revoked {
 		add("revoked", "An earlier lease, %s, was revoked in the last minute or so.", *r.Revoked)
 	}
+}
+
+// isSemaphore reports whether Redis knows the resource as a semaphore, and nothing knows a lease.
+func (r *inspection) isSemaphore() bool {
+	return r.Semaphore != nil && !r.isKnown() && r.Fence == nil
 }
 
 // isKnown reports whether Redis knows the resource as one of leases.

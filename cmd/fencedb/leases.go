@@ -200,7 +200,7 @@ func (s *servers) listLeases(ctx context.Context, wanted selection, owners []lea
 		keys = keys[:min(wanted.limit, len(keys))]
 	}
 	i, err1 := lease.New(s.client, shown.config())
-	places, err2 := lease.NewSemaphore(s.client, lease.SemaphoreConfig{Limit: lease.MaxLimit, Lease: shown.config()})
+	semaphore, err2 := shown.semaphore(s.client)
 	if err := errors.Join(err1, err2); err != nil {
 		return nil, usage("%w", err)
 	}
@@ -216,7 +216,7 @@ func (s *servers) listLeases(ctx context.Context, wanted selection, owners []lea
 	asking.SetLimit(16)
 	for n, key := range keys {
 		asking.Go(func() error {
-			found, err := s.holders(ctx, key, i, places)
+			found, err := s.holders(ctx, key, i, semaphore)
 			if errors.Is(err, lease.ErrCorrupt) {
 				problems[n], err = err.Error(), nil
 			}
@@ -239,15 +239,16 @@ func (s *servers) listLeases(ctx context.Context, wanted selection, owners []lea
 
 // holders are those of a key, the longest first; none if the resource was released since.
 func (s *servers) holders(ctx context.Context, key lease.Key, i *lease.Issuer,
-	places *lease.Semaphore) (all []held, err error) {
+	semaphore *lease.Semaphore) (all []held, err error) {
 	if key.Kind == protocol.SemaphoreKind {
-		known, err := places.Inspect(ctx, key.Resource)
-		for _, h := range known.Permits {
-			permit := holder{h.LeaseID, h.Token, s.ahead.issuedAt(h.Token), h.ExpiresIn.Milliseconds(), h.Label}
+		known, err := s.ahead.readPermits(ctx, semaphore, key.Resource)
+		if err != nil {
+			return nil, err
+		}
+		for _, permit := range known.Permits {
 			all = append(all, held{key.Resource, key.Kind, permit, known.Waiters})
 		}
-		slices.SortStableFunc(all, func(a, b held) int { return cmp.Compare(a.Token, b.Token) })
-		return all, err
+		return all, nil
 	}
 	known, err := i.Inspect(ctx, key.Resource)
 	if err != nil || known.Token == 0 {

@@ -85,7 +85,7 @@ const (
 	done = `done AS NOT MATERIALIZED (
 		SELECT id, at, event AS kind, coalesce((details ->> 'token')::bigint, 0) AS token, coalesce((details ->> 'former_token')::bigint, 0) AS former, coalesce(details ->> 'lease_id', '') AS lease,
 			operator AS label, role::text AS role, '' AS application, '' AS client, coalesce(details ->> 'table', '') AS table_name, 0::bigint AS row_count,
-			CASE WHEN event = 'keep_history' THEN coalesce('for ' || (details ->> 'period'), 'not any more') WHEN event IN ('protect', 'observe', 'unprotect') THEN CASE WHEN starts_with(reason, 'found') THEN 'found, changed by hand or restored' ELSE '' END ELSE concat(reason, '; held by ' || nullif(details ->> 'former_holder', '')) END AS note, 'audit' AS source
+			CASE WHEN event = 'keep_history' THEN coalesce('for ' || (details ->> 'period'), 'not any more') WHEN event IN ('protect', 'observe', 'unprotect') THEN CASE WHEN starts_with(reason, 'found') THEN 'found, changed by hand or restored' ELSE '' END ELSE concat(reason, '; permit ' || (details ->> 'permit'), '; held by ' || nullif(details ->> 'former_holder', '')) END AS note, 'audit' AS source
 		FROM fencedb.audit
 		WHERE resource = $1 OR event = 'keep_history'
 			OR event IN ('protect', 'observe', 'unprotect') AND EXISTS (SELECT FROM jsonb_array_elements_text(details -> 'resource') t WHERE starts_with($1, split_part(t, '{', 1)))

@@ -25,6 +25,7 @@ import (
 func (a *app) revoke() *cli.Command {
 	e := event{kind: "revoke"}
 	var force, behind, sealOnly bool
+	var permit string
 	return &cli.Command{
 		Name:      "revoke",
 		Usage:     "end the lease on a resource and shut former holders out",
@@ -56,14 +57,28 @@ seals the resource in Postgres, with the time there as the token: holders
 with a lower one are refused from then on, and the lease goes on in Redis.
 A token may be above that if Redis's clock is, or was, ahead of Postgres's.
 
+With --permit it ends a permit of a semaphore, which is named by how its
+lease id begins, or all of them, and records each. Nothing is sealed: a
+permit does not fence.
+
    fencedb revoke table:12 --reason 'worker 7 hangs'
    fencedb revoke table:12 --seal-only --reason 'Redis is full'
    fencedb revoke --behind --reason 'fail-over lost commits'
+   fencedb revoke render --permit 43a7e30e --reason 'worker 7 hangs'
    fencedb revoke table:12 --reason 'host is gone' --yes --json`,
 		Flags: e.flags(a.yesFlag(), &cli.BoolFlag{Name: "force", Destination: &force, Usage: "revoke also what another namespace has, or no server knows"},
 			&cli.BoolFlag{Name: "seal-only", Destination: &sealOnly, Usage: "shut holders out in Postgres, without Redis"},
+			&cli.StringFlag{Name: "permit", Destination: &permit, Usage: "end the permit with this lease `ID`, or all", Validator: func(id string) error {
+				if id != allPermits && !permitID.MatchString(id) {
+					return errors.New("takes a lease id, or its first 8 digits as fencedb leases prints them, or all")
+				}
+				return nil
+			}},
 			&cli.BoolFlag{Name: "behind", Destination: &behind, Usage: "seal or raise all that one server has and the other lacks"}),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
+			if permit != "" && (force || sealOnly || behind) {
+				return usage("--permit is about a semaphore; --force, --seal-only and --behind are about leases")
+			}
 			if sealOnly {
 				return a.on(onPostgres|onPrimary, e.ofOne, func(ctx context.Context, s *servers) (report, error) {
 					return s.confirmAndSeal(ctx, e)
@@ -83,6 +98,9 @@ A token may be above that if Redis's clock is, or was, ahead of Postgres's.
 				}
 				if behind {
 					return nil, s.sealBehind(ctx, e, force)
+				}
+				if permit != "" {
+					return s.confirmAndRevokePermits(ctx, e, permit)
 				}
 				return s.confirmAndRevoke(ctx, e, force)
 			})(ctx, cmd)
@@ -257,7 +275,9 @@ func (s *servers) prepare(ctx context.Context, resource string, force bool, func
 	if away := s.away(); err == nil && away != nil {
 		err = fmt.Errorf("%w: %w", errUnchanged, away)
 	}
-	if err == nil && !force {
+	if err == nil && !force && found.isSemaphore() {
+		err = fmt.Errorf("%w: %s is a semaphore here, and no lease; fencedb revoke --permit ends a permit; with --force it is done all the same", errUnchanged, visible(resource))
+	} else if err == nil && !force {
 		err = s.notElsewhere(resource, found.isKnown(), found.Elsewhere, found.unsearched)
 	}
 	return found, err

@@ -183,7 +183,7 @@ func TestRevokeEndsAHolderWhoseCounterRedisHasLost(t *testing.T) {
 // servers are those of a call of the command.
 func (w *world) servers() *servers {
 	a := &app{names: names{namespace: w.namespace}, timeout: time.Minute}
-	return &servers{app: a, client: w.redis, issuer: w.issuer, pool: w.pool}
+	return &servers{app: a, client: w.redis, issuer: w.issuer, semaphore: w.semaphore(lease.MaxLimit), pool: w.pool}
 }
 
 func TestRevokeEndsNobodyButTheHolderThatWasShown(t *testing.T) {
@@ -380,19 +380,6 @@ func TestARevocationUnderTheOtherFormOfTheNameIsRefused(t *testing.T) {
 		require.NoError(t, w.book(l))
 		require.Contains(t, w.run("--namespace", "", fmt.Sprintf("--hash-resources=%v", hashed), "revoke", "seat:1", "--reason", "it hangs", "--yes").errOut, "nothing was changed")
 	}
-}
-
-func TestASemaphoreIsNeitherRevokedNorInspected(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	_, err := w.semaphore(1).Acquire(t.Context(), "seat:1", lease.NoWait())
-	require.NoError(t, err)
-
-	got := w.run("revoke", "seat:1", "--reason", "it hangs", "--yes")
-	require.NotZero(t, got.code)
-	require.Contains(t, got.errOut, `as a semaphore in namespace "shop"`)
-	require.Contains(t, w.ok("inspect", "seat:1"), "see fencedb leases")
-	require.Contains(t, codes(w.inspected("seat:1").Notes), "known_elsewhere")
 }
 
 // Where Postgres takes no writes, the lease must not be ended in Redis: nobody could be shut out.

@@ -22,9 +22,10 @@ import (
 // servers are the connections of one call of the command.
 type servers struct {
 	*app
-	client redis.UniversalClient
-	issuer *lease.Issuer
-	pool   *pgxpool.Pool
+	client    redis.UniversalClient
+	issuer    *lease.Issuer
+	semaphore *lease.Semaphore
+	pool      *pgxpool.Pool
 
 	replica bool // Redis is one, and who holds what may be old
 	standby bool // Postgres is one, and what has entered may be missing there
@@ -60,6 +61,9 @@ func (a *app) open(ctx context.Context, where needs) (s *servers, err error) {
 			return s, usage("--redis: %w; it takes\n%s", err, redisForms)
 		}
 		if s.issuer, err = lease.New(s.client, s.names.config()); err != nil {
+			return s, usage("%w", err)
+		}
+		if s.semaphore, err = s.names.semaphore(s.client); err != nil {
 			return s, usage("%w", err)
 		}
 	}

@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/fencedb/fencedb/lease"
+)
+
+// permits is a semaphore in Redis. Its limit is not there: each program has its own.
+type permits struct {
+	Waiters int      `json:"waiters"` // one for each process that waits
+	Permits []holder `json:"permits"` // the longest held first
+}
+
+// semaphore reads and revokes permits.
+func (n names) semaphore(client redis.UniversalClient) (*lease.Semaphore, error) {
+	return lease.NewSemaphore(client, lease.SemaphoreConfig{Limit: lease.MaxLimit, Lease: n.config()})
+}
+
+// readPermits reads what Redis has of a semaphore.
+func (c clocks) readPermits(ctx context.Context, s *lease.Semaphore, resource string) (*permits, error) {
+	known, err := s.Inspect(ctx, resource)
+	if err != nil {
+		return nil, err
+	}
+	found := &permits{known.Waiters, []holder{}}
+	for _, p := range known.Permits {
+		h := holder{p.LeaseID, p.Token, c.issuedAt(p.Token), p.ExpiresIn.Milliseconds(), p.Label}
+		found.Permits = append(found.Permits, h)
+	}
+	slices.SortFunc(found.Permits, func(a, b holder) int { return int(a.Token - b.Token) })
+	return found, nil
+}
+
+func (f *permits) text() string {
+	return fmt.Sprintf("permits held: %d, waiting: %d; each program has its own limit", len(f.Permits), f.Waiters)
+}
+
+func (f permits) print(p page) {
+	list(p, []string{"PERMIT", "TOKEN", "HELD FOR", "ENDS IN", "HOLDER"}, f.Permits, func(h holder) []string {
+		return []string{h.LeaseID.String(), fmt.Sprint(h.Token), h.age(p), millis(h.ExpiresInMS), visible(h.Label)}
+	})
+}
+
+// allPermits is the argument of --permit for all, permitID the form of the others: how a lease id
+// begins.
+const allPermits = "all"
+
+var permitID = regexp.MustCompile(`^[0-9a-f]{8}[0-9a-f-]{0,28}$`)
+
+// chosen are the permits that --permit names.
+func (f *permits) chosen(which string) []holder {
+	return slices.DeleteFunc(slices.Clone(f.Permits), func(h holder) bool {
+		return which != allPermits && !strings.HasPrefix(h.LeaseID.String(), which)
+	})
+}
+
+// revokedPermits is the result of revoke --permit.
+type revokedPermits struct {
+	Resource string          `json:"resource"`
+	Revoked  []revokedPermit `json:"revoked"`
+}
+
+type revokedPermit struct {
+	former
+	AuditID int64 `json:"audit_id"`
+}
+
+func (r *revokedPermits) print(p page) {
+	for _, h := range r.Revoked {
+		p.say("Revoked: permit %s with token %d%s held %s. Recorded as %d in fencedb.audit.",
+			h.LeaseID, h.Token, h.of(), visible(r.Resource), h.AuditID)
+	}
+	fmt.Fprintln(p.out, "\nWhat a former holder can still do:")
+	p.point("Anything, until it learns of this at its next renewal, or when its permit would have ended. A permit does not fence: until then it works beside as many as the limit allows.")
+}
+
+// confirmAndRevokePermits ends the permits that which names.
+func (s *servers) confirmAndRevokePermits(ctx context.Context, e event, which string) (report, error) {
+	found, err := s.prepare(ctx, *e.resource, true, recorded)
+	if err != nil {
+		return nil, err
+	}
+	held := value(found.Semaphore)
+	chosen := held.chosen(which)
+	question := fmt.Sprintf("Revoke all %d permits?", len(chosen))
+	switch {
+	case len(held.Permits) == 0:
+		return nil, fmt.Errorf("%w: nobody holds a permit of %s %s", errUnchanged, visible(found.Resource), inNamespace(found.namespace))
+	case len(chosen) == 0:
+		return nil, fmt.Errorf("%w: no permit of %s that is held has a lease id with %s in front; see fencedb inspect", errUnchanged, visible(found.Resource), which)
+	case len(chosen) > 1 && which != allPermits:
+		return nil, fmt.Errorf("%w: %d permits of %s have lease ids with %s in front; see fencedb inspect", errUnchanged, len(chosen), visible(found.Resource), which)
+	case which != allPermits:
+		question = fmt.Sprintf("Revoke the permit with token %d?", chosen[0].Token)
+	}
+	if err := s.confirm(ctx, question, found); err != nil {
+		return nil, err
+	}
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
+	done := &revokedPermits{Resource: found.Resource, Revoked: []revokedPermit{}}
+	for _, h := range chosen {
+		ended, err := s.semaphore.Revoke(ctx, found.Resource, h.LeaseID)
+		unanswered := errors.Is(err, lease.ErrUnreachable) || err != nil && ctx.Err() != nil
+		if ended || unanswered {
+			one := revokedPermit{former: former{h.LeaseID, h.Token, h.Label}}
+			var unrecorded error
+			one.AuditID, unrecorded = s.recordPermit(ctx, e, one.former, unanswered)
+			done.Revoked, err = append(done.Revoked, one), errors.Join(err, unrecorded)
+			s.changed = fmt.Sprintf("%d of %d permits were revoked, or the last of these may have been; look again", len(done.Revoked), len(chosen))
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	if len(done.Revoked) == 0 {
+		return nil, fmt.Errorf("%w: no permit that was shown is held any more", errUnchanged)
+	}
+	return done, nil
+}
+
+// recordPermit has its own time, also after Ctrl-C, as the permit has ended, or may have.
+func (s *servers) recordPermit(ctx context.Context, e event, ended former, unanswered bool) (int64, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(s.timeout, askedAgain))
+	defer cancel()
+	details := (&revocation{Former: &ended}).details(false)
+	details["permit"] = "revoked"
+	if unanswered {
+		details["permit"] = "unanswered"
+	}
+	id, err := e.record(ctx, s.pool, details)
+	if err != nil {
+		err = fmt.Errorf("the revocation of permit %s is not recorded in fencedb.audit: %w", ended.LeaseID, err)
+	}
+	return id, err
+}
