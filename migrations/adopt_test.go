@@ -76,9 +76,9 @@ func TestAnOrdinaryRoleMigratesAndOwnsTheLedger(t *testing.T) {
 func TestSessionsMayProtectAndAllowAtOnce(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
-	other, role := s.beside(), s.withRole("allow")
+	other, role := s.beside(), s.withRole("writer")
 	s.exec(`CREATE TABLE seats (id int PRIMARY KEY, room text NOT NULL)`)
-	for _, call := range []string{`protect('seats', 'room:{room}')`, `allow('` + role + `')`, `allow_operator('` + role + `')`} {
+	for _, call := range []string{`protect('seats', 'room:{room}')`, `allow('` + role + `')`, `allow('` + role + `', operator => true)`} {
 		s.exec(`BEGIN; SELECT fencedb.` + call)
 		result := make(chan error, 1)
 		go func() {

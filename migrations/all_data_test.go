@@ -14,7 +14,7 @@ import (
 // that it may do besides is to write to seats.
 func newMember(s *session, builtIn string) (member *session, role string) {
 	s.Helper()
-	role = s.withRole("allow")
+	role = s.withRole("writer")
 	s.exec(`REVOKE ALL ON ALL FUNCTIONS IN SCHEMA fencedb FROM ` + role + `; REVOKE ALL ON fencedb.fences_to_share, fencedb.server_epoch FROM ` + role)
 	s.exec(`GRANT ` + builtIn + ` TO ` + role + `; GRANT ALL ON seats, young TO ` + role + `; ALTER ROLE ` + role + ` LOGIN`)
 	config := s.conn.Config().Copy()
@@ -78,7 +78,7 @@ func TestWhoReadsOrWritesAllDataForgesNothing(t *testing.T) {
 func TestWhoIsLetInIsNotStopped(t *testing.T) {
 	t.Parallel()
 	s := newSeats(t)
-	role, operator := s.withRole("allow"), s.withRole("allow_operator")
+	role, operator := s.withRole("writer"), s.withRole("operator")
 	s.exec(`GRANT pg_read_all_data, pg_write_all_data TO ` + role)
 	s.exec(s.fenced(41, "room:red", `UPDATE seats SET guest = 'ann' WHERE room = 'red'`))
 	require.Empty(t, s.as(role, enter(41, "room:red")+"; "+`UPDATE seats SET guest = 'bob' WHERE room = 'red'`))

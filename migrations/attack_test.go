@@ -39,7 +39,7 @@ func TestProtectIsNotFooledByAPlantedTrigger(t *testing.T) {
 	}
 
 	// Nor does one whose comment says that it is what we make.
-	planter := s.withRole("allow")
+	planter := s.withRole("writer")
 	s.exec(`GRANT TRIGGER ON seats TO ` + planter + `; CREATE SCHEMA planter AUTHORIZATION ` + planter + `; SET SESSION AUTHORIZATION ` + planter + `;
 		CREATE FUNCTION planter.guard_seats() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$;
 		COMMENT ON FUNCTION planter.guard_seats() IS '{"resource": ["{room}"], "columns_added": ["room"], "stamp": true}';
@@ -217,7 +217,7 @@ func TestNoFunctionOpensAFenceToItsCaller(t *testing.T) {
 		END $$`)
 	const token = 60_000 // which is a time limit to some functions, and must not pass
 	s.exec(s.fenced(token, "room:red", `UPDATE seats SET guest = NULL WHERE room = 'red'`))
-	writer := s.withRole("allow")
+	writer := s.withRole("writer")
 	s.exec(`GRANT ALL ON seats, moves TO ` + writer)
 
 	const refused = `ARRAY['UPDATE seats SET guest = $$zoe$$ WHERE room = $$red$$', 'INSERT INTO seats VALUES (8, $$red$$), (9, $$red$$)', 'DELETE FROM seats WHERE id = 1',
@@ -278,7 +278,7 @@ func TestNoFunctionOpensAFenceToItsCaller(t *testing.T) {
 // privilege, with which it could replace a guard.
 func (s *session) withWriter(tables string) (role string) {
 	s.Helper()
-	role = s.withRole("allow_operator")
+	role = s.withRole("operator")
 	s.exec(`REVOKE ALL ON ALL FUNCTIONS IN SCHEMA fencedb FROM ` + role + `; REVOKE ALL ON ALL TABLES IN SCHEMA fencedb FROM ` + role + `; GRANT ALL ON ` + tables + ` TO ` + role + `; REVOKE TRIGGER ON ` + tables + ` FROM ` + role)
 	return role
 }
@@ -294,7 +294,7 @@ func forged(resource, token string) string {
 func TestALoginThatMayNotEnterOpensNothing(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
-	allowed := s.withRole("allow")
+	allowed := s.withRole("writer")
 	s.exec(`CREATE TABLE plain (id int, room text NOT NULL); CREATE VIEW seen AS SELECT * FROM plain;
 		CREATE TABLE parts (id int, room text NOT NULL) PARTITION BY LIST (id); CREATE TABLE old PARTITION OF parts FOR VALUES IN (1);
 		CREATE TABLE parent (id int, room text NOT NULL, last_fencing_token bigint NOT NULL DEFAULT 0); CREATE TABLE child () INHERITS (parent);
@@ -369,7 +369,7 @@ func TestALoginThatMayNotEnterOpensNothing(t *testing.T) {
 func TestARoleThatIsSetBehindTheFenceWrites(t *testing.T) {
 	t.Parallel()
 	s := newSeats(t)
-	login, tenant := s.withRole("allow"), s.withWriter("seats")
+	login, tenant := s.withRole("writer"), s.withWriter("seats")
 	s.exec(`GRANT ` + tenant + ` TO ` + login + `; CREATE TABLE rooms (name text PRIMARY KEY); INSERT INTO rooms VALUES ('red'), ('blue'); GRANT ALL ON rooms TO ` + login + `, ` + tenant + `;
 		ALTER TABLE seats ADD FOREIGN KEY (room) REFERENCES rooms ON DELETE CASCADE; ALTER TABLE seats OWNER TO ` + tenant + `; GRANT ALL ON seats TO ` + login + `; GRANT CREATE ON SCHEMA public TO ` + tenant + `;
 		SET SESSION AUTHORIZATION ` + tenant + `; CREATE FUNCTION lent() RETURNS void LANGUAGE sql SECURITY DEFINER AS $$ UPDATE seats SET guest = 'leo' WHERE room = 'red' $$;
@@ -611,7 +611,7 @@ func TestNobodyChangesTheGuardOfAnothersTable(t *testing.T) {
 		for _, call := range []string{`observe('own.bait')`, `protect('own.bait', 'id:{id}', mode => 'observe')`, `protect('own.bait', 'room:{room}')`, `unprotect('own.bait')`,
 			`write_guard('own.bait')`, `order_guard('own.bait', '{"resource": ["id:{id}"], "observes": true}'), fencedb.write_guard('own.bait')`, `write_guard('public.seats')`, `drop_guard('fencedb.guard_seats()')`} {
 			s := newSeats(t)
-			eve := s.withRole("allow")
+			eve := s.withRole("writer")
 			before := s.guard("seats")
 			s.exec(`CREATE SCHEMA own AUTHORIZATION ` + eve)
 
@@ -637,7 +637,7 @@ func TestAGuardRunsNoFunctionOfATablesOwner(t *testing.T) {
 	}
 	s.exec(`CREATE TABLE wide (` + strings.ReplaceAll(plain, ", ", " NOT NULL, ") + ` NOT NULL); SELECT fencedb.protect('wide', '{` + strings.Join(columns[:len(columns)-1], "}:{") + `}');
 		CREATE TABLE watched (LIKE seats); SELECT fencedb.protect('watched', 'room:{room}', mode => 'observe')`)
-	eve := s.withRole("allow")
+	eve := s.withRole("writer")
 	s.exec(`CREATE SCHEMA eve AUTHORIZATION ` + eve + `; CREATE SEQUENCE seen; GRANT ALL ON SEQUENCE seen TO PUBLIC; SET SESSION AUTHORIZATION ` + eve + `; CREATE TYPE eve.mood AS ENUM ('calm'); CREATE TYPE eve.pair AS (x int);
 		CREATE FUNCTION eve.run() RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS $$ BEGIN IF current_user <> session_user THEN PERFORM nextval('public.seen'); END IF; RETURN true; END $$; CREATE DOMAIN eve.stamp AS bigint CHECK (eve.run())`)
 	for _, from := range []string{"mood", "pair"} {
@@ -678,7 +678,7 @@ func TestACascadeOfARoleThatMayNotEnterOpensNothing(t *testing.T) {
 	s.exec(`CREATE TABLE orders (id int PRIMARY KEY); CREATE TABLE lines (order_id int REFERENCES orders ON DELETE CASCADE ON UPDATE CASCADE, room text NOT NULL); SELECT fencedb.protect('lines', 'room:{room}')`)
 	s.exec(`INSERT INTO orders VALUES (1); ` + s.fenced(41, "room:red", `INSERT INTO lines VALUES (1, 'red')`))
 	writer := s.withWriter("orders")
-	for _, owner := range []string{"CURRENT_USER", s.withRole("allow")} {
+	for _, owner := range []string{"CURRENT_USER", s.withRole("writer")} {
 		s.exec(`ALTER TABLE lines OWNER TO ` + owner)
 		for _, write := range []string{`DELETE FROM orders`, `UPDATE orders SET id = 2`} {
 			for _, acts := range []string{`SET SESSION AUTHORIZATION `, `SET ROLE `} {

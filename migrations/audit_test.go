@@ -3,6 +3,7 @@ package migrations_test
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -11,12 +12,12 @@ import (
 
 const insufficientPrivilege = "42501"
 
-// withRole makes a role and drops it at the end; admit is the function of the schema fencedb that
-// lets it in.
-func (s *session) withRole(admit string) (role string) {
+// withRole makes a role that may enter and, if kind is "operator", operate. It drops the role at
+// the end.
+func (s *session) withRole(kind string) (role string) {
 	s.Helper()
-	role = `"` + admit + `_` + s.one(`current_database()`) + `"`
-	s.exec(`CREATE ROLE ` + role + `; SELECT fencedb.` + admit + `('` + role + `')`)
+	role = `"` + kind + `_` + s.one(`current_database()`) + `"`
+	s.exec(`CREATE ROLE ` + role + `; SELECT fencedb.allow('` + role + `', operator => ` + strconv.FormatBool(kind == "operator") + `)`)
 	s.Cleanup(func() {
 		_, err := s.conn.PgConn().Exec(context.Background(), `RESET SESSION AUTHORIZATION; DROP OWNED BY `+role+`; DROP ROLE `+role).ReadAll()
 		require.NoError(s, err)
@@ -39,11 +40,11 @@ func TestWhatWasRecordedStays(t *testing.T) {
 func TestAnOperatorRecordsUnderTheNameItLoggedInWith(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
-	s.exec(`SET SESSION AUTHORIZATION ` + s.withRole("allow_operator"))
+	s.exec(`SET SESSION AUTHORIZATION ` + s.withRole("operator"))
 
 	s.exec(`SELECT fencedb.record('revoke', 'seat:1', 'ann@host', 'it hangs'); ` + enter(41, "seat:1"))
 
-	require.Contains(t, s.one(`session_user`), "allow_operator")
+	require.Contains(t, s.one(`session_user`), "operator")
 	require.Equal(t, s.one(`session_user`), s.one(`SELECT role FROM fencedb.audit`))
 	require.Equal(t, "41", s.one(`SELECT last_fencing_token FROM fencedb.fences`))
 	for _, past := range []string{
@@ -64,7 +65,7 @@ func TestAnOperatorRecordsUnderTheNameItLoggedInWith(t *testing.T) {
 func TestAnApplicationDoesNotReachTheAudit(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
-	s.exec(`SET SESSION AUTHORIZATION ` + s.withRole("allow"))
+	s.exec(`SET SESSION AUTHORIZATION ` + s.withRole("writer"))
 
 	for _, past := range []string{
 		`SELECT * FROM fencedb.audit`,
@@ -134,7 +135,7 @@ func TestUnprotectingWhatTheAuditDoesNotKnowIsRecorded(t *testing.T) {
 func TestTheOwnerOfATableIsRecordedUnderTheNameItLoggedInWith(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
-	owner, app := s.withRole("allow_operator"), s.withRole("allow")
+	owner, app := s.withRole("operator"), s.withRole("writer")
 	s.exec(`GRANT CREATE ON SCHEMA public TO ` + owner + `; GRANT ` + owner + ` TO ` + app + `; SET SESSION AUTHORIZATION ` + owner)
 	s.exec(`CREATE TABLE seats (id int NOT NULL); SELECT fencedb.protect('seats', resource => 'seat:{id}')`)
 	require.Equal(t, s.one(`session_user`), s.one(`SELECT role FROM fencedb.audit`))
@@ -152,7 +153,7 @@ func TestNobodyRecordsAProtectionThatIsNotTheirs(t *testing.T) {
 	s.exec(`CREATE TABLE seats (id int NOT NULL); CREATE TABLE rooms (id int NOT NULL); SELECT fencedb.protect('seats', resource => 'seat:{id}')`)
 	s.exec(`SELECT fencedb.record_protection('rooms', false), fencedb.record_protection('seats', false)`) // no news
 
-	s.exec(`SET SESSION AUTHORIZATION ` + s.withRole("allow"))
+	s.exec(`SET SESSION AUTHORIZATION ` + s.withRole("writer"))
 	s.exec(`SELECT fencedb.record_protection('seats', false), fencedb.record_protection('rooms', false)`) // no news
 	s.refused(insufficientPrivilege, `SELECT fencedb.unprotect('seats')`)
 	s.exec(`RESET SESSION AUTHORIZATION`)
@@ -186,7 +187,7 @@ func TestAStrangerCannotFloodTheAudit(t *testing.T) {
 		"a table protected again": {`CREATE TABLE own.seats (id int NOT NULL)`, `PERFORM fencedb.protect('own.seats', resource => 'seat:{id}')`, 2000},
 	} {
 		s := newSession(t)
-		role := s.withRole("allow")
+		role := s.withRole("writer")
 		s.exec(`CREATE SCHEMA own AUTHORIZATION ` + role)
 		require.Empty(t, s.as(role, c.before), name)
 		require.Empty(t, s.as(role, fmt.Sprintf(loop, c.repeated)), name)
@@ -201,7 +202,7 @@ func TestAStrangerCannotFloodTheAudit(t *testing.T) {
 func TestAnOperatorCannotRecordWhatTheServerDoes(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
-	s.exec(`SET SESSION AUTHORIZATION ` + s.withRole("allow_operator"))
+	s.exec(`SET SESSION AUTHORIZATION ` + s.withRole("operator"))
 	const invalidParameter = "22023"
 	for _, event := range []string{"protect", "unprotect", "reset", "prune", "keep_history"} {
 		s.refused(invalidParameter, `SELECT fencedb.record('`+event+`', NULL, 'bob@host', 'by fencedb.`+event+`', '{"table": "public.seats"}')`)
@@ -260,7 +261,7 @@ func TestOldRecordsAreForgottenThroughOneDoorThatRecordsIt(t *testing.T) {
 	s.exec(`SELECT fencedb.record('revoke', 'seat:1', 'ann@host', 'it hangs') FROM generate_series(1, 3)`)
 	s.aged("91 days")
 	s.exec(`SELECT fencedb.record('revoke', 'seat:2', 'ann@host', 'it hangs')`)
-	login := s.withRole("allow_operator")
+	login := s.withRole("operator")
 	const invalidParameter = "22023"
 
 	for _, call := range []string{`interval '89 days', 'bob@host', 'yearly'`, `NULL, 'bob@host', 'yearly'`, `'-1000 months 30090 days', 'bob@host', 'to leave no trace'`,
@@ -320,7 +321,7 @@ func TestNothingYoungByEitherClockIsForgotten(t *testing.T) {
 	for _, what := range kinds {
 		require.Equal(t, what == "audit", s.one(prune(what, `clock_timestamp()`)) == "0", what)
 	}
-	require.Equal(t, notInPrerequisiteState, s.as(s.withRole("allow_operator"), `SELECT fencedb.prune('once', '1 day', 'bob@host', 'no token tells a time')`))
+	require.Equal(t, notInPrerequisiteState, s.as(s.withRole("operator"), `SELECT fencedb.prune('once', '1 day', 'bob@host', 'no token tells a time')`))
 }
 
 // Membership in pg_write_all_data is a privilege on every table.
@@ -328,7 +329,7 @@ func TestWhoWritesAllDataCannotDeleteARecord(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
 	s.exec(`SELECT fencedb.record('revoke', 'seat:1', 'ann@host', 'it hangs')`)
-	role := s.withRole("allow")
+	role := s.withRole("writer")
 	s.exec(`GRANT pg_write_all_data, pg_read_all_data TO ` + role)
 
 	require.Equal(t, insufficientPrivilege, s.as(role, `SELECT set_config('fencedb.forgets', 'on', false); DELETE FROM fencedb.events`))

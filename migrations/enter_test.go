@@ -407,7 +407,7 @@ func TestEnterBoundsTheTransactionAndNothingElse(t *testing.T) {
 	require.Equal(t, "1h", s.one(`current_setting('idle_in_transaction_session_timeout')`))
 
 	s.exec("RESET ALL; " + enter(1, "b"))
-	role := s.withRole("allow") // who enters as part of its own statement
+	role := s.withRole("writer") // who enters as part of its own statement
 	limits := []string{"statement_timeout", "idle_in_transaction_session_timeout"}
 	if s.conn.PgConn().ParameterStatus("server_version") >= "17" {
 		limits = append(limits, "transaction_timeout")

@@ -51,7 +51,7 @@ func TestEveryEntryIsKept(t *testing.T) {
 	s.refused("FN001", enter(1, "room:blue"))
 	require.Empty(t, s.noted())
 
-	role := s.withRole("allow")
+	role := s.withRole("writer")
 	s.exec(`SET application_name = 'desk'; SET ROLE ` + role + `; ` + enter(90, "room:red") + `; RESET ROLE`)
 	require.Equal(t, "true", s.one(`SELECT bool_and(h.role = $1 AND h.application = 'desk' AND h.client = inet_client_addr() IS NOT FALSE AND h.at = f.advanced_at AND h.lease_id = f.lease_id)
 		FROM fencedb.history h JOIN fencedb.fences f USING (resource)`, strings.Trim(role, `"`)))
@@ -362,7 +362,7 @@ func TestOnlyOperatorsReadHistory(t *testing.T) {
 	t.Parallel()
 	s := newNoted(t)
 	s.exec(s.fenced(41, "room:red", `UPDATE seats SET guest = 'ann' WHERE room = 'red'`))
-	app, operator := s.withRole("allow"), s.withRole("allow_operator")
+	app, operator := s.withRole("writer"), s.withRole("operator")
 	s.exec(`GRANT ALL ON seats TO ` + app)
 	for _, table := range []string{"history", "history_kept"} {
 		require.Empty(t, s.as(operator, `DO $$ BEGIN ASSERT (SELECT count(*) FROM fencedb.`+table+`) > 0; END $$`))
@@ -403,7 +403,7 @@ func TestAStatementThatClearsWhatItEnteredIsKept(t *testing.T) {
 func TestWhoeverMayOnlyWriteNotesNothingElse(t *testing.T) {
 	t.Parallel()
 	s := newNoted(t)
-	app := s.withRole("allow")
+	app := s.withRole("writer")
 	s.exec(`GRANT ALL ON seats TO ` + app)
 	forged := `CREATE TEMP TABLE bait (room text); CREATE TRIGGER note AFTER INSERT ON bait REFERENCING NEW TABLE AS written FOR EACH STATEMENT EXECUTE FUNCTION fencedb.noted_seats(); INSERT INTO bait VALUES ('red')`
 	require.Equal(t, insufficientPrivilege, s.as(app, forged))
@@ -416,7 +416,7 @@ func TestWhoeverMayOnlyWriteNotesNothingElse(t *testing.T) {
 func TestHistoryRunsNoCastOfTheTablesOwner(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
-	role := s.withRole("allow")
+	role := s.withRole("writer")
 	s.exec(keepHistory + `CREATE SCHEMA own AUTHORIZATION ` + role)
 	s.exec(`CREATE TABLE public.struck (who name)`)
 	require.Empty(t, s.as(role, `SET search_path = own; CREATE TABLE seats (room text NOT NULL); SELECT fencedb.protect('seats', 'room:{room}', mode => 'observe', history => true);

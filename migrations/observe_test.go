@@ -419,10 +419,10 @@ func TestWhatIsObservedIsBoundedInSize(t *testing.T) {
 	s.exec(`SET application_name = 'last'; UPDATE seats SET guest = 'zoe' WHERE id = 1`)
 	require.Contains(t, s.observed(), "last UPDATE FN002 room:red")
 	kept := s.one(`SELECT count(*) FROM fencedb.events WHERE kind = 'observed'`)
-	require.Equal(t, insufficientPrivilege, s.as(s.withRole("allow"), `SELECT fencedb.let_pass('seats'::regclass, 'INSERT', 'FN002', true, '')`))
+	require.Equal(t, insufficientPrivilege, s.as(s.withRole("writer"), `SELECT fencedb.let_pass('seats'::regclass, 'INSERT', 'FN002', true, '')`))
 
 	// Temporary tables come and go, and anybody can make one look observed.
-	require.Empty(t, s.as(s.withRole("allow_operator"), `CREATE TABLE pg_temp.look (id int, room text, last_fencing_token bigint); CREATE TRIGGER "~fencedb_row" BEFORE INSERT ON pg_temp.look FOR EACH ROW EXECUTE FUNCTION fencedb.guard_seats();
+	require.Empty(t, s.as(s.withRole("operator"), `CREATE TABLE pg_temp.look (id int, room text, last_fencing_token bigint); CREATE TRIGGER "~fencedb_row" BEFORE INSERT ON pg_temp.look FOR EACH ROW EXECUTE FUNCTION fencedb.guard_seats();
 		INSERT INTO pg_temp.look VALUES (1)`))
 	require.Equal(t, kept, s.one(`SELECT count(*) FROM fencedb.events WHERE kind = 'observed'`))
 }
@@ -506,7 +506,7 @@ func TestAKindOfWriteIsRecordedOnceInAMinute(t *testing.T) {
 func TestOnlyTheOwnerSwitchesAndOnlyOwnersAndOperatorsSee(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
-	owner, operator, app := "owner_"+s.one(`current_database()`), s.withRole("allow_operator"), s.withRole("allow")
+	owner, operator, app := "owner_"+s.one(`current_database()`), s.withRole("operator"), s.withRole("writer")
 	s.exec(`CREATE ROLE "` + owner + `"; CREATE SCHEMA shop AUTHORIZATION "` + owner + `"`)
 	defer func() {
 		s.exec(`RESET SESSION AUTHORIZATION; DROP OWNED BY "` + owner + `"; DROP ROLE "` + owner + `"`)

@@ -23,7 +23,7 @@ var changes = []string{
 func TestCodeThatRunsForOthersChangesNoGuard(t *testing.T) {
 	t.Parallel()
 	s := newSeats(t)
-	owner, mallory := s.withRole("allow_operator"), s.withRole("allow")
+	owner, mallory := s.withRole("operator"), s.withRole("writer")
 	s.exec(`ALTER TABLE seats OWNER TO ` + owner + `; GRANT ALL ON seats TO ` + mallory + `; CREATE SCHEMA mal AUTHORIZATION ` + mallory + `; GRANT USAGE ON SCHEMA mal TO PUBLIC; GRANT CREATE ON SCHEMA public TO ` + owner)
 	s.exec(`SET SESSION AUTHORIZATION ` + owner + `; SELECT fencedb.take_over_as('seats', '` + owner + `', now() + interval '1 hour')`)
 	state := func() string {
@@ -58,7 +58,7 @@ func TestCodeThatRunsForOthersChangesNoGuard(t *testing.T) {
 func TestAMembershipThatConfersNothingIsNoOwnership(t *testing.T) {
 	t.Parallel()
 	s := newSeats(t)
-	owner, member := s.withRole("allow_operator"), s.withRole("allow")
+	owner, member := s.withRole("operator"), s.withRole("writer")
 	s.exec(`ALTER TABLE seats OWNER TO ` + owner + `; ALTER ROLE ` + member + ` NOINHERIT; GRANT ` + owner + ` TO ` + member + `; GRANT CREATE ON SCHEMA public TO ` + owner + `; SET SESSION AUTHORIZATION ` + member)
 	for _, change := range []string{`fencedb.unprotect('seats')`, `fencedb.enforce('seats', observing => true)`, `fencedb.protect('seats', 'room:{room}')`, `fencedb.take_over_as('seats', current_user::regrole, now() + interval '1 hour')`, `fencedb.end_take_over('seats')`} {
 		s.refused(insufficientPrivilege, `SELECT `+change)

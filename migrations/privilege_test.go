@@ -97,7 +97,7 @@ func TestNoImpostorIsCalledByOurFunctions(t *testing.T) {
 	for name, path := range hostilePaths {
 		t.Run(name, func(t *testing.T) {
 			s := &session{t, s.conn}
-			role := s.withRole("allow")
+			role := s.withRole("writer")
 			s.exec(`DROP TABLE IF EXISTS public.seats, public.jobs, public.plain, public.parts, public.part_1;
 				CREATE TABLE public.seats (id int PRIMARY KEY, room text NOT NULL); DROP TYPE IF EXISTS public.kind; CREATE TYPE public.kind AS ENUM ('new', 'done');
 				CREATE TABLE public.jobs (name text PRIMARY KEY, day date NOT NULL, kind public.kind NOT NULL, note text); CREATE TABLE public.plain (a text NOT NULL);
@@ -146,7 +146,7 @@ func TestNoImpostorIsCalledByOurFunctions(t *testing.T) {
 				`SELECT fencedb.reset_fence('red', 45, 'ann@host', 'a mistake')`,
 				`SELECT fencedb.prune('audit', '365 days', 'ann@host', 'yearly', 'now'), fencedb.operates()`,
 				`SELECT * FROM fencedb.blockers('{red}')`,
-				`SELECT fencedb.allow('` + role + `'), fencedb.allow_operator('` + role + `')`,
+				`SELECT fencedb.allow('` + role + `'), fencedb.allow('` + role + `', operator => true)`,
 				`SELECT * FROM fencedb.protected_tables`,
 				`SELECT fencedb.enforce('public.seats', observing => true); INSERT INTO public.seats VALUES (7, 'red'); UPDATE public.seats SET room = 'red'; UPDATE public.seats SET room = 'red'; SET application_name = 'other'; UPDATE public.seats SET room = 'red'; TABLE fencedb.unfenced_writes`,
 				`SELECT fencedb.enforce('public.seats')`,

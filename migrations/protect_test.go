@@ -445,7 +445,7 @@ func TestNullIsRefusedWhereATableOrARoleIsNeeded(t *testing.T) {
 	for _, call := range []string{
 		`protect(NULL, 'x')`, `protect('seats', NULL::text[])`, `unprotect(NULL)`, `enforce(NULL, observing => true)`, `enforce(NULL)`,
 		`take_over_as(NULL, current_role::regrole, now() + interval '1 hour')`, `take_over_as('seats', NULL, now() + interval '1 hour')`,
-		`allow(NULL)`, `allow_operator(NULL)`,
+		`allow(NULL)`, `allow(NULL, operator => true)`,
 	} {
 		_, err := s.conn.Exec(t.Context(), `SELECT fencedb.`+call)
 		require.ErrorContains(t, err, "needs a ", call)

@@ -464,7 +464,7 @@ func TestRandomTransactionsWriteWhatTheyEntered(t *testing.T) {
 	s := newSession(t)
 	s.exec(randomTables)
 	forger := s.withWriter("stock, parts, parts_0, parts_1, parts_rest, two, orders, lines, plain, heir, ticks, days")
-	login := s.withRole("allow")
+	login := s.withRole("writer")
 	s.exec(`GRANT ALL ON ALL TABLES IN SCHEMA public TO ` + login + `; GRANT ` + forger + ` TO ` + login)
 	protected := s.one(protectedNow)
 	seed := *randomSeed

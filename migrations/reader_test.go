@@ -32,7 +32,7 @@ func TestTheLeaseOfATakeOverIsNobodysToSay(t *testing.T) {
 func TestAGuardWithoutItsTableIsNobodysToWrite(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
-	role := s.withRole("allow")
+	role := s.withRole("writer")
 	s.exec(`CREATE TABLE seats (id int, room text NOT NULL) PARTITION BY LIST (id); CREATE TABLE old PARTITION OF seats FOR VALUES IN (1);
 		SELECT fencedb.protect('seats', 'room:{room}'); ALTER TABLE seats DETACH PARTITION old; SELECT fencedb.unprotect('seats');
 		GRANT CREATE ON SCHEMA public TO ` + role)
@@ -49,7 +49,7 @@ func TestAGuardWithoutItsTableIsNobodysToWrite(t *testing.T) {
 func TestAnOldSnapshotWritesNoYoungerGuard(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
-	role := s.withRole("allow")
+	role := s.withRole("writer")
 	s.exec(`CREATE TABLE seats (id int, room text NOT NULL); CREATE SCHEMA theirs AUTHORIZATION ` + role)
 	other := s.beside()
 	other.exec(`SET SESSION AUTHORIZATION ` + role)

@@ -91,14 +91,14 @@ func TestAResetIsRecorded(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
 	s.exec(enter(70, "seat:1"))
-	login := s.withRole("allow_operator")
+	login := s.withRole("operator")
 
 	require.Empty(t, s.as(login, reset("seat:1", 41)))
 	require.Empty(t, s.as(login, reset("seat:1", 0)))
 
 	require.Equal(t, "seat:1 ann@host entered by mistake 70 41; seat:1 ann@host entered by mistake 41 0",
 		s.one(`SELECT string_agg(concat_ws(' ', resource, operator, reason, details ->> 'former_token', details ->> 'token'), '; ' ORDER BY id) FROM fencedb.audit`))
-	require.Equal(t, "true", s.one(`SELECT bool_and(role::text LIKE 'allow_operator%' AND details ->> 'former_lease_id' IS NOT NULL AND details ->> 'lease_id' IS NOT NULL) FROM fencedb.audit`))
+	require.Equal(t, "true", s.one(`SELECT bool_and(role::text LIKE 'operator%' AND details ->> 'former_lease_id' IS NOT NULL AND details ->> 'lease_id' IS NOT NULL) FROM fencedb.audit`))
 	require.Equal(t, s.one(`SELECT lease_id FROM fencedb.fences`), s.one(`SELECT details ->> 'lease_id' FROM fencedb.audit ORDER BY id DESC LIMIT 1`))
 	s.exec(enter(1, "seat:1"))
 	const invalidParameter = "22023"
@@ -123,7 +123,7 @@ func TestAResetOnlySetsBack(t *testing.T) {
 	} {
 		s.refused(code, `SELECT fencedb.reset_fence`+call)
 	}
-	require.Equal(t, insufficientPrivilege, s.as(s.withRole("allow"), reset("seat:1", 41)))
+	require.Equal(t, insufficientPrivilege, s.as(s.withRole("writer"), reset("seat:1", 41)))
 
 	require.Equal(t, "seat:1 70", s.one(`SELECT string_agg(resource || ' ' || last_fencing_token, ',') FROM fencedb.fences WHERE reset_from IS NULL`))
 	require.Equal(t, "0", s.one(`SELECT count(*) FROM fencedb.audit`))

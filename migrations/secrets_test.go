@@ -36,8 +36,8 @@ const (
 func TestAKeyIsForTheRoleThatClaimedIt(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
-	owner, stranger := s.withRole("allow"), s.withRole("allow_operator") // both are let in
-	both := strings.Replace(owner, "allow", "both", 1)
+	owner, stranger := s.withRole("writer"), s.withRole("operator") // both are let in
+	both := strings.Replace(owner, "writer", "both", 1)
 	s.exec(`CREATE ROLE ` + both + `; SELECT fencedb.allow('` + both + `'); GRANT pg_read_all_data, pg_write_all_data TO ` + both)
 	defer s.exec(`DROP OWNED BY ` + both + `; DROP ROLE ` + both)
 	require.Empty(t, s.as(owner, fmt.Sprintf(claim+`; `+end+`; `+claim, "done", `'a'`, "first", "done", "undone", `NULL`)))
@@ -61,7 +61,7 @@ func TestAKeyIsForTheRoleThatClaimedIt(t *testing.T) {
 func TestAKeyBelongsToTheRoleThatWasSet(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
-	group, login := s.withRole("allow"), s.withRole("allow_operator")
+	group, login := s.withRole("writer"), s.withRole("operator")
 	s.exec(`GRANT ` + group + ` TO ` + login)
 	require.Empty(t, s.as(group, fmt.Sprintf(claim+`; `+end, "order:1", `NULL`, "first", "order:1")))
 

@@ -18,7 +18,7 @@ import (
 // session that has logged in.
 func newLegacy(t *testing.T) (s, legacy *session, role string) {
 	s = newSeatsWithDetours(t)
-	role = s.withRole("allow")
+	role = s.withRole("writer")
 	s.exec(`GRANT ALL ON seats, seats_view TO ` + role + `; GRANT CREATE ON SCHEMA public TO ` + role + `; SELECT fencedb.take_over_as('seats', '` + role + `', now() + interval '1 hour')`)
 	legacy = s.beside()
 	legacy.exec(`SET SESSION AUTHORIZATION ` + role)
@@ -146,7 +146,7 @@ func TestATakeOverIsNoWayRound(t *testing.T) {
 func TestATakeOverIsRecordedAndEnds(t *testing.T) {
 	t.Parallel()
 	s, legacy, role := newLegacy(t)
-	other := s.withRole("allow_operator")
+	other := s.withRole("operator")
 	s.exec(`GRANT ALL ON seats TO ` + other)
 	const write, again = `UPDATE seats SET guest = 'zoe' WHERE id = 1`, `SELECT fencedb.take_over_as('seats', '%s', now() + interval '1 hour')`
 	legacy.exec(write)
@@ -190,7 +190,7 @@ func TestWhoMayNotEnterLetsNobodyOvertake(t *testing.T) {
 	const takeOver = `SELECT fencedb.take_over_as('%[1]s.seats', session_user::regrole, now() + interval '1 hour');`
 	const wrongType = "42809"
 	s := newSession(t)
-	stranger, writer := s.withRole("allow_operator"), s.withRole("allow")
+	stranger, writer := s.withRole("operator"), s.withRole("writer")
 	s.exec(`CREATE TABLE others (room text NOT NULL); SELECT fencedb.protect('others', 'room:{room}'); REVOKE ALL ON ALL FUNCTIONS IN SCHEMA fencedb FROM ` + stranger)
 	for schema, code := range map[string]string{"pg_temp": wrongType, "own": insufficientPrivilege} {
 		s.exec(`DROP SCHEMA IF EXISTS own CASCADE; CREATE SCHEMA own AUTHORIZATION ` + stranger)
@@ -339,7 +339,7 @@ func TestATakeOverStaysWithItsRole(t *testing.T) {
 func TestAPartitionIsTakenOverWithItsTable(t *testing.T) {
 	t.Parallel()
 	s := newParts(t)
-	role := s.withRole("allow")
+	role := s.withRole("writer")
 	s.exec(`GRANT ALL ON parts, red, low TO ` + role + `; SELECT fencedb.take_over_as('parts', '` + role + `', now() + interval '1 hour')`)
 	s.refused(objectInUse, `SELECT fencedb.take_over_as('red', '`+role+`', now() + interval '1 hour')`)
 
@@ -458,7 +458,7 @@ func (s *session) increment(id int) error {
 func TestATableInUseIsAdoptedWithoutAFailure(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
-	legacy := s.withRole("allow")
+	legacy := s.withRole("writer")
 	s.exec(`CREATE TABLE counters (id int PRIMARY KEY, n int NOT NULL); INSERT INTO counters SELECT i, 0 FROM generate_series(1, 5) i; GRANT ALL ON counters TO ` + legacy)
 	s.exec(`ALTER DATABASE "` + s.one(`current_database()`) + `" SET deadlock_timeout = '200ms'`)
 	steps := &adoption{s, make(chan struct{}), map[string]*atomic.Int64{}, map[string]chan error{}}

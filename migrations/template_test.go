@@ -189,7 +189,7 @@ func TestProtectRefusesRowsWithoutAResource(t *testing.T) {
 	require.Equal(t, "0", s.one(`SELECT count(*) FROM pg_trigger WHERE tgname ~ '^~fencedb'`))
 
 	// An owner does not see what a policy hides from owners too.
-	owner := s.withRole("allow")
+	owner := s.withRole("writer")
 	s.exec(`CREATE TABLE hidden (room text NOT NULL); INSERT INTO hidden VALUES (''); GRANT CREATE ON SCHEMA public TO ` + owner + `; ALTER TABLE hidden OWNER TO ` + owner + `;
 		ALTER TABLE hidden ENABLE ROW LEVEL SECURITY; ALTER TABLE hidden FORCE ROW LEVEL SECURITY; SET SESSION AUTHORIZATION ` + owner)
 	s.refused(insufficientPrivilege, `SELECT fencedb.protect('hidden', '{room}')`)
@@ -242,7 +242,7 @@ func TestProtectReadsNoRowWhereEachHasAResource(t *testing.T) {
 func TestProtectNeedsNoTemporaryTables(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
-	owner := s.withRole("allow_operator")
+	owner := s.withRole("operator")
 	s.exec(`REVOKE TEMP ON DATABASE "` + s.one(`current_database()`) + `" FROM PUBLIC; GRANT CREATE ON SCHEMA public TO ` + owner)
 	s.exec(`CREATE TABLE other (id int NOT NULL); SET SESSION AUTHORIZATION ` + owner + `; CREATE TABLE seats (id int NOT NULL)`)
 

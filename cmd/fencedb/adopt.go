@@ -117,7 +117,7 @@ func readAdoption(ctx context.Context, pool *pgxpool.Pool, table string) (*adopt
 	err := pool.QueryRow(ctx, `
 		SELECT c.oid, p.table_name::text, p.resource, p.observed_since,
 			pg_has_role(c.relowner, 'USAGE') OR has_table_privilege('fencedb.events', 'SELECT'),
-			to_timestamp(pg_sequence_last_value('fencedb.unrecorded') / 1000.0), coalesce(fencedb.switched_off(c.oid), '{}')
+			to_timestamp(pg_sequence_last_value('fencedb.unrecorded') / 1000.0), coalesce(p.switched_off, '{}')
 		FROM fencedb.protected_tables p JOIN pg_class c ON c.oid = p.table_name
 			JOIN pg_namespace n ON n.oid = c.relnamespace, parse_ident($1) AS parts
 		WHERE (parts = ARRAY[n.nspname, c.relname]::text[]

@@ -97,7 +97,7 @@ func TestAdoptRefusesARoleThatSeesNoWriters(t *testing.T) {
 	got := w.run("--postgres", w.login("app", `SELECT fencedb.allow(%[1]s)`), "adopt", "seats")
 
 	require.Equal(t, exitFailed, got.code)
-	require.Contains(t, got.errOut, "allow_operator")
+	require.Contains(t, got.errOut, "operator => true")
 	require.Empty(t, got.out)
 	require.Contains(t, w.ok("--postgres", w.login("owner", `ALTER TABLE seats OWNER TO %[2]s`), "adopt", "seats"), "INSERT")
 }
@@ -110,7 +110,7 @@ func TestARoleThatReadsAllDataIsNotToldOfAnEmptyLedger(t *testing.T) {
 	for _, args := range [][]string{{"prune"}, {"inspect", "a:1"}, {"history", "a:1"}, {"--redis", "redis://127.0.0.1:1", "leases"}} {
 		got := w.run(append([]string{"--postgres", reader}, args...)...)
 		require.NotZero(t, got.code, args)
-		require.Contains(t, got.errOut, "allow_operator", args)
+		require.Contains(t, got.errOut, "operator => true", args)
 		require.NotContains(t, got.out, "no token has entered")
 	}
 }
@@ -120,7 +120,7 @@ func TestAdoptNeedsNoRightsToTheSchemaOfTheTable(t *testing.T) {
 	w := newWorld(t)
 	w.exec(`CREATE SCHEMA "Shop"; ALTER TABLE seats SET SCHEMA "Shop"; SELECT fencedb.enforce('"Shop".seats', observing => true); INSERT INTO "Shop".seats VALUES (2, 'Bob')`)
 
-	oncall := w.login("oncall", `SELECT fencedb.allow_operator(%[1]s)`)
+	oncall := w.login("oncall", `SELECT fencedb.allow(%[1]s, operator => true)`)
 
 	require.Contains(t, w.ok("--postgres", oncall, "adopt", `"Shop".SEATS`), "INSERT")
 }

@@ -12,7 +12,7 @@
 
 -- error missing_rights: permission denied for role %s: %s
 -- Why: the ledger and the tables were not examined, or not all
--- Do: let the owner of the schema fencedb run SELECT fencedb.allow_operator('role'), and GRANT USAGE ON SCHEMA fencedb TO PUBLIC if that is missing
+-- Do: let the owner of the schema fencedb run SELECT fencedb.allow('role', operator => true), and GRANT USAGE ON SCHEMA fencedb TO PUBLIC if that is missing
 
 -- error postgres_version: Postgres is version %s
 -- Why: fencedb needs 15 or newer, and is tested from there on
@@ -146,7 +146,7 @@ SELECT '' WHERE NOT has_schema_privilege('public', 'fencedb', 'USAGE');
 -- error trigger_disabled: a guard of protected table %s is switched off, or left to replication
 -- Why: clients can write to it, or truncate it, without a token
 -- Do: call fencedb.protect for it once more, which switches its guards on; fencedb.audit may say who it was
-SELECT p.table_name::text FROM fencedb.protected_tables p WHERE fencedb.switched_off(p.table_name) IS NOT NULL ORDER BY 1;
+SELECT p.table_name::text FROM fencedb.protected_tables p WHERE p.switched_off IS NOT NULL ORDER BY 1;
 
 -- error unguarded_child: table %s inherits from a protected table and has no guard
 -- Why: any client can write to it without a token, and its rows are rows of the protected table

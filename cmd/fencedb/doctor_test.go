@@ -542,7 +542,7 @@ func TestDoctorTellsForWhomPostgresIsReadOnly(t *testing.T) {
 	const readOnly = `ALTER ROLE %[2]s SET default_transaction_read_only = on`
 	w := sound(t)
 	w.login("reports", `GRANT SELECT ON seats TO %[2]s; `+readOnly)
-	operator := w.login("operator", `SELECT fencedb.allow_operator(%[1]s); GRANT pg_read_all_stats TO %[2]s; `+readOnly)
+	operator := w.login("operator", `SELECT fencedb.allow(%[1]s, operator => true); GRANT pg_read_all_stats TO %[2]s; `+readOnly)
 	require.Empty(t, w.diagnosed(exitDone))
 	asked := w.run("--postgres", operator, "doctor")
 	require.Equal(t, exitDone, asked.code)
@@ -630,12 +630,12 @@ func TestDoctorTellsARoleWhatItLacks(t *testing.T) {
 	w := sound(t)
 	w.as("--postgres", w.login("nobody", ``))
 	require.Equal(t, []string{"error missing_rights"}, w.diagnosed(exitFailed))
-	require.Contains(t, w.run("doctor").out, "fencedb.allow_operator")
+	require.Contains(t, w.run("doctor").out, "operator => true")
 
-	w.as("--postgres", w.login("operator", `SELECT fencedb.allow_operator(%[1]s)`))
+	w.as("--postgres", w.login("operator", `SELECT fencedb.allow(%[1]s, operator => true)`))
 	require.Equal(t, []string{"warning sessions_hidden"}, w.diagnosed(exitDone))
 
-	w.as("--postgres", w.login("monitor", `SELECT fencedb.allow_operator(%[1]s); GRANT pg_read_all_stats TO %[2]s`))
+	w.as("--postgres", w.login("monitor", `SELECT fencedb.allow(%[1]s, operator => true); GRANT pg_read_all_stats TO %[2]s`))
 	require.Empty(t, w.diagnosed(exitDone))
 
 	w.login("owner", `ALTER SCHEMA fencedb OWNER TO %[2]s; GRANT USAGE ON SCHEMA fencedb TO PUBLIC`)

@@ -274,7 +274,7 @@ func TestInspectSaysWhatTheOwnerOfTheSchemaDoesNotSee(t *testing.T) {
 	defer tx.Rollback(t.Context())
 	_, err = fencedb.Enter(t.Context(), tx, l)
 	require.NoError(t, err)
-	w.login("owner", `SELECT fencedb.allow_operator(%[1]s); ALTER FUNCTION fencedb.blockers OWNER TO %[2]s`)
+	w.login("owner", `SELECT fencedb.allow(%[1]s, operator => true); ALTER FUNCTION fencedb.blockers OWNER TO %[2]s`)
 
 	found := w.inspected("seat:1").Transactions
 	require.Len(t, found, 1)

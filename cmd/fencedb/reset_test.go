@@ -248,7 +248,7 @@ func TestAResetThatIsWrongTouchesNothing(t *testing.T) {
 	w.flags = append(w.flags, "--postgres", w.login("app", `SELECT fencedb.allow(%[1]s); GRANT SELECT ON fencedb.fences TO %[2]s`))
 	got := w.run("reset", "seat:1", "--to", "41", "--reason", "x", "--yes")
 	require.Equal(t, exitFailed, got.code)
-	require.Contains(t, got.errOut, "allow_operator")
+	require.Contains(t, got.errOut, "operator => true")
 
 	require.Equal(t, fmt.Sprint(protocol.MaxNumber), w.one(`SELECT last_fencing_token FROM fencedb.fences`))
 	require.Equal(t, "0", w.one(`SELECT count(*) FROM fencedb.audit WHERE event <> 'protect'`))
@@ -257,7 +257,7 @@ func TestAResetThatIsWrongTouchesNothing(t *testing.T) {
 func TestAnOperatorMayReset(t *testing.T) {
 	t.Parallel()
 	w, _ := mistaken(t)
-	login := w.login("oncall", `SELECT fencedb.allow_operator(%[1]s)`)
+	login := w.login("oncall", `SELECT fencedb.allow(%[1]s, operator => true)`)
 	parsed, err := url.Parse(login)
 	require.NoError(t, err)
 	w.flags = append(w.flags, "--postgres", login)

@@ -476,7 +476,7 @@ func (s *servers) recordHalf(ctx context.Context, e event, done *revocation) (se
 	return false, err
 }
 
-var errMayNot = errors.New("postgres: permission denied for this role; let the owner of the schema fencedb run SELECT fencedb.allow_operator('role')")
+var errMayNot = errors.New("postgres: permission denied for this role; let the owner of the schema fencedb run SELECT fencedb.allow('role', operator => true)")
 
 // mayCall checks, before anything is changed, that the server takes writes, and that the role may
 // call functions that write.

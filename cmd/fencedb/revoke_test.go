@@ -321,7 +321,7 @@ func TestRevokeChangesNothingWhereItCouldNotRecord(t *testing.T) {
 	got := w.run("revoke", "seat:1", "--reason", "it hangs", "--yes")
 
 	require.Equal(t, exitFailed, got.code)
-	require.Contains(t, got.errOut, "allow_operator")
+	require.Contains(t, got.errOut, "operator => true")
 	require.NoError(t, l.Extend(t.Context()))
 }
 

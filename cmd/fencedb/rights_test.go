@@ -86,7 +86,7 @@ func TestTheDocumentedRightsSuffice(t *testing.T) {
 	_, err := fencedb.Exec(t.Context(), w.pool, kept, `INSERT INTO seats VALUES (2, 'Ann')`)
 	require.NoError(t, err)
 
-	operator := w.as("--redis", w.redisUser("operator")).as("--postgres", w.login("operator", `SELECT fencedb.allow_operator(%[1]s)`))
+	operator := w.as("--redis", w.redisUser("operator")).as("--postgres", w.login("operator", `SELECT fencedb.allow(%[1]s, operator => true)`))
 	for _, call := range []string{
 		"doctor", "leases", "inspect seat:1", "inspect seat:2", "history seat:1", "ttl seat", "prune --older-than 720h --apply --yes --reason trial",
 		"revoke seat:2 --yes --reason trial", "revoke --behind --yes --reason trial", "reset seat:2 --to 1795896749249118 --force --yes --reason trial",

@@ -632,30 +632,35 @@ END
 $$;
 GRANT EXECUTE ON FUNCTION fencedb.left_ms, fencedb.lower_limit, fencedb.require_entered, fencedb.entries, fencedb.token_of, fencedb.may_enter, fencedb.login_may_enter TO PUBLIC; -- whatever role is set once it has entered
 
-CREATE FUNCTION fencedb.allow(writer regrole) RETURNS void
+-- What an operator may do besides is in 00003, and so is most of what the operator may read.
+CREATE FUNCTION fencedb.allow(role regrole, operator boolean DEFAULT false) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     door regprocedure;
 BEGIN
-    IF writer IS NULL THEN
-        RAISE EXCEPTION 'fencedb.allow: needs a role, got NULL' USING ERRCODE = 'null_value_not_allowed';
+    IF role IS NULL OR operator IS NULL THEN
+        RAISE EXCEPTION 'fencedb.allow: needs a role, and operator as true or false, got % and %', coalesce(role::text, 'NULL'), coalesce(operator::text, 'NULL') USING ERRCODE = 'null_value_not_allowed';
     END IF;
     LOCK TABLE fencedb.goose_db_version IN SHARE UPDATE EXCLUSIVE MODE; -- two GRANTs at once on one function fail
     FOR door IN SELECT p.oid FROM pg_proc p
-                WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('enter', 'enter_all', 'outcome', 'last_token', 'blockers', 'reenter',
-                    'admitted', 'shown', 'entry', 'started', 'lower_transaction_timeout', 'let_overtake') LOOP -- by reenter, in the name of its caller; and to let others overtake
-        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', door, writer);
+                WHERE p.pronamespace = 'fencedb'::regnamespace AND (p.proname IN ('enter', 'enter_all', 'outcome', 'last_token', 'blockers', 'reenter',
+                    'admitted', 'shown', 'entry', 'started', 'lower_transaction_timeout', 'let_overtake') -- reenter calls these in the name of its caller, who may also let others overtake
+                    OR operator AND p.proname IN ('prepared_writers', 'record', 'prune', 'reset_fence', 'keep_history')) LOOP
+        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', door, role);
     END LOOP;
-    EXECUTE format('GRANT SELECT, UPDATE (share) ON fencedb.fences_to_share TO %s', writer);
-    EXECUTE format('GRANT SELECT ON fencedb.server_epoch, fencedb.goose_db_version TO %s', writer); -- to ask whether it is migrated
-    EXECUTE format('GRANT SELECT, INSERT (key, fingerprint), UPDATE (fingerprint, claimed_at, result, done) ON fencedb.once TO %s', writer);
+    EXECUTE format('GRANT SELECT, UPDATE (share) ON fencedb.fences_to_share TO %s', role);
+    EXECUTE format('GRANT SELECT ON fencedb.server_epoch, fencedb.goose_db_version TO %s', role); -- to ask whether it is migrated
+    EXECUTE format('GRANT SELECT, INSERT (key, fingerprint), UPDATE (fingerprint, claimed_at, result, done) ON fencedb.once TO %s', role);
+    IF operator THEN
+        EXECUTE format('GRANT SELECT ON fencedb.fences, fencedb.foreign_issuers, fencedb.events, fencedb.audit, fencedb.history, fencedb.take_overs, fencedb.history_kept, fencedb.unbroken_since TO %s', role);
+    END IF;
 END
 $$;
 
 REVOKE ALL ON FUNCTION fencedb.allow FROM PUBLIC;
-COMMENT ON FUNCTION fencedb.allow IS 'Lets a role enter fences. The role that ran the migrations needs no grant.';
+COMMENT ON FUNCTION fencedb.allow IS 'Lets a role enter fences: all that an application needs. With operator => true it may also see the ledger, its history and what was observed, revoke, keep history, set fences back, forget old fences and old records, and record it: all that the command fencedb does, except migrations. The role that ran the migrations needs no grant.';
 
 -- One log of what happened, for those who ask later: what was done by hand (audit), who entered and
 -- wrote (history, 00003), and what guards let pass that only observe (unfenced_writes, 00002). It

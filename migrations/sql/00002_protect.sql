@@ -187,6 +187,10 @@ $$;
 -- takes that along. The function is in this schema, so nobody else can write there. Whether a guard
 -- observes is read in its text, which every transaction sees as it is now.
 CREATE VIEW fencedb.protected_tables AS
+SELECT guarded.*,
+       (SELECT array_agg(DISTINCT m.member::text) FROM fencedb.members(guarded.table_name) m JOIN pg_trigger t ON t.tgrelid = m.member
+        WHERE t.tgname IN ('~fencedb_row', '~fencedb_statement', '~fencedb_truncate') AND t.tgenabled NOT IN ('O', 'A')) AS switched_off
+FROM (
 SELECT t.tgrelid::regclass AS table_name,
        nullif(ARRAY(SELECT jsonb_array_elements_text(facts -> 'resource')), '{}') AS resource,
        ARRAY(SELECT jsonb_array_elements_text(facts -> 'columns_added')) AS columns_added,
@@ -203,20 +207,9 @@ UNION ALL
 SELECT DISTINCT t.tgrelid::regclass, NULL::text[], NULL::text[], t.tgfoid::regprocedure, false, NULL::boolean, NULL::timestamptz, NULL::timestamptz
 FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid AND p.pronamespace = 'fencedb'::regnamespace
 WHERE t.tgname IN ('~fencedb_statement', '~fencedb_truncate')
-  AND NOT EXISTS (SELECT FROM pg_trigger r WHERE r.tgrelid = t.tgrelid AND r.tgname = '~fencedb_row' AND r.tgfoid = t.tgfoid);
+  AND NOT EXISTS (SELECT FROM pg_trigger r WHERE r.tgrelid = t.tgrelid AND r.tgname = '~fencedb_row' AND r.tgfoid = t.tgfoid)) guarded;
 
-COMMENT ON VIEW fencedb.protected_tables IS 'The tables that are guarded, with the templates of their resources. resource is NULL where the guard of rows has gone, as DETACH PARTITION takes it away. enabled is false when somebody has switched a trigger of ours off, or left it to replication, or it has gone. observed says that the guard refuses nothing (see fencedb.enforce), and observed_since when that began. history_since says since when statements on it are noted while history is kept, NULL if they are not.';
-
-CREATE FUNCTION fencedb.switched_off(target regclass) RETURNS text[]
-    LANGUAGE sql STABLE
-    SET search_path = pg_catalog, pg_temp
-AS $$
-    SELECT array_agg(DISTINCT m.member::text)
-    FROM fencedb.members(target) m JOIN pg_trigger t ON t.tgrelid = m.member
-    WHERE t.tgname IN ('~fencedb_row', '~fencedb_statement', '~fencedb_truncate') AND t.tgenabled NOT IN ('O', 'A')
-$$;
-
-COMMENT ON FUNCTION fencedb.switched_off IS 'Of a table, its partitions and inheritance children, those with a trigger of ours that is switched off or left to replication; NULL if there are none.';
+COMMENT ON VIEW fencedb.protected_tables IS 'The tables that are guarded, with the templates of their resources. resource is NULL where the guard of rows has gone, as DETACH PARTITION takes it away. enabled is false when somebody has switched a trigger of ours off, or left it to replication, or it has gone. observed says that the guard refuses nothing (see fencedb.enforce), and observed_since when that began. history_since says since when statements on it are noted while history is kept, NULL if they are not. switched_off has those of the table, its partitions and inheritance children that have a trigger of ours that is switched off or left to replication; NULL if there are none.';
 
 -- A template is literal text with columns in braces; two braces are one of the text. The text of a
 -- column must be the same whatever a session has set, and equal for values that the table takes for
@@ -861,11 +854,12 @@ CREATE FUNCTION fencedb.enforce(target regclass, observing boolean DEFAULT false
 AS $$
 DECLARE
     protection fencedb.protected_tables;
-    off        text := array_to_string(fencedb.switched_off(target), ', ');
+    off        text;
 BEGIN
     PERFORM fencedb.require_owner(target);
     SELECT * INTO protection FROM fencedb.protected_tables p WHERE p.table_name = target AND p.resource IS NOT NULL;
-    IF NOT FOUND THEN
+    off := array_to_string(protection.switched_off, ', ');
+    IF protection.table_name IS NULL THEN
         RAISE EXCEPTION 'fencedb.enforce: % is not protected', target
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Call fencedb.protect first, with mode => ''observe'' if it shall refuse nothing yet.';
     ELSIF observing IS NULL THEN
@@ -1077,7 +1071,7 @@ DROP VIEW fencedb.unfenced_writes;
 DROP SEQUENCE fencedb.observations, fencedb.unrecorded;
 DROP TABLE fencedb.take_overs;
 DROP FUNCTION fencedb.protect(regclass, text, text, boolean), fencedb.protect(regclass, text[], text, boolean), fencedb.unprotect, fencedb.create_triggers, fencedb.record_protection,
-    fencedb.drop_guard, fencedb.write_guard, fencedb.order_guard, fencedb.ordered, fencedb.guard_text, fencedb.require_owner, fencedb.resources_of, fencedb.read_template, fencedb.switched_off;
+    fencedb.drop_guard, fencedb.write_guard, fencedb.order_guard, fencedb.ordered, fencedb.guard_text, fencedb.require_owner, fencedb.resources_of, fencedb.read_template;
 DROP VIEW fencedb.protected_tables;
 DROP FUNCTION fencedb.guarded_root, fencedb.members, fencedb.judge_statement, fencedb.ignored_stamps, fencedb.judge_row, fencedb.refuse, fencedb.in_time;
 -- +goose StatementEnd

@@ -128,39 +128,17 @@ COMMENT ON FUNCTION fencedb.reset_fence IS 'Sets the fence of resource back to a
 
 REVOKE ALL ON FUNCTION fencedb.reset_fence FROM PUBLIC;
 
-CREATE FUNCTION fencedb.allow_operator(operator regrole) RETURNS void
-    LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    door regprocedure;
-BEGIN
-    IF operator IS NULL THEN
-        RAISE EXCEPTION 'fencedb.allow_operator: needs a role, got NULL' USING ERRCODE = 'null_value_not_allowed';
-    END IF;
-    PERFORM fencedb.allow(operator);
-    FOR door IN SELECT p.oid FROM pg_proc p
-                WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('prepared_writers', 'record', 'prune', 'reset_fence', 'keep_history') LOOP
-        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', door, operator);
-    END LOOP;
-    EXECUTE format('GRANT SELECT ON fencedb.fences, fencedb.foreign_issuers, fencedb.events, fencedb.audit, fencedb.history, fencedb.take_overs, fencedb.history_kept, fencedb.unbroken_since TO %s', operator);
-END
-$$;
-
-REVOKE ALL ON FUNCTION fencedb.allow_operator FROM PUBLIC;
-
 -- May the role of now see lease ids? A policy asks once, where it asks in a query of its own.
 CREATE FUNCTION fencedb.operates() RETURNS boolean
     LANGUAGE sql STABLE
     RETURN has_function_privilege('fencedb.prune(text, interval, text, text, timestamptz, text[], bigint)', 'EXECUTE');
 
-COMMENT ON FUNCTION fencedb.operates IS 'Whether the role of now was let in by fencedb.allow_operator, or owns this schema.';
+COMMENT ON FUNCTION fencedb.operates IS 'Whether the role of now was let in by fencedb.allow as an operator, or owns this schema.';
 GRANT EXECUTE ON FUNCTION fencedb.operates TO PUBLIC;
 
 CREATE POLICY operators ON fencedb.fences FOR SELECT USING ((SELECT fencedb.operates()));
 CREATE POLICY operators ON fencedb.take_overs FOR SELECT USING ((SELECT fencedb.operates()));
 CREATE POLICY operators ON fencedb.events FOR SELECT USING (kind = 'observed' OR (SELECT fencedb.operates())); -- there is no lease id in what was observed
-COMMENT ON FUNCTION fencedb.allow_operator IS 'Lets a role see the ledger, its history and what was observed, revoke, keep history, set fences back, forget old fences and old records, and record it: all that the command fencedb does, but for migrations. An application needs fencedb.allow instead.';
 
 -- What happened to a resource: who entered it when, and what was written under which token. Nothing
 -- here is needed to hold a lease or to write behind a fence, and while it is off it costs nothing,
@@ -434,5 +412,5 @@ DROP TABLE fencedb.history_kept;
 DROP POLICY operators ON fencedb.take_overs;
 DROP POLICY operators ON fencedb.events;
 DROP POLICY operators ON fencedb.fences;
-DROP FUNCTION fencedb.allow_operator, fencedb.operates, fencedb.reset_fence, fencedb.prune;
+DROP FUNCTION fencedb.operates, fencedb.reset_fence, fencedb.prune;
 -- +goose StatementEnd
