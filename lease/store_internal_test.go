@@ -85,9 +85,9 @@ func TestAWithdrawalPassesTheTurnOn(t *testing.T) {
 	require.NoError(t, err)
 	next := func() string {
 		t.Helper()
-		message, err := messages.ReceiveMessage(t.Context())
-		require.NoError(t, err)
-		return message.Payload
+		message, err := messages.ReceiveTimeout(t.Context(), 10*time.Second) // or a test that has to fail would hang
+		require.NoError(t, err, "nobody was called")
+		return message.(*redis.Message).Payload
 	}
 
 	withdraw(second)
