@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/protocol"
 	"github.com/fencedb/fencedb/observe/feed"
 )
 
@@ -260,6 +261,20 @@ func TestInspectWorksOutWhenTheHolderRenewedLast(t *testing.T) {
 		require.True(t, renewal.Assumed, name)
 		what := map[bool]string{false: "renewed", true: "not renewed since it was granted"}[renewal.First]
 		require.Regexp(t, `\n +`+what+` \S+ ago, for \S+, if FenceRetention is 24 hours as by default\n`, says, name)
+	}
+}
+
+// A slow answer tells the time of Redis less well, and the renewal is as long ago as the grant.
+func TestInspectKnowsTheClockAsWellAsTheAnswerWasFast(t *testing.T) {
+	t.Parallel()
+	for within, known := range map[time.Duration]bool{0: false, 400 * time.Millisecond: true} {
+		token, remembered := int64(42), (protocol.FenceRetention - time.Hour - 300*time.Millisecond).Milliseconds()
+		r := inspection{heldFor: time.Hour, within: within, LastToken: &token, RememberedForMS: &remembered, Holder: &holder{Token: token}}
+
+		renewal := r.workOutRenewal()
+
+		require.Equal(t, known, renewal != nil, within)
+		require.Equal(t, known, value(renewal).First, within)
 	}
 }
 

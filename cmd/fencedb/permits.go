@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,7 +36,7 @@ func (c clocks) readPermits(ctx context.Context, s *lease.Semaphore, resource st
 		h := holder{p.LeaseID, p.Token, c.issuedAt(p.Token), p.ExpiresIn.Milliseconds(), p.Label}
 		found.Permits = append(found.Permits, h)
 	}
-	slices.SortFunc(found.Permits, func(a, b holder) int { return int(a.Token - b.Token) })
+	slices.SortFunc(found.Permits, func(a, b holder) int { return cmp.Compare(a.Token, b.Token) })
 	return found, nil
 }
 
