@@ -180,7 +180,14 @@ func TestAllocations(t *testing.T) {
 	const sql = `SELECT $1::text, $2::int`
 	args := []any{"bob", 1}
 
-	bare := testing.AllocsPerRun(50, func() {
+	least := func(do func()) float64 { // what else the process does is counted too
+		n := testing.AllocsPerRun(50, do)
+		for range 4 {
+			n = min(n, testing.AllocsPerRun(50, do))
+		}
+		return n
+	}
+	bare := least(func() {
 		b := &pgx.Batch{}
 		b.BeginTx(pgx.TxOptions{})
 		b.Queue(`SELECT 1::bigint, 2::bigint, $1::text, $2::bigint`, "table:1", int64(1)).QueryRow(func(row pgx.Row) error {
@@ -192,11 +199,11 @@ func TestAllocations(t *testing.T) {
 		b.Queue("commit")
 		err = errors.Join(err, conn.SendBatch(ctx, b).Close())
 	})
-	exec := testing.AllocsPerRun(50, func() {
+	exec := least(func() {
 		_, execErr := fencedb.Exec(ctx, conn, g, sql, args...)
 		err = errors.Join(err, execErr)
 	})
-	tx := testing.AllocsPerRun(50, func() {
+	tx := least(func() {
 		err = errors.Join(err, fencedb.Tx(ctx, conn, g, func(tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, sql, args...)
 			return err
