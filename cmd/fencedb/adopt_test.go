@@ -75,10 +75,10 @@ func TestAdoptSaysThatAGuardIsSwitchedOff(t *testing.T) {
 		w.exec(`SELECT fencedb.enforce('seats', ` + observing + `); ALTER TABLE seats DISABLE TRIGGER ALL`)
 
 		found := w.adopted("seats")
-		require.Equal(t, []string{"public.seats"}, found.SwitchedOff)
+		require.Equal(t, []string{"seats"}, found.SwitchedOff)
 		require.Nil(t, found.QuietSince)
 		says := w.ok("adopt", "seats")
-		require.Contains(t, says, "The guard of public.seats is switched off")
+		require.Contains(t, says, "The guard of seats is switched off")
 		require.NotContains(t, says, "othing would have been refused")
 		require.NotContains(t, says, "It refuses such writes now")
 

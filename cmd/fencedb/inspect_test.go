@@ -268,8 +268,10 @@ func TestInspectWorksOutWhenTheHolderRenewedLast(t *testing.T) {
 func TestInspectKnowsTheClockAsWellAsTheAnswerWasFast(t *testing.T) {
 	t.Parallel()
 	for within, known := range map[time.Duration]bool{0: false, 400 * time.Millisecond: true} {
-		token, remembered := int64(42), (protocol.FenceRetention - time.Hour - 300*time.Millisecond).Milliseconds()
-		r := inspection{heldFor: time.Hour, within: within, LastToken: &token, RememberedForMS: &remembered, Holder: &holder{Token: token}}
+		token, left := int64(42), protocol.FenceRetention-time.Hour-300*time.Millisecond
+		remembered := left.Milliseconds()
+		r := inspection{heldFor: time.Hour, within: within}
+		r.LastToken, r.RememberedForMS, r.Holder = &token, &remembered, &holder{Token: token}
 
 		renewal := r.workOutRenewal()
 

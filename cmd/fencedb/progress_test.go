@@ -43,7 +43,7 @@ func TestAPersonLearnsWhatIsWaitedFor(t *testing.T) {
 	}
 
 	slow := newConsole(t, "--timeout", "30s", "--redis", "redis://"+redis, "--postgres", w.pool.Config().ConnString())
-	for _, args := range [][]string{{"inspect", "seat:1"}, {"leases"}, {"doctor"}} {
+	for _, args := range [][]string{{"inspect", "seat:1"}, {"history", "seat:1"}, {"leases"}, {"doctor"}} {
 		got := slow.start(args...)
 		require.Regexp(t, `fencedb: [5-9](\.\d)?s: waiting for `, got.next(got.errOut), args)
 	}

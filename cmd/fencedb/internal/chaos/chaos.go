@@ -29,8 +29,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/fencedb/fencedb/internal/faulty"
 	"github.com/fencedb/fencedb/internal/worker"
 )
@@ -55,7 +53,7 @@ type Config struct {
 	lenient bool   // Redis's clock is set back, so that the tokens it issues may fall
 
 	// witness looks at what a run has left in Postgres, of a test that keeps history.
-	witness func(context.Context, *pgxpool.Pool) error
+	witness func(context.Context, *stage) error
 
 	Log io.Writer `json:"-"` // gets the time line. Defaults to none
 }
@@ -178,14 +176,14 @@ func (c *crew) judge(ctx context.Context) error {
 	if err := c.endSessions(ctx); err != nil {
 		return err
 	}
-	if err := e.gather(ctx, c.pool); err != nil {
+	if err := e.gather(ctx, c.stage); err != nil {
 		return err
 	}
 	if err := c.pool.QueryRow(ctx, `SHOW server_version`).Scan(&v.Postgres); err != nil {
 		return err
 	}
 	if c.witness != nil {
-		if err := c.witness(ctx, c.pool); err != nil {
+		if err := c.witness(ctx, c.stage); err != nil {
 			return err
 		}
 	}

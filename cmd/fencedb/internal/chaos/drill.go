@@ -141,7 +141,7 @@ func (d *drill) acquire(ctx context.Context) (saw string, err error) {
 // set writes the register under a grant, or with the control without.
 func (d *drill) set(ctx context.Context, g fencedb.Grant, value int64) error {
 	write := func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `UPDATE registers SET value = $2 WHERE resource = $1`, d.resource, value)
+		_, err := tx.Exec(ctx, d.in(`UPDATE stage.registers SET value = $2 WHERE resource = $1`), d.resource, value)
 		return err
 	}
 	if ways[d.Control].open {
@@ -192,7 +192,7 @@ func (d *drill) writeLate(ctx context.Context) (string, error) {
 		return "", brokenf("the write with the old token was not refused as stale: %v", err)
 	}
 	var value int64
-	if err := d.pool.QueryRow(ctx, `SELECT value FROM registers WHERE resource = $1`, d.resource).Scan(&value); err != nil {
+	if err := d.pool.QueryRow(ctx, d.in(`SELECT value FROM stage.registers WHERE resource = $1`), d.resource).Scan(&value); err != nil {
 		return "", err
 	}
 	if value != 2 {
@@ -244,7 +244,7 @@ const competitors, laps = 8, 20
 
 func (d *drill) compete(ctx context.Context) (string, error) {
 	resource := d.task.resource(objects[0].resources[0])
-	const count = `SELECT coalesce(max(value), 0) FROM entries WHERE resource = $1`
+	count := d.in(`SELECT coalesce(max(value), 0) FROM stage.entries WHERE resource = $1`)
 	var inside, contended, together, last atomic.Int64
 	lap := func(i *lease.Issuer) error {
 		l, err := i.Acquire(ctx, resource, lease.NoWait())
@@ -268,7 +268,7 @@ func (d *drill) compete(ctx context.Context) (string, error) {
 			if err := tx.QueryRow(ctx, count, resource).Scan(&value); err != nil {
 				return err
 			}
-			_, err := tx.Exec(ctx, `INSERT INTO entries VALUES ($1, $2)`, resource, value+1)
+			_, err := tx.Exec(ctx, d.in(`INSERT INTO stage.entries VALUES ($1, $2)`), resource, value+1)
 			return err
 		})
 	}

@@ -11,7 +11,6 @@ import (
 
 	"github.com/anishathalye/porcupine"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // Violation is a promise that was broken, with what shows it.
@@ -56,23 +55,23 @@ type evidence struct {
 const balanceOf = "balance of "
 
 // gather reads the tables. Nobody may be at work any more.
-func (e *evidence) gather(ctx context.Context, pool *pgxpool.Pool) error {
-	rows, err := pool.Query(ctx, `
-		SELECT attempt, resource, read, wrote, amount, token, lease_id FROM effects`)
+func (e *evidence) gather(ctx context.Context, s *stage) error {
+	rows, err := s.pool.Query(ctx, s.in(`
+		SELECT attempt, resource, read, wrote, amount, token, lease_id FROM stage.effects`))
 	if err == nil {
 		e.effects, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Effect])
 	}
 	if err != nil {
 		return err
 	}
-	return pool.QueryRow(ctx, `
+	return s.pool.QueryRow(ctx, s.in(`
 		SELECT jsonb_object_agg(name, value) FROM (
-			SELECT resource, value FROM registers UNION ALL
-			SELECT resource, version FROM accounts UNION ALL
-			SELECT $1 || resource, balance FROM accounts UNION ALL
-			SELECT resource, max(value) FROM entries GROUP BY resource UNION ALL
-			SELECT resource, 1 FROM slots
-		) AS stored (name, value)`, balanceOf).Scan(&e.final)
+			SELECT resource, value FROM stage.registers UNION ALL
+			SELECT resource, version FROM stage.accounts UNION ALL
+			SELECT $1 || resource, balance FROM stage.accounts UNION ALL
+			SELECT resource, max(value) FROM stage.entries GROUP BY resource UNION ALL
+			SELECT resource, 1 FROM stage.slots
+		) AS stored (name, value)`), balanceOf).Scan(&e.final)
 }
 
 // judge finds what is wrong.

@@ -11,7 +11,6 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/internal/testenv"
@@ -51,15 +50,15 @@ type record struct {
 	fences []fence
 }
 
-func (r *record) read(ctx context.Context, pool *pgxpool.Pool) error {
+func (r *record) read(ctx context.Context, s *stage) error {
 	var failed [3]error
 	// A row carries 32 bits of its transaction's id.
-	rows, _ := pool.Query(ctx, `SELECT xid::text::bigint & 4294967295, resource, event, coalesce(token, 0), coalesce(lease_id, '00000000-0000-0000-0000-000000000000'),
+	rows, _ := s.pool.Query(ctx, `SELECT xid::text::bigint & 4294967295, resource, event, coalesce(token, 0), coalesce(lease_id, '00000000-0000-0000-0000-000000000000'),
 		coalesce(former_token, 0), coalesce(table_name, ''), coalesce(row_count, 0) FROM fencedb.history ORDER BY at`)
 	r.told, failed[0] = pgx.CollectRows(rows, pgx.RowToStructByPos[told])
-	rows, _ = pool.Query(ctx, `SELECT xmin::text::bigint, resource, token, lease_id FROM effects`)
+	rows, _ = s.pool.Query(ctx, s.in(`SELECT xmin::text::bigint, resource, token, lease_id FROM stage.effects`))
 	r.done, failed[1] = pgx.CollectRows(rows, pgx.RowToStructByPos[done])
-	rows, _ = pool.Query(ctx, `SELECT resource, last_fencing_token, lease_id FROM fencedb.fences`)
+	rows, _ = s.pool.Query(ctx, `SELECT resource, last_fencing_token, lease_id FROM fencedb.fences`)
 	r.fences, failed[2] = pgx.CollectRows(rows, pgx.RowToStructByPos[fence])
 	return errors.Join(failed[:]...)
 }

@@ -79,6 +79,10 @@ func (t task) names() (all []string) {
 // resource is the name in the ledger, which all runs on a database share.
 func (t task) resource(name string) string { return t.Run + "-" + name }
 
+// in is SQL for the schema stage in that of this run. It is not in the search_path, which a pooler
+// may not take from the URL.
+func (t task) in(sql string) string { return strings.ReplaceAll(sql, "stage", t.Run) }
+
 func (t task) resources() (all []string) {
 	for _, o := range t.copies() {
 		all = append(all, o.resources...)
@@ -192,15 +196,15 @@ func (s *stage) setUp(ctx context.Context) error {
 	case !may:
 		return errors.New("postgres: this role may not enter fences; its owner calls fencedb.allow, or use a database without the schema fencedb")
 	}
-	if _, err = s.pool.Exec(ctx, `CREATE SCHEMA `+s.Run+`;`+tables, pgx.QueryExecModeSimpleProtocol); err != nil {
+	if _, err = s.pool.Exec(ctx, s.in(`CREATE SCHEMA stage;`+tables), pgx.QueryExecModeSimpleProtocol); err != nil {
 		return fmt.Errorf("postgres: make the schema of this run, for which the role needs CREATE on the database: %w", err)
 	}
 	b := new(pgx.Batch)
-	b.Queue(`INSERT INTO registers SELECT r, 0 FROM unnest($1::text[]) r WHERE r LIKE '%-register:%'`, s.resources())
-	b.Queue(`INSERT INTO accounts SELECT r, $2, 0 FROM unnest($1::text[]) r WHERE r LIKE '%-account:%'`, s.resources(), balance)
+	b.Queue(s.in(`INSERT INTO stage.registers SELECT r, 0 FROM unnest($1::text[]) r WHERE r LIKE '%-register:%'`), s.resources())
+	b.Queue(s.in(`INSERT INTO stage.accounts SELECT r, $2, 0 FROM unnest($1::text[]) r WHERE r LIKE '%-account:%'`), s.resources(), balance)
 	if !ways[s.Control].open {
-		b.Queue(`SELECT fencedb.protect(t::regclass, resource => '{resource}', history => $1)
-			FROM unnest('{entries,registers,accounts,slots,effects}'::text[]) t`, s.witness != nil)
+		b.Queue(s.in(`SELECT fencedb.protect(('stage.' || t)::regclass, resource => '{resource}', history => $1)
+			FROM unnest('{entries,registers,accounts,slots,effects}'::text[]) t`), s.witness != nil)
 	}
 	return s.pool.SendBatch(ctx, b).Close()
 }
@@ -220,7 +224,7 @@ func (s *stage) remove() (left []string, err error) {
 	defer cancel()
 	left = s.removeKeys(ctx)
 	err = s.endSessions(ctx)
-	_, failed := s.pool.Exec(ctx, strings.ReplaceAll(removal, "stage", s.Run))
+	_, failed := s.pool.Exec(ctx, s.in(removal))
 	if err = errors.Join(err, failed); err != nil {
 		left = append(left, "in Postgres the schema "+s.Run)
 		return left, fmt.Errorf("%w; left %s", err, strings.Join(left, ", and "))

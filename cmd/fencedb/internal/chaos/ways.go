@@ -41,12 +41,13 @@ func Controls() []Control {
 
 // way is what a control does otherwise than the right way.
 type way struct {
-	open    bool                                               // the tables are not protected
-	lock    bool                                               // a lock as people write it, instead of a lease
-	counter bool                                               // with tokens
-	begin   func(context.Context, pgx.Tx, fencedb.Grant) error // begins transactions of pgx, instead of package fencedb
-	level   pgx.TxIsoLevel                                     // of these; "": as the workload wants it
-	again   func(error) (believed bool)                        // whether these are tried again; nil: never
+	open    bool // the tables are not protected
+	lock    bool // a lock as people write it, instead of a lease
+	counter bool // with tokens
+	// begin begins transactions of pgx, instead of package fencedb.
+	begin func(context.Context, task, pgx.Tx, fencedb.Grant) error
+	level pgx.TxIsoLevel              // of these; "": as the workload wants it
+	again func(error) (believed bool) // whether these are tried again; nil: never
 }
 
 // ways has the controls that write in another way; the others are wrong elsewhere.
@@ -63,24 +64,24 @@ var ways = map[Control]way{
 // protected.
 func (c Control) intruded() bool { return !ways[c].open || c == NoTrigger }
 
-func noFence(context.Context, pgx.Tx, fencedb.Grant) error { return nil }
+func noFence(context.Context, task, pgx.Tx, fencedb.Grant) error { return nil }
 
-func enter(ctx context.Context, tx pgx.Tx, g fencedb.Grant) error {
+func enter(ctx context.Context, _ task, tx pgx.Tx, g fencedb.Grant) error {
 	_, err := fencedb.Enter(ctx, tx, g)
 	return err
 }
 
 // enterUnchecked is a fence as people write it: right at READ COMMITTED, wrong above it.
-func enterUnchecked(ctx context.Context, tx pgx.Tx, g fencedb.Grant) error {
-	same, err := tx.Exec(ctx, `SELECT FROM fence WHERE resource = $1 AND token = $2 AND lease_id = $3 FOR SHARE`,
+func enterUnchecked(ctx context.Context, t task, tx pgx.Tx, g fencedb.Grant) error {
+	same, err := tx.Exec(ctx, t.in(`SELECT FROM stage.fence WHERE resource = $1 AND token = $2 AND lease_id = $3 FOR SHARE`),
 		g.Resource(), g.Token(), g.LeaseID())
 	if err != nil || same.RowsAffected() > 0 {
 		return err
 	}
-	advanced, err := tx.Exec(ctx, `
-		INSERT INTO fence AS f VALUES ($1, $2, $3)
+	advanced, err := tx.Exec(ctx, t.in(`
+		INSERT INTO stage.fence AS f VALUES ($1, $2, $3)
 		ON CONFLICT (resource) DO UPDATE SET token = excluded.token, lease_id = excluded.lease_id
-		WHERE excluded.token > f.token`, g.Resource(), g.Token(), g.LeaseID())
+		WHERE excluded.token > f.token`), g.Resource(), g.Token(), g.LeaseID())
 	if err == nil && advanced.RowsAffected() == 0 {
 		err = fmt.Errorf("token %d: %w", g.Token(), fencedb.ErrStale)
 	}
@@ -171,7 +172,7 @@ func (d *desk) write(ctx context.Context, grants []fencedb.Grant, level pgx.TxIs
 	for {
 		err := pgx.BeginTxFunc(ctx, d.pool, pgx.TxOptions{IsoLevel: cmp.Or(w.level, level)}, func(tx pgx.Tx) error {
 			for _, g := range grants {
-				if err := w.begin(ctx, tx, g); err != nil {
+				if err := w.begin(ctx, d.task, tx, g); err != nil {
 					return err
 				}
 			}

@@ -110,15 +110,15 @@ func (c *forgetful) Read(reply []byte) (int, error) {
 	return n, err
 }
 
-// connect connects to the schema of the run: the suite, which has nil, or a worker through its
-// network. A worker loses replies while losing is set. Its sessions are called as the run is.
+// connect connects the suite, which has nil, or a worker through its network. A worker loses
+// replies while losing is set. Its sessions are called as the run is.
 func (t task) connect(ctx context.Context, losing *atomic.Bool) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(t.PostgresURL)
 	if err != nil {
 		return nil, err
 	}
 	params := config.ConnConfig.RuntimeParams
-	params["search_path"], params["application_name"], config.MaxConns = t.Run, t.Run+"-suite", 4
+	params["application_name"], config.MaxConns = t.Run+"-suite", 4
 	if losing != nil {
 		params["application_name"], config.MaxConns = t.Run, int32(t.Clients+2)
 		config.ConnConfig.DialFunc = faulty.Through(t.ToPostgres)
@@ -261,7 +261,7 @@ func (d *desk) once(ctx context.Context, random *rand.Rand, kind int) {
 	d.attempt(ctx, o.work, o.name, func(ctx context.Context, a *Attempt) error {
 		return d.guarded(ctx, o.resources, pick(random, levels...), func(tx pgx.Tx, grants []fencedb.Grant) error {
 			a.granted(grants...)
-			return rewrite(ctx, tx, a, o, grants[0], d.think(random))
+			return d.rewrite(ctx, tx, a, o, grants[0], d.think(random))
 		})
 	})
 }
@@ -270,7 +270,7 @@ func (d *desk) once(ctx context.Context, random *rand.Rand, kind int) {
 func (d *desk) look(ctx context.Context) {
 	o := d.one(register)
 	d.attempt(ctx, "look", o.name, func(ctx context.Context, a *Attempt) error {
-		return d.pool.QueryRow(ctx, `SELECT value FROM registers WHERE resource = $1`, o.resources[0]).Scan(&a.Read)
+		return d.pool.QueryRow(ctx, d.in(`SELECT value FROM stage.registers WHERE resource = $1`), o.resources[0]).Scan(&a.Read)
 	})
 }
 
@@ -283,7 +283,7 @@ func (d *desk) intrude(ctx context.Context, kind int) {
 	d.attempt(ctx, "intrude", o.name, func(ctx context.Context, a *Attempt) error {
 		a.plain = true
 		nobody := fencedb.NewGrant(o.resources[0], 0, uuid.Nil, fencedb.NoEnd)
-		return pgx.BeginFunc(ctx, d.pool, func(tx pgx.Tx) error { return rewrite(ctx, tx, a, o, nobody, 0) })
+		return pgx.BeginFunc(ctx, d.pool, func(tx pgx.Tx) error { return d.rewrite(ctx, tx, a, o, nobody, 0) })
 	})
 }
 
@@ -298,7 +298,7 @@ func (d *desk) transfer(ctx context.Context, random *rand.Rand) {
 			a.granted(grants...)
 			var balances, versions [2]int64
 			for i, g := range grants {
-				row := tx.QueryRow(ctx, `SELECT balance, version FROM accounts WHERE resource = $1`, g.Resource())
+				row := tx.QueryRow(ctx, d.in(`SELECT balance, version FROM stage.accounts WHERE resource = $1`), g.Resource())
 				if err := row.Scan(&balances[i], &versions[i]); err != nil {
 					return err
 				}
@@ -307,8 +307,8 @@ func (d *desk) transfer(ctx context.Context, random *rand.Rand) {
 			writes := new(pgx.Batch)
 			for i, change := range []int64{-amount, amount} {
 				g := grants[i]
-				writes.Queue(`UPDATE accounts SET balance = $2, version = $3 WHERE resource = $1`, g.Resource(), balances[i]+change, versions[i]+1)
-				note(writes, Effect{a.ID, g.Resource(), versions[i], versions[i] + 1, change, g.Token(), g.LeaseID()})
+				writes.Queue(d.in(`UPDATE stage.accounts SET balance = $2, version = $3 WHERE resource = $1`), g.Resource(), balances[i]+change, versions[i]+1)
+				d.note(writes, Effect{a.ID, g.Resource(), versions[i], versions[i] + 1, change, g.Token(), g.LeaseID()})
 			}
 			return tx.SendBatch(ctx, writes).Close()
 		})
@@ -355,7 +355,7 @@ func (d *desk) pastTheEnd(random *rand.Rand) time.Duration {
 func (d *desk) update(ctx context.Context, random *rand.Rand, a *Attempt, o object, g fencedb.Grant,
 	pause time.Duration) error {
 	return d.write(ctx, []fencedb.Grant{g}, pick(random, levels...), func(tx pgx.Tx) error {
-		return rewrite(ctx, tx, a, o, g, pause)
+		return d.rewrite(ctx, tx, a, o, g, pause)
 	})
 }
 
@@ -365,16 +365,17 @@ var errSlot = errors.New("the row of the slot is there and should not be, or the
 // rewrite reads the one resource of an object and writes it. A counter is a table that only grows,
 // so that no lock on a row stands in for the fence. The versions of the slot are those of its
 // effects, because its row cannot count while it is not there.
-func rewrite(ctx context.Context, tx pgx.Tx, a *Attempt, o object, g fencedb.Grant, pause time.Duration) error {
-	read, write := `SELECT coalesce(max(value), 0) FROM entries WHERE resource = $1`, `INSERT INTO entries VALUES ($1, $2)`
+func (t task) rewrite(ctx context.Context, tx pgx.Tx, a *Attempt, o object, g fencedb.Grant,
+	pause time.Duration) error {
+	read, write := `SELECT coalesce(max(value), 0) FROM stage.entries WHERE resource = $1`, `INSERT INTO stage.entries VALUES ($1, $2)`
 	switch o.kind {
 	case register:
-		read, write = `SELECT value FROM registers WHERE resource = $1`, `UPDATE registers SET value = $2 WHERE resource = $1`
+		read, write = `SELECT value FROM stage.registers WHERE resource = $1`, `UPDATE stage.registers SET value = $2 WHERE resource = $1`
 	case slot:
-		read, write = `SELECT coalesce(max(wrote), 0) FROM effects WHERE resource = $1`, `INSERT INTO slots SELECT $1 WHERE $2::bigint % 2 = 1 ON CONFLICT DO NOTHING`
+		read, write = `SELECT coalesce(max(wrote), 0) FROM stage.effects WHERE resource = $1`, `INSERT INTO stage.slots SELECT $1 WHERE $2::bigint % 2 = 1 ON CONFLICT DO NOTHING`
 	}
 	e := Effect{Attempt: a.ID, Resource: g.Resource(), Token: g.Token(), Lease: g.LeaseID()}
-	if err := tx.QueryRow(ctx, read, e.Resource).Scan(&e.Read); err != nil {
+	if err := tx.QueryRow(ctx, t.in(read), e.Resource).Scan(&e.Read); err != nil {
 		return err
 	}
 	wait(ctx, pause)
@@ -383,14 +384,14 @@ func rewrite(ctx context.Context, tx pgx.Tx, a *Attempt, o object, g fencedb.Gra
 		e.Wrote = a.ID
 	}
 	if o.kind == slot && e.Read%2 == 1 {
-		write = `DELETE FROM slots WHERE resource = $1 AND $2::bigint % 2 = 0`
+		write = `DELETE FROM stage.slots WHERE resource = $1 AND $2::bigint % 2 = 0`
 	}
 	b, there := new(pgx.Batch), false
-	b.Queue(write, e.Resource, e.Wrote).Exec(func(done pgconn.CommandTag) error {
+	b.Queue(t.in(write), e.Resource, e.Wrote).Exec(func(done pgconn.CommandTag) error {
 		there = done.RowsAffected() == 1
 		return nil
 	})
-	note(b, e)
+	t.note(b, e)
 	if err := tx.SendBatch(ctx, b).Close(); err != nil || there {
 		return err
 	}
@@ -401,8 +402,8 @@ func rewrite(ctx context.Context, tx pgx.Tx, a *Attempt, o object, g fencedb.Gra
 }
 
 // note writes an effect down, in the transaction that has it.
-func note(b *pgx.Batch, e Effect) {
-	b.Queue(`INSERT INTO effects VALUES ($1, $2, $3, $4, $5, $6, $7)`, e.Attempt, e.Resource, e.Read, e.Wrote, e.Amount, e.Token, e.Lease)
+func (t task) note(b *pgx.Batch, e Effect) {
+	b.Queue(t.in(`INSERT INTO stage.effects VALUES ($1, $2, $3, $4, $5, $6, $7)`), e.Attempt, e.Resource, e.Read, e.Wrote, e.Amount, e.Token, e.Lease)
 }
 
 // wait takes time, unless ctx ends first.
