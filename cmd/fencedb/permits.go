@@ -56,6 +56,13 @@ const allPermits = "all"
 
 var permitID = regexp.MustCompile(`^[0-9a-f]{8}[0-9a-f-]{0,28}$`)
 
+func namesPermits(which string) error {
+	if which != allPermits && !permitID.MatchString(which) {
+		return errors.New("takes a lease id, or its first 8 digits as fencedb leases prints them, or all")
+	}
+	return nil
+}
+
 // chosen are the permits that --permit names.
 func (f *permits) chosen(which string) []holder {
 	return slices.DeleteFunc(slices.Clone(f.Permits), func(h holder) bool {

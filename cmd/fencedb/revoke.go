@@ -68,12 +68,7 @@ permit does not fence.
    fencedb revoke table:12 --reason 'host is gone' --yes --json`,
 		Flags: e.flags(a.yesFlag(), &cli.BoolFlag{Name: "force", Destination: &force, Usage: "revoke also what another namespace has, or no server knows"},
 			&cli.BoolFlag{Name: "seal-only", Destination: &sealOnly, Usage: "shut holders out in Postgres, without Redis"},
-			&cli.StringFlag{Name: "permit", Destination: &permit, Usage: "end the permit with this lease `ID`, or all", Validator: func(id string) error {
-				if id != allPermits && !permitID.MatchString(id) {
-					return errors.New("takes a lease id, or its first 8 digits as fencedb leases prints them, or all")
-				}
-				return nil
-			}},
+			&cli.StringFlag{Name: "permit", Destination: &permit, Usage: "end the permit with this lease `ID`, or all", Validator: namesPermits},
 			&cli.BoolFlag{Name: "behind", Destination: &behind, Usage: "seal or raise all that one server has and the other lacks"}),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			if permit != "" && (force || sealOnly || behind) {
@@ -96,10 +91,10 @@ permit does not fence.
 				if err := s.away(); err != nil {
 					return nil, fmt.Errorf("%w: %w%s", errUnchanged, err, s.withoutRedis())
 				}
-				if behind {
+				switch {
+				case behind:
 					return nil, s.sealBehind(ctx, e, force)
-				}
-				if permit != "" {
+				case permit != "":
 					return s.confirmAndRevokePermits(ctx, e, permit)
 				}
 				return s.confirmAndRevoke(ctx, e, force)
