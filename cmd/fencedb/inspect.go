@@ -142,6 +142,7 @@ func (s *servers) look(ctx context.Context, resource string) (*inspection, error
 		if places, found.unsearched = s.search(ctx, resource); found.unsearched == nil {
 			found.Elsewhere = append([]place{}, places[resource]...)
 		}
+		// Nobody may hold a semaphore now; then it is known by the counter that the search has found.
 		idle := place{Namespace: s.names.namespace, Kind: protocol.SemaphoreKind, Hashed: s.names.hashed}
 		if n := slices.Index(found.Elsewhere, idle); n >= 0 {
 			found.Elsewhere = slices.Delete(found.Elsewhere, n, n+1)

@@ -89,8 +89,8 @@ func TestMigrationsInEachQueryMode(t *testing.T) {
 	}
 }
 
-// What brings processes and a schema of its own. It writes as programs do, so in the modes that
-// prepare statements it works where those do, which is not behind a PgBouncer before 1.21.
+// Drill and chaos bring a schema of their own, and write in the mode of the URL, as programs do.
+// The modes that prepare statements need PgBouncer 1.21.
 func TestDrillAndChaosInQueryModesAndBehindPgBouncer(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

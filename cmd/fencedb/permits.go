@@ -63,11 +63,20 @@ func namesPermits(which string) error {
 	return nil
 }
 
-// chosen are the permits that --permit names.
-func (f *permits) chosen(which string) []holder {
-	return slices.DeleteFunc(slices.Clone(f.Permits), func(h holder) bool {
+// chosen are the permits that --permit names: one, or all.
+func (f *permits) chosen(which string) ([]holder, error) {
+	found := slices.DeleteFunc(slices.Clone(f.Permits), func(h holder) bool {
 		return which != allPermits && !strings.HasPrefix(h.LeaseID.String(), which)
 	})
+	switch {
+	case len(f.Permits) == 0:
+		return nil, errors.New("nobody holds a permit")
+	case len(found) == 0:
+		return nil, fmt.Errorf("nobody holds a permit whose lease id begins with %s; see fencedb inspect", which)
+	case len(found) > 1 && which != allPermits:
+		return nil, fmt.Errorf("the lease ids of %d permits begin with %s; see fencedb inspect", len(found), which)
+	}
+	return found, nil
 }
 
 // revokedPermits is the result of revoke --permit.
@@ -97,26 +106,27 @@ func (s *servers) confirmAndRevokePermits(ctx context.Context, e event, which st
 		return nil, err
 	}
 	held := value(found.Semaphore)
-	chosen := held.chosen(which)
+	chosen, err := held.chosen(which)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s %s: %w", errUnchanged, visible(found.Resource), inNamespace(found.namespace), err)
+	}
 	question := fmt.Sprintf("Revoke all %d permits?", len(chosen))
-	switch {
-	case len(held.Permits) == 0:
-		return nil, fmt.Errorf("%w: nobody holds a permit of %s %s", errUnchanged, visible(found.Resource), inNamespace(found.namespace))
-	case len(chosen) == 0:
-		return nil, fmt.Errorf("%w: no permit of %s that is held has a lease id with %s in front; see fencedb inspect", errUnchanged, visible(found.Resource), which)
-	case len(chosen) > 1 && which != allPermits:
-		return nil, fmt.Errorf("%w: %d permits of %s have lease ids with %s in front; see fencedb inspect", errUnchanged, len(chosen), visible(found.Resource), which)
-	case which != allPermits:
+	if which != allPermits {
 		question = fmt.Sprintf("Revoke the permit with token %d?", chosen[0].Token)
 	}
 	if err := s.confirm(ctx, question, found); err != nil {
 		return nil, err
 	}
+	return s.revokePermits(ctx, e, found.Resource, chosen)
+}
+
+// revokePermits ends the permits that were shown, and records each.
+func (s *servers) revokePermits(ctx context.Context, e event, resource string, chosen []holder) (report, error) {
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
-	done := &revokedPermits{Resource: found.Resource, Revoked: []revokedPermit{}}
+	done := &revokedPermits{Resource: resource, Revoked: []revokedPermit{}}
 	for _, h := range chosen {
-		ended, err := s.semaphore.Revoke(ctx, found.Resource, h.LeaseID)
+		ended, err := s.semaphore.Revoke(ctx, resource, h.LeaseID)
 		unanswered := errors.Is(err, lease.ErrUnreachable) || err != nil && ctx.Err() != nil
 		if ended || unanswered {
 			one := revokedPermit{former: former{h.LeaseID, h.Token, h.Label}}

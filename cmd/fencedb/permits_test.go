@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/lease"
@@ -105,15 +106,50 @@ func TestRevokeEndsOnePermit(t *testing.T) {
 	require.Equal(t, "3", w.one(`SELECT count(*) FROM fencedb.audit WHERE event = 'revoke'`))
 }
 
+// The permit may have ended: the audit says who wanted that.
+func TestARevocationOfAPermitThatRedisDoesNotAnswerIsRecorded(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	first, second := w.permit("render"), w.permit("render")
+	s := w.servers()
+	found, err := s.look(t.Context(), "render")
+	require.NoError(t, err)
+	s.timeout = 2 * time.Second
+	w.own.Pause()
+
+	_, err = s.revokePermits(t.Context(), event{"revoke", &found.Resource, "ann@host", "it hangs"}, found.Resource, found.Semaphore.Permits)
+
+	w.own.Resume()
+	require.Error(t, err)
+	require.Contains(t, s.changed, "1 of 2 permits were revoked, or the last of these may have been")
+	require.Equal(t, fmt.Sprintf("unanswered %d", first.Token()),
+		w.one(`SELECT string_agg(concat_ws(' ', details ->> 'permit', details ->> 'former_token'), ' ') FROM fencedb.audit WHERE event = 'revoke'`))
+	require.NoError(t, second.Extend(t.Context()))
+}
+
+func TestOnePermitIsRevokedOrAll(t *testing.T) {
+	t.Parallel()
+	a, b := uuid.MustParse("43a7e30e-0000-4000-8000-00000000000a"), uuid.MustParse("43a7e30e-0000-4000-8000-00000000000b")
+	held := &permits{Permits: []holder{{LeaseID: a}, {LeaseID: b}}}
+	all, err := held.chosen("all")
+	require.NoError(t, err)
+	require.Equal(t, held.Permits, all)
+	one, err := held.chosen(b.String())
+	require.NoError(t, err)
+	require.Equal(t, []holder{{LeaseID: b}}, one)
+	_, err = held.chosen("43a7e30e")
+	require.EqualError(t, err, "the lease ids of 2 permits begin with 43a7e30e; see fencedb inspect")
+}
+
 func TestRevokeOfAPermitThatIsNoneChangesNothing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	l := w.permit("render")
 	id := l.LeaseID().String()
 	for says, args := range map[string][]string{
-		"nobody holds a permit of table:12 in namespace \"shop\"":           {"table:12", "--permit", "all"},
-		"no permit of render that is held has a lease id with 00000000":     {"render", "--permit", "00000000"},
-		"render is a semaphore here, and no lease; fencedb revoke --permit": {"render"},
+		`table:12 in namespace "shop": nobody holds a permit`:                                   {"table:12", "--permit", "all"},
+		`render in namespace "shop": nobody holds a permit whose lease id begins with 00000000`: {"render", "--permit", "00000000"},
+		"render is a semaphore here, and no lease; fencedb revoke --permit":                     {"render"},
 	} {
 		got := w.run(append([]string{"revoke", "--reason", "it hangs", "--yes"}, args...)...)
 		require.Equal(t, exitFailed, got.code, args)

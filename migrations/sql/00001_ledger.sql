@@ -632,7 +632,7 @@ END
 $$;
 GRANT EXECUTE ON FUNCTION fencedb.left_ms, fencedb.lower_limit, fencedb.require_entered, fencedb.entries, fencedb.token_of, fencedb.may_enter, fencedb.login_may_enter TO PUBLIC; -- whatever role is set once it has entered
 
--- What an operator may do besides is in 00003, and so is most of what the operator may read.
+-- 00003 makes some of the functions and views that it opens to operators.
 CREATE FUNCTION fencedb.allow(role regrole, operator boolean DEFAULT false) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp

@@ -79,8 +79,8 @@ func (t task) names() (all []string) {
 // resource is the name in the ledger, which all runs on a database share.
 func (t task) resource(name string) string { return t.Run + "-" + name }
 
-// in is SQL for the schema stage in that of this run. It is not in the search_path, which a pooler
-// may not take from the URL.
+// in names the schema of this run where the SQL says stage. No search_path does, because PgBouncer
+// refuses connections that set it.
 func (t task) in(sql string) string { return strings.ReplaceAll(sql, "stage", t.Run) }
 
 func (t task) resources() (all []string) {

@@ -1,5 +1,6 @@
--- What is worked on. The schema stage has the name of the run there. The indexes serve reading;
--- nothing is unique where a constraint would refuse what the judge has to see.
+-- What is worked on, in a schema that is called stage here and has the name of the run on the
+-- server. The indexes serve reading. Nothing is unique where a constraint would refuse what the
+-- judge has to see.
 CREATE TABLE stage.entries (resource text NOT NULL, value bigint NOT NULL);
 CREATE INDEX ON stage.entries (resource, value);
 CREATE TABLE stage.registers (resource text PRIMARY KEY, value bigint NOT NULL);
