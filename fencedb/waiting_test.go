@@ -19,6 +19,7 @@ import (
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/internal/testenv"
 )
 
 // S7, for whoever waits: for how long, for a connection and for the fence, and whom it learns to be
@@ -126,7 +127,7 @@ func TestANewcomerWaitsNoLongerThanItMay(t *testing.T) {
 			t.Cleanup(func() { require.NoError(t, <-done) })
 		}
 		w.holder(old).enter() // and this one stays
-		start := time.Now()
+		took := testenv.Stopwatch(t)
 		ctx, g := t.Context(), grantFor("table:12", 42, bound)
 		if by == "context" {
 			var cancel context.CancelFunc
@@ -137,7 +138,7 @@ func TestANewcomerWaitsNoLongerThanItMay(t *testing.T) {
 
 		err := attempt(ctx, conn, g)
 
-		require.Less(t, time.Since(start), bound*5/2)
+		require.Less(t, took(), bound*5/2)
 		require.Empty(t, w.guests())
 		require.EqualValues(t, 41, w.fence("table:12"))
 		return err
