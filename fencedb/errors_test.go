@@ -446,7 +446,7 @@ func FuzzResources(f *testing.F) {
 	}
 	pool := testenv.Postgres(f)
 	f.Fuzz(func(t *testing.T, resource string) {
-		w := &world{t, pool}
+		w := &world{T: t, pool: pool}
 		w.exec(`DELETE FROM fencedb.fences`)
 
 		err := fencedb.Seal(t.Context(), w.pool, grant(resource, 2))
@@ -468,7 +468,7 @@ func TestABlockerThatIsNotVisibleSaysWhatToGrant(t *testing.T) {
 	pool, err := pgxpool.New(t.Context(), testenv.PostgresURL(t))
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
-	w := &world{t, pool}
+	w := &world{T: t, pool: pool}
 	role := fmt.Sprintf("owner_%x", rand.Uint32())
 	w.exec(`CREATE ROLE ` + role + ` LOGIN`)
 	w.exec(`DO $$ BEGIN EXECUTE format('GRANT CREATE ON DATABASE %I TO ` + role + `', current_database()); END $$`)

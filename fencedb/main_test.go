@@ -30,11 +30,12 @@ func TestMain(m *testing.M) {
 type world struct {
 	*testing.T
 	pool *pgxpool.Pool
+	late int // how often judge could not ask
 }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	return &world{t, testenv.Postgres(t,
+	return &world{T: t, pool: testenv.Postgres(t,
 		`CREATE TABLE bookings (id int PRIMARY KEY, table_id int NOT NULL, guest text NOT NULL)`,
 		`SELECT fencedb.protect('bookings', resource => 'table:{table_id}')`)}
 }

@@ -297,7 +297,7 @@ func TestACrashOfTheServerLeavesTheOutcomeUnknown(t *testing.T) {
 func givesAnIDTwice(t *testing.T, write wayToWrite) bool {
 	t.Helper()
 	server := testenv.OwnPostgres(t, "wal_writer_delay=10s")
-	w := &world{t, server.Pool()}
+	w := &world{T: t, pool: server.Pool()}
 	w.exec(`CREATE TABLE bookings (id int PRIMARY KEY, table_id int NOT NULL, guest text NOT NULL)`)
 	pool, proxy := w.behindProxy()
 	require.NoError(t, fencedb.Seal(t.Context(), pool, grant("table:1", 1)), "the epoch of the server before the crash")
@@ -354,7 +354,7 @@ func TestACrashForgetsNoSeal(t *testing.T) {
 			t.Parallel()
 			server := testenv.OwnPostgres(t, "synchronous_commit=off", "wal_writer_delay=10s",
 				"synchronous_standby_names=nobody") // for whom it does not wait
-			w := &world{t, server.Pool()}
+			w := &world{T: t, pool: server.Pool()}
 			require.NoError(t, seal(t.Context(), w.pool, grantFor("table:12", 41, time.Minute)))
 			w.exec(`SELECT pg_switch_wal()`) // as above
 			w.exec(`CHECKPOINT`)

@@ -49,7 +49,7 @@ func (exampleTB) FailNow()                          { log.Fatal("the servers of 
 // following starts a standby that streams from a new server, and whose replay is paused.
 func following(t *testing.T) (w *world, replica *pgxpool.Pool) {
 	server := testenv.OwnPostgres(t, "synchronous_commit=off")
-	w = &world{t, server.Pool()}
+	w = &world{T: t, pool: server.Pool()}
 	w.exec(`CREATE TABLE bookings (id int PRIMARY KEY, table_id int NOT NULL, guest text NOT NULL)`)
 	w.exec(`SELECT fencedb.protect('bookings', resource => 'table:{table_id}')`)
 	standby := w.standby(server)
