@@ -9,6 +9,7 @@ import (
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lease"
 )
 
 // The URL of the programs has the mode that suits their pooler, and the pooler gives each statement
@@ -54,9 +55,10 @@ func TestEachCommandInEachQueryModeAndBehindPgBouncer(t *testing.T) {
 			}
 			for _, args := range [][]string{
 				{"revoke", "--behind", "--reason", "restored", "--yes"}, {"revoke", "seat:1", "--seal-only", "--reason", "away", "--yes"},
+				{"revoke", "render", "--permit", "all", "--reason", "it hangs", "--yes"},
 				{"adopt"}, {"prune"}, {"history", "seat:1", "--at", "12:00"}, {"prune", "--apply", "--reason", "m", "--yes", "--audit-older-than", "2161h"},
 			} {
-				l := w.acquire("seat:1")
+				l, permit := w.acquire("seat:1"), w.permit("render")
 				if slices.Contains(args, "--behind") { // which makes it anew, so that doctor misses nothing later
 					w.exec(`DELETE FROM fencedb.fences WHERE resource = 'seat:1'`)
 				}
@@ -66,9 +68,15 @@ func TestEachCommandInEachQueryModeAndBehindPgBouncer(t *testing.T) {
 					require.ErrorIs(t, w.book(fencedb.NewGrant("seat:1", l.Token()-1, l.LeaseID(), fencedb.NoEnd)), fencedb.ErrStale)
 				}
 				require.NoError(t, l.Release(t.Context()))
+				if slices.Contains(args, "--permit") {
+					require.ErrorIs(t, permit.Release(t.Context()), lease.ErrRevoked)
+				} else {
+					require.NoError(t, permit.Release(t.Context()))
+				}
 			}
 		}
 	}
+	require.Equal(t, "12", w.one(`SELECT count(*) FROM fencedb.audit WHERE details ->> 'permit' = 'revoked'`))
 }
 
 // What makes and removes the schema, in the mode of the URL of the programs.

@@ -85,12 +85,14 @@ func TestTheDocumentedRightsSuffice(t *testing.T) {
 	kept := w.acquire("seat:2")
 	_, err := fencedb.Exec(t.Context(), w.pool, kept, `INSERT INTO seats VALUES (2, 'Ann')`)
 	require.NoError(t, err)
+	one, rest := w.permit("render"), []*lease.Lease{w.permit("render"), w.permit("render")}
 
 	operator := w.as("--redis", w.redisUser("operator")).as("--postgres", w.login("operator", `SELECT fencedb.allow(%[1]s, operator => true)`))
 	for _, call := range []string{
 		"doctor", "leases", "inspect seat:1", "inspect seat:2", "history seat:1", "ttl seat", "prune --older-than 720h --apply --yes --reason trial",
 		"revoke seat:2 --yes --reason trial", "revoke --behind --yes --reason trial", "reset seat:2 --to 1795896749249118 --force --yes --reason trial",
-		"adopt seats", "migrate status", "with seat:3 -- true",
+		"adopt seats", "migrate status", "with seat:3 -- true", "inspect render",
+		"revoke render --yes --reason trial --permit " + one.LeaseID().String(), "revoke render --permit all --yes --reason trial",
 	} {
 		t.Run(call, func(t *testing.T) {
 			got := operator.run(strings.Fields(call)...)
@@ -101,6 +103,10 @@ func TestTheDocumentedRightsSuffice(t *testing.T) {
 			require.NotEqual(t, exitUsage, got.code, said)
 		})
 	}
+	for _, l := range append(rest, one) {
+		require.ErrorIs(t, l.Extend(t.Context()), lease.ErrRevoked)
+	}
+	require.Equal(t, "3", w.one(`SELECT count(*) FROM fencedb.audit WHERE details ->> 'permit' = 'revoked'`))
 	options, err := redis.ParseURL(w.redisUser("operator"))
 	require.NoError(t, err)
 	client := redis.NewClient(options)
