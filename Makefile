@@ -20,12 +20,13 @@ help: ## Print this list
 
 demo: ## Watch a stale writer being refused, on real servers (seconds, once it is built)
 	@internal/tools/ensure.sh go servers
-	go run ./lab/demo
+	@go build -o .bin/ ./internal/testenv/servers ./cmd/fencedb
+	@.bin/servers .bin/fencedb drill
 
 demo-web: ## Watch leases, tokens and refusals on a page, and press buttons that do harm (until Ctrl-C)
 	@internal/tools/ensure.sh go programs
 	@go build -o .bin/demo ./lab/demo
-	@.bin/demo page
+	@.bin/demo
 
 # booking is a service on http://localhost:8080; inventory takes commands in another terminal.
 EXAMPLE = booking

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -130,22 +131,53 @@ func TestChaosFailsWithAControl(t *testing.T) {
 	require.Empty(t, w.one(`SELECT coalesce(string_agg(nspname, ' '), '') FROM pg_namespace WHERE nspname ~ '^(chaos_|fencedb)'`))
 }
 
-func TestDrillExplainsEachStepAndLeavesNothing(t *testing.T) {
+func TestDrillTellsEachStoryAndLeavesNothing(t *testing.T) {
 	t.Parallel()
 	w := bare(t)
 	var d chaos.Drilled
 
 	w.json("drill", &d, "drill", "--ttl", "2s")
 
-	require.True(t, d.Passed())
+	require.Empty(t, d.Broken())
 	require.Empty(t, d.Left)
 	require.Equal(t, []string{""}, w.left(d.Run))
 	text := w.ok("drill", "--ttl", "2s")
-	for _, step := range d.Steps {
-		require.Contains(t, text, step.Title)
+	for _, story := range d.Stories {
+		require.Contains(t, text, story.Title)
 	}
-	require.Contains(t, text, "exclusion verified")
-	require.Contains(t, text, "PASSED")
+	require.Contains(t, text, "6 of 6 stories ended as promised")
+}
+
+// The processes share its stderr, which ends with the last of them. One of them can do nothing: it
+// is stopped.
+func TestNoProcessOutlivesADrill(t *testing.T) {
+	t.Parallel()
+	for name, s := range map[string]os.Signal{"interrupted": os.Interrupt, "killed": os.Kill} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := bare(t)
+			command, _ := w.process("drill", "--ttl", "500ms")
+			stderr, theirs, err := os.Pipe()
+			require.NoError(t, err)
+			command.Stderr = theirs
+			out, err := command.StdoutPipe()
+			require.NoError(t, err)
+			require.NoError(t, command.Start())
+			require.NoError(t, theirs.Close())
+			for next := linesOf(t, out); !strings.Contains(next(), "kill -STOP"); {
+			}
+
+			require.NoError(t, command.Process.Signal(s))
+
+			_, _ = io.Copy(io.Discard, out)
+			var exit *exec.ExitError
+			require.ErrorAs(t, command.Wait(), &exit)
+			require.Equal(t, map[os.Signal]int{os.Interrupt: exitFailed, os.Kill: -1}[s], exit.ExitCode())
+			require.NoError(t, stderr.SetReadDeadline(time.Now().Add(20*time.Second)))
+			said, err := io.ReadAll(stderr)
+			require.NoError(t, err, "a process lives on; %s", said)
+		})
+	}
 }
 
 // A database that has the schema fencedb keeps it, and no guard of a run, also of one that is

@@ -1,5 +1,5 @@
 // Package service runs the booking service of examples/booking in processes of its own, which the
-// stories and the page stop, wake and kill, and holds a request at one of two points.
+// page stops, wakes and kills, and hold a request at one of two points.
 package service
 
 import (
@@ -67,9 +67,6 @@ type desk struct {
 func (d *desk) reserve(ctx context.Context, r Request) {
 	defer d.beforeNext.Arm(func() {}) // in case that nothing was written
 	cfg, db := lease.Config{TTL: r.TTL, Namespace: d.View.Namespace}, fencedb.DB(d.DB)
-	if r.NoRenew {
-		cfg.RenewEvery = lease.Never
-	}
 	if d.feed != nil {
 		cfg.Tracers, db = []lease.Tracer{d.feed}, fencedb.With(db, fencedb.Trace(d.feed))
 	}
@@ -192,13 +189,12 @@ const (
 // Request is a reservation, and how to carry it out.
 type Request struct {
 	booking.Booking
-	TTL     time.Duration `json:"ttl"`
-	Wait    time.Duration `json:"wait,omitempty"`     // for the lease
-	NoRenew bool          `json:"no_renew,omitempty"` // the lease ends after one TTL
-	Plain   bool          `json:"plain,omitempty"`    // write without a token, for which the fence must be off
-	Hold    Point         `json:"hold,omitempty"`     // wait there for [Worker.Go]; "" runs through
-	Card    time.Duration `json:"card,omitempty"`     // how long the card check takes, unless it is held
-	Write   time.Duration `json:"write,omitempty"`    // how long the write is delayed at AtWrite, unless it is held
+	TTL   time.Duration `json:"ttl"`
+	Wait  time.Duration `json:"wait,omitempty"`  // for the lease
+	Plain bool          `json:"plain,omitempty"` // write without a token, for which the fence must be off
+	Hold  Point         `json:"hold,omitempty"`  // wait there for [Worker.Go]; "" runs through
+	Card  time.Duration `json:"card,omitempty"`  // how long the card check takes, unless it is held
+	Write time.Duration `json:"write,omitempty"` // how long the write is delayed at AtWrite, unless it is held
 }
 
 // Event is a line on a worker's stdout. The first is empty: the worker is ready.

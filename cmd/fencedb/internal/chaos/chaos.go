@@ -55,7 +55,8 @@ type Config struct {
 	// witness looks at what a run has left in Postgres, of a test that keeps history.
 	witness func(context.Context, *stage) error
 
-	Log io.Writer `json:"-"` // gets the time line. Defaults to none
+	Log    io.Writer `json:"-"` // gets the time line. Defaults to none
+	Colour bool      `json:"-"` // of the stories there
 }
 
 func (c *Config) complete() {
@@ -252,7 +253,7 @@ func (s *stage) start(ctx context.Context, v *Verdict) (*crew, error) {
 func (m *member) start(ctx context.Context) error {
 	m.crew.serial++
 	m.task.Process = m.crew.serial
-	process, err := worker.Start[Attempt](ctx, Kind, m.task)
+	process, err := worker.Start[Attempt](ctx, workerKind, m.task)
 	if err != nil {
 		return err
 	}

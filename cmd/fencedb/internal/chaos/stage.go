@@ -87,7 +87,7 @@ func (t task) resources() (all []string) {
 	for _, o := range t.copies() {
 		all = append(all, o.resources...)
 	}
-	return all
+	return append(all, t.tables...)
 }
 
 // keys are the names of what the leases of the run can have in Redis.
@@ -119,12 +119,16 @@ type stage struct {
 	migrated bool   // by this run
 }
 
-// say writes to the log, and ends the run when nobody reads it any more.
-func (s *stage) say(format string, args ...any) {
-	if _, err := fmt.Fprintf(s.Log, format, args...); err != nil {
+// Write writes to the log, and ends the run when nobody reads it any more.
+func (s *stage) Write(text []byte) (int, error) {
+	n, err := s.Log.Write(text)
+	if err != nil {
 		s.end(fmt.Errorf("nobody reads the log any more: %w", err))
 	}
+	return n, err
 }
+
+func (s *stage) say(format string, args ...any) { fmt.Fprintf(s, format, args...) }
 
 // perform has a scene on a stage of its own, and says what could not be taken off the servers.
 func (c Config) perform(
@@ -141,7 +145,7 @@ func (c Config) perform(
 		return nil, err
 	}
 	defer s.client.Close()
-	if s.pool, err = s.connect(ctx, nil); err != nil {
+	if s.pool, err = s.connect(ctx, s.Run+"-suite", 4); err != nil {
 		return nil, err
 	}
 	defer s.pool.Close()

@@ -38,15 +38,20 @@ type task struct {
 	Process    int
 	ToPostgres string // the socket of its network
 	ToRedis    string
+
+	tables []string // the resources of a drill, beside those of the objects
 }
 
-// Kind is the name of the workers for [worker.Become].
-const Kind = "chaos"
+const workerKind = "chaos"
 
-// Worker is what a worker process does. A program that calls [Run] hands it to [worker.Become]
-// first thing, under the name [Kind]: the suite starts that program again for each worker. It tells
-// of each attempt twice: when it begins, and when it has returned.
-func Worker(open OpenRedis) worker.Life {
+// Workers are what the processes do that [Run] and [Drill] start. A program that calls these hands
+// it to [worker.Become] first thing: they start that program again for each worker.
+func Workers(open OpenRedis) map[string]worker.Life {
+	return map[string]worker.Life{workerKind: workers(open), clerkKind: clerks(open)}
+}
+
+// workers make attempts. They tell of each one twice: when it begins, and when it has returned.
+func workers(open OpenRedis) worker.Life {
 	return func(ctx context.Context, self *worker.Self) (err error) {
 		d := &desk{self: self, issuers: map[bool]*lease.Issuer{}, permits: map[bool]*lease.Semaphore{}}
 		if err := self.Config(&d.task); err != nil {
@@ -57,8 +62,14 @@ func Worker(open OpenRedis) worker.Life {
 			return err
 		}
 		defer d.client.Close()
-		losing := new(atomic.Bool)
-		if d.pool, err = d.connect(ctx, losing); err != nil {
+		losing := new(atomic.Bool) // replies to COMMIT
+		d.pool, err = d.connect(ctx, d.Run, int32(d.Clients+2), func(config *pgx.ConnConfig) {
+			config.DialFunc = faulty.Through(d.ToPostgres)
+			config.AfterNetConnect = func(_ context.Context, _ *pgconn.Config, conn net.Conn) (net.Conn, error) {
+				return &forgetful{Conn: conn, losing: losing}, nil // inside TLS
+			}
+		})
+		if err != nil {
 			return err
 		}
 		defer d.pool.Close()
@@ -110,21 +121,16 @@ func (c *forgetful) Read(reply []byte) (int, error) {
 	return n, err
 }
 
-// connect connects the suite, which has nil, or a worker through its network. A worker loses
-// replies while losing is set. Its sessions are called as the run is.
-func (t task) connect(ctx context.Context, losing *atomic.Bool) (*pgxpool.Pool, error) {
+// connect makes a pool whose sessions have a name.
+func (t task) connect(ctx context.Context, name string, most int32,
+	change ...func(*pgx.ConnConfig)) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(t.PostgresURL)
 	if err != nil {
 		return nil, err
 	}
-	params := config.ConnConfig.RuntimeParams
-	params["application_name"], config.MaxConns = t.Run+"-suite", 4
-	if losing != nil {
-		params["application_name"], config.MaxConns = t.Run, int32(t.Clients+2)
-		config.ConnConfig.DialFunc = faulty.Through(t.ToPostgres)
-		config.ConnConfig.AfterNetConnect = func(_ context.Context, _ *pgconn.Config, conn net.Conn) (net.Conn, error) {
-			return &forgetful{Conn: conn, losing: losing}, nil // inside TLS
-		}
+	config.ConnConfig.RuntimeParams["application_name"], config.MaxConns = name, most
+	for _, f := range change {
+		f(config.ConnConfig)
 	}
 	return pgxpool.NewWithConfig(ctx, config)
 }

@@ -1,4 +1,4 @@
-package main
+package chaos
 
 import (
 	"strings"
@@ -45,17 +45,16 @@ func TestStepMakesChangesStandOutInColour(t *testing.T) {
 
 func TestVerdictSaysWhatWasPromisedAndSeen(t *testing.T) {
 	t.Parallel()
-	st := story{promise: "one booking"}
 	for name, tc := range map[string]struct {
-		verdict verdict
-		want    string
+		story Story
+		want  string
 	}{
-		"kept": {verdict{seen: "booked for Ann"}, `
+		"kept": {Story{Promise: "one booking", Seen: "booked for Ann"}, `
    promised  one booking
    seen      booked for Ann
    AS PROMISED
 `},
-		"broken": {verdict{seen: "booked for Ann, Bob", broken: []string{"two bookings"}}, `
+		"broken": {Story{Promise: "one booking", Seen: "booked for Ann, Bob", Broken: []string{"two bookings"}}, `
    promised  one booking
    seen      booked for Ann, Bob
    but       two bookings
@@ -65,7 +64,7 @@ func TestVerdictSaysWhatWasPromisedAndSeen(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var out strings.Builder
-			(&printer{&out, false}).verdict(st, tc.verdict)
+			(&printer{&out, false}).verdict(tc.story)
 			require.Equal(t, tc.want, out.String())
 		})
 	}

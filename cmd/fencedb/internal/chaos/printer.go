@@ -1,4 +1,4 @@
-package main
+package chaos
 
 import (
 	"fmt"
@@ -44,17 +44,18 @@ func (p *printer) paragraph(lead, style, text string) {
 	}
 }
 
-func (p *printer) opening(cfg config, notes []string) {
-	p.line(p.paint(bold, "A booking desk, two workers, one table at a time"))
+func (p *printer) opening(c Config) {
+	p.line(p.paint(bold, "A booking desk, two clerks, one table at a time"))
 	p.line("")
-	for _, note := range append(notes,
-		fmt.Sprintf("Two worker processes, A and B, for each story. A lease lasts %v.", cfg.TTL),
-		"Under each step: what both servers hold at that moment. A token is a number that "+
-			"only rises; Redis takes it from its clock, in microseconds.") {
+	for _, note := range []string{
+		fmt.Sprintf("Two processes, A and B, for each story. A lease lasts %v.", c.TTL),
+		"Under each step: what both servers hold at that moment. A token is a number that " +
+			"only rises; Redis takes it from its clock, in microseconds.",
+	} {
 		p.paragraph("  ", "", note)
 	}
-	if cfg.Unprotected {
-		p.paragraph("  ", red, "The fence has been taken away, as asked: story 4 must end badly.")
+	if ways[c.Control].open {
+		p.paragraph("  ", red, "The fence has been taken away, as asked: the story of the zombie must end badly.")
 	}
 }
 
@@ -94,43 +95,41 @@ func (p *printer) state(before, after row) {
 	p.line(line)
 }
 
-// ending is the word of a verdict.
-func (p *printer) ending(v verdict) string {
-	if v.kept() {
+// ending is the word for how a story ended.
+func (p *printer) ending(s Story) string {
+	if len(s.Broken) == 0 {
 		return p.paint(green, kept)
 	}
 	return p.paint(red, broken)
 }
 
-// The two words of a verdict.
 const (
 	kept   = "AS PROMISED"
 	broken = "NOT AS PROMISED"
 )
 
-func (p *printer) verdict(st story, v verdict) {
+func (p *printer) verdict(s Story) {
 	p.line("")
-	p.paragraph("   promised  ", "", st.promise)
-	p.paragraph("   seen      ", "", v.seen)
-	for _, problem := range v.broken {
+	p.paragraph("   promised  ", "", s.Promise)
+	p.paragraph("   seen      ", "", s.Seen)
+	for _, problem := range s.Broken {
 		p.paragraph("   but       ", red, problem)
 	}
-	p.line("   " + p.ending(v))
+	p.line("   " + p.ending(s))
 }
 
-// summary prints all verdicts, and whether all are good.
-func (p *printer) summary(verdicts []verdict, took time.Duration) (all bool) {
+// summary says how all stories ended.
+func (p *printer) summary(told []Story, took time.Duration) {
 	p.line("\n")
 	good := 0
-	for i, v := range verdicts {
-		p.line(fmt.Sprintf("%d  %-42s%s", i+1, stories[i].title, p.ending(v)))
-		if v.kept() {
+	for i, s := range told {
+		p.line(fmt.Sprintf("%d  %-42s%s", i+1, s.Title, p.ending(s)))
+		if len(s.Broken) == 0 {
 			good++
 		}
 	}
 	p.line("")
-	p.line(fmt.Sprintf("%d of %d stories ended as promised, in %s.", good, len(verdicts), seconds(took)))
-	return good == len(verdicts)
+	p.line(fmt.Sprintf("%d of %d stories ended as promised, in %s.", good, len(told), seconds(took)))
 }
 
 // wrap breaks text at spaces into lines of at most so many columns; a longer word gets a line of
