@@ -197,7 +197,7 @@ func TestTheModeIsSwitchedUnderTraffic(t *testing.T) {
 	require.Equal(t, fmt.Sprint(fenced.Load()), s.one(`SELECT count(*) FROM seats WHERE last_fencing_token = 41`))
 }
 
-// The mode is the text of the guard, so no lock on the table is taken, and nobody is waited for.
+// The mode is the text of the guard, so no writer is waited for, and none waits.
 func TestSwitchingTheModeWaitsForNobody(t *testing.T) {
 	t.Parallel()
 	s := newObserved(t)

@@ -3,7 +3,8 @@
 -- In the order of what happens: protect writes the guard of a table (write_guard) and its triggers
 -- (create_triggers). Before each statement the guard looks whether the transaction has entered, and
 -- judge_statement does the rest. Of each row it looks the resource up in the open list (00001), and
--- judge_row does the rest. refuse raises. To read the guard of a table in psql:
+-- judge_row does the rest. refuse raises. To read the guard of a table in psql (for one outside of
+-- public, fencedb.protected_tables has the name):
 --     \sf fencedb.guard_<table>
 
 -- +goose Up
@@ -341,15 +342,16 @@ $$;
 COMMENT ON FUNCTION fencedb.resources_of IS 'The resources that a row of a protected table belongs to: SELECT fencedb.resources_of(b) FROM bookings b.';
 
 -- Raises unless its caller owns the table, and it is not guarded as a part of another. This is for
--- a clear error: what changes a guard is proven by an order (see order_guard).
-CREATE FUNCTION fencedb.require_owner(target regclass) RETURNS void
-    LANGUAGE plpgsql STABLE
+-- a clear error: what changes a guard is proven by an order (see order_guard). Then it locks the
+-- table against others who change its guard, and not against writers: what the caller reads of the
+-- guard from here on stays true until its transaction ends.
+CREATE FUNCTION fencedb.lock_guard(target regclass) RETURNS void
+    LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     class  pg_class := (SELECT c FROM pg_class c WHERE c.oid = target);
-    parent regclass := (SELECT min(i.inhparent) FROM pg_inherits i JOIN pg_trigger t ON t.tgrelid = i.inhparent
-                        WHERE i.inhrelid = target AND t.tgname = '~fencedb_row');
+    parent regclass;
 BEGIN
     IF target IS NULL THEN
         RAISE EXCEPTION 'fencedb: needs a table, got NULL'
@@ -359,7 +361,11 @@ BEGIN
     ELSIF NOT pg_has_role(current_user, class.relowner, 'USAGE') THEN
         RAISE EXCEPTION 'fencedb: % does not own %', current_user, target
             USING ERRCODE = 'insufficient_privilege', HINT = 'Log in as the owner of the table, or SET ROLE to it.';
-    ELSIF parent IS NOT NULL THEN
+    ELSIF class.relkind IN ('r', 'p') THEN
+        EXECUTE format('LOCK TABLE ONLY %s IN SHARE UPDATE EXCLUSIVE MODE', target);
+    END IF;
+    parent := (SELECT min(i.inhparent) FROM pg_inherits i JOIN pg_trigger t ON t.tgrelid = i.inhparent WHERE i.inhrelid = target AND t.tgname = '~fencedb_row');
+    IF parent IS NOT NULL THEN
         RAISE EXCEPTION '% is guarded as a part of %', target, parent
             USING ERRCODE = 'object_in_use', HINT = format('Call fencedb.protect or fencedb.unprotect for %s, or take %s out of it first (ALTER TABLE ... DETACH PARTITION or NO INHERIT).', parent, target);
     END IF;
@@ -502,11 +508,16 @@ BEGIN
         WHERE t.tgfoid = p.guard AND (t.tgname = '~fencedb_row' OR c.relowner <> (SELECT o.relowner FROM pg_class o WHERE o.oid = target))
           AND t.tgrelid <> ALL (ARRAY(SELECT m.member FROM fencedb.members(target) m)));
     guard := (SELECT format('fencedb.%I', p.proname) FROM pg_proc p WHERE p.oid = present.guard);
-    -- The cast cuts at 63 bytes and at no other place than between characters. A name that is taken
-    -- is not taken over: what runs it may be younger than the snapshot of this transaction.
+    -- Two tables never want one name, also where two sessions protect them at once and neither
+    -- sees the other's: names are unique in the schema public, and where the name of the table is
+    -- not enough, its oid comes first. The cast cuts at 63 bytes, between characters. A name that
+    -- is taken, as after a table was renamed, is not taken over: what runs it may be younger than
+    -- the snapshot of this transaction.
     FOR i IN 0 .. 2147483647 LOOP
         EXIT WHEN guard IS NOT NULL AND (present.guard IS NOT NULL OR to_regprocedure(guard || '()') IS NULL);
-        guard := (SELECT format('fencedb.%I', ('guard_' || coalesce(nullif(i, 0) || '_', '') || c.relname)::name) FROM pg_class c WHERE c.oid = target);
+        guard := (SELECT format('fencedb.%I', concat('guard_',
+                CASE WHEN i > 0 OR c.relnamespace <> to_regnamespace('public') OR octet_length(c.relname) > 57 OR c.relname ~ '^[0-9]' THEN concat(c.oid, '_', nullif(i, 0) || '_') END, c.relname)::name)
+            FROM pg_class c WHERE c.oid = target);
     END LOOP;
     EXECUTE format('CREATE %s FUNCTION %s() RETURNS trigger LANGUAGE plpgsql AS %L', CASE WHEN present.guard IS NOT NULL THEN 'OR REPLACE' END, guard, fencedb.guard_text(target, templates, observes, ARRAY(SELECT jsonb_array_elements_text(wanted -> 'seen')::oid)));
     EXECUTE format('GRANT EXECUTE ON FUNCTION %s() TO PUBLIC', guard); -- whoever creates a partition needs it
@@ -639,8 +650,7 @@ BEGIN
     ELSIF mode NOT IN ('enforce', 'observe') THEN
         RAISE EXCEPTION 'fencedb.protect: the mode must be enforce or observe, got %', quote_literal(mode) USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    PERFORM fencedb.require_owner(target);
-    EXECUTE format('LOCK TABLE ONLY %s IN SHARE UPDATE EXCLUSIVE MODE', target); -- another session may be at it
+    PERFORM fencedb.lock_guard(target);
     PERFORM fencedb.record_protection(target, true); -- if somebody has taken the guard away by hand
     SELECT * INTO present FROM fencedb.protected_tables p WHERE p.table_name = target AND p.resource IS NOT NULL;
     IF FOUND THEN
@@ -715,7 +725,7 @@ DECLARE
     own        record;
     detail     text;
 BEGIN
-    PERFORM fencedb.require_owner(target);
+    PERFORM fencedb.lock_guard(target);
     SELECT * INTO protection FROM fencedb.protected_tables p WHERE p.table_name = target;
     IF NOT FOUND THEN
         RAISE NOTICE 'fencedb.unprotect: % is not protected', target;
@@ -846,8 +856,8 @@ BEGIN
 END
 $$;
 
--- The mode of a table is the text of its guard: writing a function anew needs no lock on the table,
--- and a guard that is enforced pays nothing for the other mode.
+-- The mode of a table is the text of its guard: writing a function anew needs no lock that a writer
+-- waits for, and a guard that is enforced pays nothing for the other mode.
 CREATE FUNCTION fencedb.enforce(target regclass, observing boolean DEFAULT false) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -856,7 +866,7 @@ DECLARE
     protection fencedb.protected_tables;
     off        text;
 BEGIN
-    PERFORM fencedb.require_owner(target);
+    PERFORM fencedb.lock_guard(target);
     SELECT * INTO protection FROM fencedb.protected_tables p WHERE p.table_name = target AND p.resource IS NOT NULL;
     off := array_to_string(protection.switched_off, ', ');
     IF protection.table_name IS NULL THEN
@@ -882,7 +892,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.enforce IS 'From now on, the guard of target refuses what it has observed so far. With observing => true it refuses nothing, and records what it would refuse, for fencedb.unfenced_writes; fencedb.enter refuses stale tokens all the same. Raises if the guard of target, or of a part of it, is switched off. Does not read the rows: one whose resource is NULL cannot be written any more. Takes no lock on the table; a transaction that has already written to it may meet the guard as it was, and end without being judged.';
+COMMENT ON FUNCTION fencedb.enforce IS 'From now on, the guard of target refuses what it has observed so far. With observing => true it refuses nothing, and records what it would refuse, for fencedb.unfenced_writes; fencedb.enter refuses stale tokens all the same. Raises if the guard of target, or of a part of it, is switched off. Does not read the rows: one whose resource is NULL cannot be written any more. Takes no lock on the table that a writer waits for; a transaction that has already written to it may meet the guard as it was, and end without being judged.';
 
 -- A role that cannot be taught to enter overtakes: each of its transactions enters the fences of
 -- the rows that it writes, with a token above the stored one and a lease id of its own. So whoever
@@ -970,7 +980,7 @@ AS $$
 DECLARE
     login name := (SELECT r.rolname FROM pg_roles r WHERE r.oid = take_over_as.role);
 BEGIN
-    PERFORM fencedb.require_owner(target);
+    PERFORM fencedb.lock_guard(target);
     IF NOT has_function_privilege('fencedb.let_overtake(regclass)', 'EXECUTE') THEN
         RAISE EXCEPTION 'fencedb.take_over_as: % may not enter fences, so it cannot let others overtake', current_user
             USING ERRCODE = 'insufficient_privilege', HINT = 'The role that ran the migrations can let it enter, with fencedb.allow.';
@@ -1010,17 +1020,18 @@ CREATE FUNCTION fencedb.end_take_over(target regclass, role regrole DEFAULT NULL
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    others jsonb := coalesce(fencedb.ordered(target) -> 'take_overs', '{}') - (SELECT r.rolname::text FROM pg_roles r WHERE r.oid = end_take_over.role);
+    ordered jsonb;
 BEGIN
-    PERFORM fencedb.require_owner(target);
-    IF fencedb.ordered(target) IS NOT NULL THEN
-        PERFORM fencedb.order_guard(target, jsonb_build_object('take_overs', coalesce(others, '{}')));
+    PERFORM fencedb.lock_guard(target);
+    ordered := fencedb.ordered(target);
+    IF ordered IS NOT NULL THEN
+        PERFORM fencedb.order_guard(target, jsonb_build_object('take_overs', coalesce((ordered -> 'take_overs') - (SELECT r.rolname::text FROM pg_roles r WHERE r.oid = end_take_over.role), '{}')));
     END IF;
     PERFORM fencedb.end_overtaking(target);
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.end_take_over IS 'From now on, role (all roles, if none is named) writes to target with a token or not at all. Waits for nobody.';
+COMMENT ON FUNCTION fencedb.end_take_over IS 'From now on, role (all roles, if none is named) writes to target with a token or not at all. Waits for no writer.';
 
 CREATE FUNCTION fencedb.end_overtaking(target regclass) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1071,7 +1082,7 @@ DROP VIEW fencedb.unfenced_writes;
 DROP SEQUENCE fencedb.observations, fencedb.unrecorded;
 DROP TABLE fencedb.take_overs;
 DROP FUNCTION fencedb.protect(regclass, text, text, boolean), fencedb.protect(regclass, text[], text, boolean), fencedb.unprotect, fencedb.create_triggers, fencedb.record_protection,
-    fencedb.drop_guard, fencedb.write_guard, fencedb.order_guard, fencedb.ordered, fencedb.guard_text, fencedb.require_owner, fencedb.resources_of, fencedb.read_template;
+    fencedb.drop_guard, fencedb.write_guard, fencedb.order_guard, fencedb.ordered, fencedb.guard_text, fencedb.lock_guard, fencedb.resources_of, fencedb.read_template;
 DROP VIEW fencedb.protected_tables;
 DROP FUNCTION fencedb.guarded_root, fencedb.members, fencedb.judge_statement, fencedb.ignored_stamps, fencedb.judge_row, fencedb.refuse, fencedb.in_time;
 -- +goose StatementEnd

@@ -338,7 +338,7 @@ BEGIN
         RAISE EXCEPTION 'fencedb.keep_history: the period must be 0 to 1000 years, got %', wanted
             USING ERRCODE = 'invalid_parameter_value', HINT = 'For example: SELECT fencedb.keep_history(''30 days''). NULL switches it off.';
     END IF;
-    LOCK TABLE fencedb.history_kept IN SHARE ROW EXCLUSIVE MODE; -- another session may be at it
+    LOCK TABLE fencedb.goose_db_version IN SHARE UPDATE EXCLUSIVE MODE; -- another session may be at it, or at allow, which changes the rights on what follows
     SELECT * INTO former FROM fencedb.history_kept;
     kept := NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = 'fencedb.events'::regclass AND t.tgname = 'off');
     IF wanted IS NOT DISTINCT FROM former.period AND kept = (wanted IS NOT NULL) THEN
