@@ -1,6 +1,7 @@
 package slog
 
 import (
+	"bytes"
 	"log/slog"
 	"os"
 	"regexp"
@@ -37,16 +38,23 @@ func TestTheDocumentationListsEveryMessage(t *testing.T) {
 	require.Equal(t, logged, documented)
 }
 
-// A word of each line that may need attention leads to a section by grep.
-func TestEachWarningLeadsToASectionOfTheRunbook(t *testing.T) {
+// A word of each line of what did not come about leads to a section by grep, at every level.
+func TestEachLineOfAFailureLeadsToASectionOfTheRunbook(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../../docs/runbook.md")
 	require.NoError(t, err)
 	check := func(outcome string, l line) {
-		if l.level >= slog.LevelWarn {
-			require.NotEmpty(t, l.section, "%s: %s", l.message, outcome)
-			require.Contains(t, string(page), "#"+l.section+")", "%s: %s", l.message, outcome)
+		switch outcome {
+		case "granted", "extended", "released", "done", "committed", "cancelled":
+			require.Empty(t, l.section, "%s: %s", l.message, outcome)
+			return
 		}
+		require.NotEmpty(t, l.section, "%s: %s", l.message, outcome)
+		require.Contains(t, string(page), "#"+l.section+")", "%s: %s", l.message, outcome)
+		var text bytes.Buffer
+		logs := New(slog.New(slog.NewTextHandler(&text, &slog.HandlerOptions{Level: slog.LevelDebug})), Config{})
+		logs.log(t.Context(), l, nil, outcome, os.ErrInvalid)
+		require.Regexp(t, `see=`+l.section+`\n$`, text.String())
 	}
 	for _, lines := range leaseLines {
 		for outcome, l := range lines {
@@ -54,7 +62,12 @@ func TestEachWarningLeadsToASectionOfTheRunbook(t *testing.T) {
 		}
 	}
 	for outcome, l := range writeLines {
-		check(outcome, l)
+		if outcome != "error" { // the caller's own, or in sections
+			check(outcome, l)
+		}
+	}
+	for code, section := range sections {
+		check(code, debug("write failed").see(section))
 	}
 	check(notSealed, warn(notSealed, notToBeSealed))
 }

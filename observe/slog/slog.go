@@ -25,7 +25,8 @@
 //
 // The texts of errors are not logged either, because they name resources; the attribute "cause" is
 // the outcome in a word, and "code" what the server called it: NOPERM, OOM, an SQLSTATE. "see" is
-// the section of docs/runbook.md, as in its links; fencedb explain prints it. [Config.Plain] logs
+// the section of docs/runbook.md, as in its links; fencedb explain prints it. Lines of success and
+// of the caller's own errors have none. [Config.Plain] logs
 // names and texts. Lease ids are shortened to 8 characters.
 package slog
 
@@ -123,6 +124,8 @@ func (t *Tracer) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
 		l = sealed
 	case e.Op == fencedb.OpSeal:
 		l = line{min(l.level, slog.LevelWarn), notSealed, notToBeSealed} // nothing is lost by one: it is sealed again
+	case result == "error":
+		l.section = sectionOf(e.Err)
 	}
 	if !ok || e.Op == fencedb.OpCommit || !t.logger.Enabled(ctx, l.level) { // a commit is logged with its write
 		return
@@ -156,7 +159,7 @@ func (t *Tracer) log(ctx context.Context, l line, attrs []slog.Attr, result stri
 			attrs = append(attrs, slog.Any("err", err))
 		}
 	}
-	if l.section != "" && l.level >= slog.LevelWarn {
+	if l.section != "" {
 		attrs = append(attrs, slog.String("see", l.section))
 	}
 	if t.cfg.Attrs != nil {
@@ -177,6 +180,24 @@ func codeOf(err error) string {
 	return ""
 }
 
+// sectionOf is the section for an error that has no outcome of its own. Most are the caller's own.
+func sectionOf(err error) string {
+	if errors.As(err, new(*pgconn.ConnectError)) {
+		return failsOver
+	}
+	return sections[codeOf(err)]
+}
+
+// sections are those of SQLSTATEs.
+var sections = map[string]string{
+	"42501": noRights,
+	"25006": failsOver, // a standby
+	"3F000": failsOver, // the schema is missing: another database, or one that was not migrated
+	"57P01": failsOver, // it shuts down, crashed, or starts
+	"57P02": failsOver,
+	"57P03": failsOver,
+}
+
 // line is the level and message of an outcome, and the section of the runbook that it leads to.
 type line struct {
 	level   slog.Level
@@ -186,6 +207,7 @@ type line struct {
 
 func debug(message string) line         { return line{slog.LevelDebug, message, ""} }
 func info(message string) line          { return line{slog.LevelInfo, message, ""} }
+func (l line) see(section string) line  { l.section = section; return l }
 func warn(message, section string) line { return line{slog.LevelWarn, message, section} }
 func bad(message, section string) line  { return line{slog.LevelError, message, section} }
 
@@ -202,6 +224,10 @@ const (
 	noGrant       = "a-write-had-no-grant-for-its-row"
 	inTheWay      = "a-transaction-is-in-the-way"
 	unknown       = "a-commit-has-an-unknown-outcome"
+	stuck         = "a-holder-is-stuck"
+	onPurpose     = "a-lease-was-ended-on-purpose"
+	failsOver     = "postgres-fails-over"
+	noRights      = "rights-are-missing"
 )
 
 var waiting = debug("waiting for a lease")
@@ -211,7 +237,7 @@ var waiting = debug("waiting for a lease")
 var leaseLines = map[lease.Op]map[string]line{
 	lease.OpAcquire: {
 		"granted":     debug("lease granted"),
-		"held":        debug("lease held by another"),
+		"held":        debug("lease held by another").see(stuck),
 		"cancelled":   debug("lease not acquired"),
 		"not_sealed":  warn("lease not acquired", notToBeSealed),
 		"unreachable": warn("lease not acquired", unreachable),
@@ -222,7 +248,7 @@ var leaseLines = map[lease.Op]map[string]line{
 		"expired":     warn("lease lost", lost),
 		"unreachable": warn("lease lost", lost),
 		"lost":        warn("lease lost", lost),
-		"revoked":     info("lease lost"),
+		"revoked":     info("lease lost").see(onPurpose),
 	},
 	lease.OpExtend: {
 		"extended":    debug("lease extended"),
@@ -236,7 +262,7 @@ var leaseLines = map[lease.Op]map[string]line{
 		"error":       warn("lease not released", strangeKey),
 		"gone":        warn("lease not released", notOwned), // perhaps the holder did not know
 		"taken":       warn("lease not released", notOwned),
-		"revoked":     debug("lease not released"),
+		"revoked":     debug("lease not released").see(onPurpose),
 	},
 	lease.OpRevoke: {
 		"done":   info("lease revoked"),
@@ -270,5 +296,5 @@ var writeLines = map[string]line{
 	"wrong_resource": bad("write failed", noGrant),
 	"invalid_grant":  bad("write failed", noGrant),
 	"commit_unknown": bad("write failed", unknown),
-	"error":          debug("write failed"), // the caller's own error, which the caller handles
+	"error":          debug("write failed"), // the caller's own error, which the caller handles; or sectionOf it
 }

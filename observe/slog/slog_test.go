@@ -223,7 +223,14 @@ func TestALineHasTheCodeOfTheServer(t *testing.T) {
 		{func(j *journal) {
 			j.wrote(fencedb.OpWrite, fmt.Errorf("%w: %w", fencedb.ErrNoToken, &pgconn.PgError{Code: "FN002"}), grant("table:12", 7))
 		}, "cause=no_token code=FN002 see=a-write-had-no-grant-for-its-row"},
-		{func(j *journal) { j.wrote(fencedb.OpWrite, &pgconn.PgError{Code: "42501"}, grant("table:12", 7)) }, "cause=error code=42501"},
+		{func(j *journal) { j.wrote(fencedb.OpWrite, &pgconn.PgError{Code: "42501"}, grant("table:12", 7)) }, "cause=error code=42501 see=rights-are-missing"},
+		{func(j *journal) {
+			j.wrote(fencedb.OpWrite, fmt.Errorf("fencedb: the database has no fences yet; run migrations.Up: %w", &pgconn.PgError{Code: "3F000"}), grant("table:12", 7))
+		}, "level=DEBUG msg=\"write failed\" resource=table:38ab6cd93feb lease_id=11111111 token=7 took=1s cause=error code=3F000 see=postgres-fails-over\n"},
+		{func(j *journal) { j.wrote(fencedb.OpEnter, &pgconn.PgError{Code: "25006"}, grant("table:12", 7)) }, "code=25006 see=postgres-fails-over"},
+		{func(j *journal) { j.wrote(fencedb.OpWrite, new(pgconn.ConnectError), grant("table:12", 7)) }, "cause=error see=postgres-fails-over"},
+		{func(j *journal) { j.wrote(fencedb.OpSeal, errors.New("failed to connect"), grant("table:12", 7)) }, "level=DEBUG msg=\"fence not sealed\" resource=table:38ab6cd93feb lease_id=11111111 token=7 took=1s cause=error see=a-lease-could-not-be-sealed\n"},
+		{func(j *journal) { j.wrote(fencedb.OpWrite, errors.New("the table is taken"), grant("table:12", 7)) }, "cause=error\n"},
 	} {
 		j := newJournal(slog.LevelDebug, fencelog.Config{})
 		c.log(j)
