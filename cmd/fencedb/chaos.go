@@ -66,9 +66,9 @@ The exit code is 1 if a promise was broken.`,
 	}
 }
 
-// outlived checks the settings and both servers before a run, and keeps a broken pipe from ending
-// the program: then a run could not take away what it has made. It ends in good order when nobody
-// reads what it says.
+// outlived checks the settings, both servers and the query mode before a run, and keeps a broken
+// pipe from ending the program: then a run could not take away what it has made. It ends in good
+// order when nobody reads what it says.
 func (a *app) outlived(c *chaos.Config, run func(context.Context) error) cli.ActionFunc {
 	return func(ctx context.Context, cmd *cli.Command) error {
 		c.PostgresURL, c.RedisURL, c.Open, c.Log = a.postgresURL, a.redisURL, newRedis, a.out
@@ -78,8 +78,13 @@ func (a *app) outlived(c *chaos.Config, run func(context.Context) error) cli.Act
 		if err := c.Check(); err != nil {
 			return usage("%w", err)
 		}
-		nothing := func(context.Context, *servers) (report, error) { return nil, nil }
-		if err := a.on(onBoth|onPrimary, nil, nothing)(ctx, cmd); err != nil {
+		tried := func(ctx context.Context, _ *servers) (report, error) {
+			if err := c.TryMode(ctx); err != nil {
+				return nil, fmt.Errorf("%w: %w", errUnchanged, err)
+			}
+			return nil, nil
+		}
+		if err := a.read(onBoth|onPrimary, nil, tried)(ctx, cmd); err != nil {
 			return err
 		}
 		nobody := make(chan os.Signal, 1)

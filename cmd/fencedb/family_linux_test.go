@@ -149,3 +149,42 @@ func TestACommandOfAnotherUserIsSaidToGoOn(t *testing.T) {
 	<-done
 	require.Contains(t, text.String(), "no right to signal [1], of another user, as with sudo: it goes on, and fencedb waits for its end")
 }
+
+// To the end: its lease is lost while the command runs as another user. It gets no signal, goes on,
+// and with says so and waits for it. Where the tests are not root's, sudo makes it another user's.
+func TestACommandOfAnotherUserGoesOnAfterALoss(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	without, another := []string{"setpriv", "--bounding-set=-kill"}, []string{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"}
+	if os.Geteuid() != 0 {
+		without, another = []string{"env"}, []string{"sudo", "--non-interactive"}
+	}
+	with, _ := w.process(under([]string{"--ttl", "3s", "--grace", "100ms", "seat:1"}, append(another, "sh", "-c", `echo $$; read line; echo "$line"`)...)...)
+	var err error
+	with.Path, err = exec.LookPath(without[0])
+	require.NoError(t, err)
+	with.Args, with.Stderr = append(without, with.Args...), nil
+	in, err := with.StdinPipe()
+	require.NoError(t, err)
+	out, err := with.StdoutPipe()
+	require.NoError(t, err)
+	errOut, err := with.StderrPipe()
+	require.NoError(t, err)
+	require.NoError(t, with.Start())
+	next, said := linesOf(t, out), linesOf(t, errOut)
+	pid := next()
+
+	w.revoked("seat:1")
+
+	denied := `no right to signal \[(\d+ )*` + pid + `\], of another user, as with sudo: it goes on, and fencedb waits for its end`
+	require.Contains(t, said(), "the lease is lost after")
+	require.Regexp(t, denied, said())
+	require.Contains(t, said(), "it gets SIGKILL")
+	require.Regexp(t, denied, said())
+	_, err = in.Write([]byte("it went on\n"))
+	require.NoError(t, err)
+	require.Equal(t, "it went on", next())
+	require.Contains(t, said(), "the lease was lost before the command ended")
+	_ = with.Wait()
+	require.Equal(t, exitLost, with.ProcessState.ExitCode())
+}

@@ -3,6 +3,7 @@ package main
 import (
 	"net/url"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -98,17 +99,36 @@ func TestMigrationsInEachQueryMode(t *testing.T) {
 }
 
 // Drill and chaos bring a schema of their own, and write in the mode of the URL, as programs do.
-// The modes that prepare statements need PgBouncer 1.21.
 func TestDrillAndChaosInQueryModesAndBehindPgBouncer(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	direct := w.pool.Config().ConnString()
-	bouncer := testenv.PgBouncer(t, direct, "transaction", "default_pool_size=20").URL()
-	for _, address := range []string{bouncer + "&default_query_exec_mode=exec", direct + "&default_query_exec_mode=simple_protocol"} {
+	bouncer := testenv.PgBouncer(t, direct, "transaction", "default_pool_size=20")
+	for _, address := range []string{bouncer.URL() + "&default_query_exec_mode=exec", bouncer.URL() + "&default_query_exec_mode=cache_describe",
+		direct + "&default_query_exec_mode=describe_exec", direct + "&default_query_exec_mode=simple_protocol"} {
 		w.as("--postgres", address)
 		for _, call := range [][]string{{"drill", "--ttl", "1s"}, {"chaos", "--for", "1s", "--workers", "2", "--clients", "1"}} {
 			got := w.run(call...)
 			require.Zero(t, got.code, "%v with %s: %s%s", call, address, got.errOut, got.out)
 		}
 	}
+	state := func() []string {
+		keys := w.redis.Keys(t.Context(), "*").Val()
+		slices.Sort(keys)
+		return append(keys, w.one(`SELECT string_agg(nspname, ' ' ORDER BY nspname) FROM pg_namespace`))
+	}
+	before := state()
+	for _, mode := range []string{"", "&default_query_exec_mode=cache_statement", "&default_query_exec_mode=describe_exec"} {
+		w.as("--postgres", bouncer.URL()+mode)
+		for _, call := range [][]string{{"drill", "--ttl", "1s"}, {"chaos", "--for", "1s"}} {
+			got := w.run(call...)
+			if got.code == exitDone && !strings.HasSuffix(mode, "describe_exec") {
+				continue // of a PgBouncer that tracks prepared statements
+			}
+			require.Equal(t, exitFailed, got.code)
+			require.Regexp(t, `^fencedb: nothing was changed: postgres: the query mode ".+" needs a session, .*default_query_exec_mode=exec`, got.errOut)
+			require.Empty(t, got.out)
+		}
+	}
+	require.Equal(t, before, state())
 }

@@ -348,28 +348,50 @@ func TestSignalsArePassedOn(t *testing.T) {
 	}
 }
 
-// Its output goes to head, or to a tee that has died: the command is ended all the same.
+// Its output goes to head, or to a tee that has died or is stopped: the command is ended all the
+// same, before anything is said.
 func TestALossEndsTheCommandThoughNobodyReads(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	command, _ := w.process(under([]string{"seat:1"}, "sh", "-c", "exec 2>/dev/null; trap 'echo ended >&3; exit 7' TERM; echo ready >&3; while :; do sleep 1; done")...)
-	read, write, err := os.Pipe()
-	require.NoError(t, err)
-	out, told, err := os.Pipe()
-	require.NoError(t, err)
-	command.Stderr, command.Stdout, command.ExtraFiles = write, write, []*os.File{told}
-	require.NoError(t, command.Start())
-	require.NoError(t, told.Close())
-	require.NoError(t, write.Close())
-	next := linesOf(t, out)
-	require.Equal(t, "ready", next())
-	require.NoError(t, read.Close())
+	for name, unread := range map[string]func(t *testing.T, read, write *os.File){
+		"as the reader is gone":        func(t *testing.T, read, _ *os.File) { require.NoError(t, read.Close()) },
+		"as the reader does not go on": func(t *testing.T, _, write *os.File) { fill(t, int(write.Fd())) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			command, _ := w.process(under([]string{"seat:1"}, "sh", "-c", "exec 2>/dev/null; trap 'echo ended >&3; exit 7' TERM; echo ready >&3; while :; do sleep 1; done")...)
+			read, write, err := os.Pipe()
+			require.NoError(t, err)
+			defer read.Close()
+			out, told, err := os.Pipe()
+			require.NoError(t, err)
+			command.Stderr, command.Stdout, command.ExtraFiles = write, write, []*os.File{told}
+			require.NoError(t, command.Start())
+			require.NoError(t, told.Close())
+			next := linesOf(t, out)
+			require.Equal(t, "ready", next())
+			unread(t, read, write)
+			require.NoError(t, write.Close())
 
-	w.ok("revoke", "seat:1", "--reason", "it hangs", "--yes")
+			w.ok("revoke", "seat:1", "--reason", "it hangs", "--yes")
 
-	require.Equal(t, "ended", next())
-	_ = command.Wait()
-	require.Equal(t, 7, command.ProcessState.ExitCode())
+			require.Equal(t, "ended", next())
+			_ = read.Close() // then it can say what it wanted to, to nobody
+			_ = command.Wait()
+			require.Equal(t, 7, command.ProcessState.ExitCode())
+		})
+	}
+}
+
+// fill makes the next write to a pipe wait.
+func fill(t *testing.T, pipe int) {
+	t.Helper()
+	require.NoError(t, syscall.SetNonblock(pipe, true))
+	for _, size := range []int{4096, 1} {
+		for err := error(nil); err == nil; _, err = syscall.Write(pipe, make([]byte, size)) {
+		}
+	}
+	require.NoError(t, syscall.SetNonblock(pipe, false))
 }
 
 func TestNohupIsPassedOn(t *testing.T) {
