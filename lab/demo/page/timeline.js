@@ -132,11 +132,18 @@ export class Timeline {
   }
 }
 
+// label is a text of a span, which shows all of it or nothing.
+function label(text) {
+  const e = document.createElement("span");
+  e.textContent = text;
+  return e;
+}
+
 function lost(r, by) {
   const lease = this.open.get(`lease ${by}`);
   if (!lease || lease.dataset.token !== r.token) return;
   this.end(`lease ${by}`).classList.add("cut-short");
-  this.begin(`ghost ${by}`, "ghost", by, { record: r, text: "believes it holds" });
+  this.begin(`ghost ${by}`, "ghost", by, { record: r, text: [label("believes it holds")] });
 }
 
 function released(r) {
@@ -169,7 +176,7 @@ const draw = {
     this.hand(r);
     this.holder = r.worker;
     this.begin(`lease ${r.worker}`, "bar", r.worker, { record: r, text: [chip(r.token)] });
-    this.begin("owner", "own", "redis", { record: r, text: [r.worker, chip(r.token)] });
+    this.begin("owner", "own", "redis", { record: r, text: [label(r.worker), chip(r.token)] });
   },
   extended(r) { this.mark("tick", r.worker, { record: r }); },
   expired(r) {
@@ -180,8 +187,8 @@ const draw = {
   lost(r) {
     released.call(this, r);
   },
-  card(r) { this.begin(`step ${r.worker}`, "step card", r.worker, { record: r, text: "asks the bank" }); },
-  writing(r) { this.begin(`step ${r.worker}`, "step write", r.worker, { record: r, text: "→" }); },
+  card(r) { this.begin(`step ${r.worker}`, "step card", r.worker, { record: r, text: [label("bank")] }); },
+  writing(r) { this.begin(`step ${r.worker}`, "step write", r.worker, { record: r, text: [label("→")] }); },
   sealed(r) {
     this.end(`step ${r.worker}`);
     this.begin("fence", "fence", "postgres", { record: r, text: [chip(r.token)] });
@@ -202,7 +209,7 @@ const draw = {
   },
   paused(r) {
     this.busy(`pause ${r.worker}`);
-    this.begin(`pause ${r.worker}`, "pause", r.worker, { record: r });
+    this.begin(`pause ${r.worker}`, "pause", r.worker, { record: r, text: [label("‖ stopped")] });
   },
   woken(r) {
     this.end(`pause ${r.worker}`);
@@ -214,7 +221,7 @@ const draw = {
     this.over(r.worker);
     lease?.classList.add("cut-short");
     this.busy(`gone ${r.worker}`);
-    this.begin(`gone ${r.worker}`, "gone", r.worker, { record: r });
+    this.begin(`gone ${r.worker}`, "gone", r.worker, { record: r, text: [label("✕ killed")] });
   },
   started(r) {
     this.end(`gone ${r.worker}`);
@@ -229,7 +236,7 @@ const draw = {
   redis_down(r) {
     this.end("owner");
     this.busy("redis");
-    this.begin("outage", "outage", "redis", { record: r });
+    this.begin("outage", "outage", "redis", { record: r, text: [label("✕ down")] });
   },
   redis_up(r) {
     lost.call(this, r, r.worker);
@@ -237,6 +244,6 @@ const draw = {
     this.idle("redis");
   },
   speed(r) { this.clock.pace(r.ttl_ms, r.at); },
-  unprotected(r) { this.begin("unfenced", "unfenced", "postgres", { record: r }); },
+  unprotected(r) { this.begin("unfenced", "unfenced", "postgres", { record: r, text: [label("▲ no fence")] }); },
   protected() { this.end("unfenced"); },
 };
