@@ -11,8 +11,8 @@ import (
 )
 
 // DB is where transactions begin: *pgxpool.Pool, *pgxpool.Conn or *pgx.Conn. A pgx.Tx is not one,
-// on purpose, and a connection that is in a transaction is refused: there call Enter. So is a
-// wrapper of one of them that does not show the connection.
+// on purpose, and a connection that is in a transaction is refused: there call Enter. A wrapper
+// that hides the connection is refused too.
 type DB interface {
 	BeginTx(ctx context.Context, txOptions pgx.TxOptions) (pgx.Tx, error)
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
@@ -136,8 +136,8 @@ func noted(err, cause error) error {
 	return fmt.Errorf("%w: %w", err, cause)
 }
 
-// Clock returns a function that asks Postgres for its time, which dates rows, to be compared with
-// the time of Redis, from which tokens come. Only its context bounds it.
+// Clock returns a function that asks Postgres for the time by which it dates rows, to compare with
+// that of Redis, from which tokens come. Only its context bounds it.
 func Clock(db DB) func(context.Context) (time.Time, error) {
 	return func(ctx context.Context) (now time.Time, err error) {
 		_, err = askOn(db)(ctx, &now, `SELECT clock_timestamp()`)

@@ -25,12 +25,12 @@
 //
 //	SELECT fencedb.protect('bookings', resource => 'table:{table_id}');
 //
-// Template makes the same resource of the same columns in Go, for the lease.
+// In Go, Template makes the resource from those columns, for the lease.
 //
 // Package guard acquires a lease, seals it and calls these functions under it; most programs need
 // no more than that.
 //
-// Exec, QueryRow and SendBatch are Tx for statements without a decision between them, in one round
+// Exec, Query, QueryRow and SendBatch run statements without a decision in between, in one round
 // trip. TxSQL is Tx for database/sql. Enter joins a transaction that is already open, EnterSQL one
 // of database/sql; the Entry that they return finds out what became of it. Seal makes older tokens
 // stale without writing anything else; AwaitReplay waits until a standby has the seal.
@@ -52,7 +52,7 @@
 //   - S1: Committed transactions carry tokens that never go down, and equal tokens come from one
 //     lease.
 //   - S2: Once a transaction has committed with a token, none with a lower token commits.
-//   - S3: No other holder changes what a transaction reads before it commits. Entering at the write
+//   - S3: Until a transaction commits, no other holder changes what it read. Entering at the write
 //     instead of first would let B read, A write with 41, and B write over it with 42. This holds
 //     at every isolation level; above READ COMMITTED the token is sealed before the transaction
 //     begins, so that its snapshot is younger than the fence.
@@ -64,9 +64,9 @@
 // # Time
 //
 // A transaction lasts no longer than the validity that its grant had when it began (ValidUntil).
-// Then the server ends it, with ErrTooLong, or with ErrLeaseOver if the lease is over. A holder
-// that renews its lease and needs longer says so with Hold. So a paused holder delays the next one
-// at most by its remaining validity (S7).
+// Then the server ends it, with ErrTooLong, or with ErrLeaseOver if the lease is over. So a paused
+// holder delays the next one at most by its lease's remaining validity (S7). A holder that renews
+// and needs longer uses Hold.
 //
 // The server does so by time limits on each statement and on waiting for the client, and, from
 // Postgres 17, on the whole transaction. They apply to this transaction only, are never looser than

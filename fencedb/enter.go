@@ -21,8 +21,8 @@ type Entry struct {
 
 // Enter takes the fence of grant in a transaction that the application has begun itself, and holds
 // it until that transaction ends. It must come first: what the transaction read before it may
-// already be old. Behind a savepoint, ROLLBACK TO gives the fence back, and what is written to
-// protected tables after that is refused until the transaction enters again.
+// already be old. If Enter follows a savepoint, ROLLBACK TO releases the fence, and writes to
+// protected tables are then refused until the transaction enters again.
 //
 // Above READ COMMITTED the grant must have been sealed before the transaction began, or Enter fails
 // with ErrUnsealed.
@@ -89,18 +89,18 @@ func (e *entry) enter(ctx context.Context, tx pgx.Tx) error {
 //     or a standby that COMMIT waits for has not answered.
 //   - every other error is err, explained as by Explain: nothing was written.
 //
-// Of a nil Entry, which comes with an error of Enter, it returns err as it is: so a library that
-// begins and commits by itself (pgx.BeginFunc, GORM, bun) needs no more than one call after it.
+// A nil Entry, which Enter returns with an error, returns err as it is: so after a library that
+// begins and commits by itself (pgx.BeginFunc, GORM, bun) one call is enough.
 //
 // It asks the server that db leads to, in one round trip, also if err is nil: some drivers return
 // nil from the COMMIT of a transaction that has failed, and all do if a statement of your own has
-// rolled it back before. So call it for errors alone if you trust yours. What came after a
+// rolled it back before. Call it only on errors if you trust the driver. What came after a
 // statement that ended the transaction, such as COMMIT AND CHAIN, was outside the fence, and
 // Outcome does not report it.
 //
 // The transaction must be over, and its connection given back: one that is open, on whatever
 // connection, is waited for until five seconds after the end of its lease. The wait is as long for
-// a server that does not answer. Cancelling ctx ends it five seconds later.
+// a server that does not answer. The wait ends five seconds after ctx does.
 func (e *Entry) Outcome(ctx context.Context, db DB, err error) error {
 	return e.outcome(ctx, askOn(new(config).with(db, nil)), err)
 }

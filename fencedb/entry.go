@@ -65,9 +65,9 @@ func TxOptions(o pgx.TxOptions) Option { return func(c *config) { c.txOptions = 
 
 // Hold lets the transaction run for d, instead of for what remains of the lease when it begins. It
 // is for a holder that keeps renewing its lease while it writes. A holder that takes over waits
-// that long for the fence, even if the lease is lost meanwhile, so keep it within the lease's
-// maximum hold time. The lease must still be valid when the transaction begins. Zero and negative
-// durations are ignored.
+// that long for the fence, even if the lease is lost meanwhile, so keep d within the lease's
+// MaxHold. The lease must still be valid when the transaction begins. Zero and negative durations
+// are ignored.
 func Hold(d time.Duration) Option { return func(c *config) { c.hold = d } }
 
 // entry is one passage through fencedb.enter: the grants, and what bounds the transaction that

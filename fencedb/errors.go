@@ -27,9 +27,9 @@ func (e *sentinel) Error() string { return e.text }
 // LeaseLost is for lease.IsLost.
 func (e *sentinel) LeaseLost() bool { return e.lost }
 
-// The errors of this package, for errors.Is. Each comment says what is then true of the data. The
-// errors that carry values are StaleError, WrongResourceError, BusyError and CommitUnknownError.
-// The cause, usually a *pgconn.PgError, stays in the chain for errors.As. lease.IsLost is true for
+// The errors of this package, for errors.Is. Each comment says what is then true of the data.
+// StaleError, WrongResourceError, BusyError, CommitUnknownError and TxEndedError carry values. The
+// cause, usually a *pgconn.PgError, stays in the chain for errors.As. lease.IsLost is true for
 // those that mean that another holder has the resource or may have it: ErrStale, ErrLeaseOver,
 // ErrBusy.
 var (
@@ -69,8 +69,8 @@ var (
 	// SendBatch do so themselves. SQLSTATE 40001.
 	ErrUnsealed = errors.New("fencedb: the fence was not sealed before the transaction began")
 
-	// ErrBusy: an open transaction kept the fence until our own lease was over, or for as long as
-	// the transaction or its context was willing to wait. Nothing was written.
+	// ErrBusy: an open transaction kept the fence until our own lease, our transaction's time or
+	// its context was over. Nothing was written.
 	ErrBusy error = &sentinel{"fencedb: the fence is held by an open transaction", true}
 
 	// ErrInvalidGrant: the grant cannot have been issued (nil, no token, no lease id, no resource),
@@ -85,17 +85,16 @@ var (
 
 	// ErrAlreadyWritten: ExplainNoRows found the token of the grant in the row. The holder has
 	// written the row before, and a condition that asks for a greater token admits one write for
-	// each. (If Redis has lost data since, another lease with the same number may have been it.)
-	// The statement wrote nothing; what was written before stands. Compare with the lease id too.
+	// each. (If Redis has lost data, the writer may be another lease with the same number.) The
+	// statement wrote nothing; what was written before stands. Compare with the lease id too.
 	ErrAlreadyWritten error = &sentinel{"fencedb: the row has this token already, and the condition asks for a greater one", false}
 
 	// ErrCommitUnknown: nobody knows whether the transaction committed. Either the connection was
-	// lost while committing, and the server could not be asked in time what became of the
-	// transaction, has crashed or failed over since, or (in Exec, Query, QueryRow and SendBatch)
-	// had not answered anything yet. Or a standby that COMMIT waited for has not answered. The data
-	// was written completely or not at all. Ask again later with fencedb.outcome, or acquire the
-	// lease again and look: under a higher token nothing of the old transaction can arrive any
-	// more.
+	// lost during COMMIT, and the server did not say in time what became of it, has crashed or
+	// failed over since, or (in Exec, Query, QueryRow and SendBatch) had not yet answered anything.
+	// Or a standby that COMMIT waited for has not answered. The data was written completely or not
+	// at all. Ask again later with fencedb.outcome, or acquire the lease again and look: under a
+	// higher token nothing of the old transaction can arrive any more.
 	ErrCommitUnknown error = &sentinel{"fencedb: unknown whether the transaction committed", false}
 
 	// ErrTxEnded: a statement of the caller ended the transaction that held the fence (COMMIT,
@@ -159,8 +158,7 @@ type BusyError struct {
 // Blocker is a session that holds a fence in an open transaction. If the resource has no fence yet,
 // it is a session that may hold it: all that are changing fences are named. Its State is that of
 // pg_stat_activity: "idle in transaction" means that its client is not asking for anything. One
-// State is ours: "active, waits for its client" means for the rest of a request, or to read a
-// result.
+// State is ours: "active, waits for its client" to send the rest of a request or read a result.
 type Blocker struct {
 	PID         int           // for pg_terminate_backend, if it must go; 0 is a prepared transaction
 	Application string        // its application_name
@@ -287,10 +285,10 @@ const (
 // its chain. Any other error, and nil, comes back as it is. ErrTxEnded comes without a
 // TxEndedError: for that the server has to be asked, as Entry.Outcome does.
 //
-// Tx, Exec, QueryRow, SendBatch, Enter and EnterSQL explain their own errors. Explain is for writes
-// without these functions: with an ORM, with database/sql, in a transaction after Enter. It reads
-// the errors of pgx, lib/pq and pgdriver, and finds the SQLSTATE, without the values, in those of
-// any driver that have a method SQLState() string.
+// Tx, TxSQL, Exec, Query, QueryRow, SendBatch, Enter and EnterSQL explain their own errors. Explain
+// is for other writes: with an ORM, with database/sql, in a transaction after Enter. It reads the
+// errors of pgx, lib/pq and pgdriver, and finds the SQLSTATE, without the values, in those of any
+// driver that have a method SQLState() string.
 func Explain(err error) error {
 	if alreadyTyped(err) {
 		return err

@@ -20,9 +20,9 @@ import (
 // Seal takes it. So a type that embeds the interface Grant, and so loses the method, is noticed.
 // NoEnd says that there is no limit.
 //
-// Four more methods are called if a grant has them, as a lease does: Err() error for why it is
-// over, Released() bool whether its holder has given it back, IsPermit() bool whether it is a
-// permit of a semaphore, and Grants() []Grant for those that it stands for, as of All.
+// Four more methods are called if a grant has them; a lease has the first three: Err() error says
+// why it is over, Released() bool whether its holder gave it back, IsPermit() bool whether it is a
+// semaphore's permit, and Grants() []Grant which grants it stands for, as of All.
 type Grant = interface {
 	// Resource names what is written to, as type:id, in 1 to 512 bytes of UTF-8.
 	Resource() string
@@ -38,9 +38,9 @@ type Grant = interface {
 // and different for another; where the issuer has no such id, derive one, for example
 // uuid.NewSHA1(uuid.NameSpaceOID, sessionID).
 //
-// All tokens of a resource must come from one issuer, or its order is lost. One above 2^53 - 1
-// would shut package lease out for good, so it is refused with ErrInvalidGrant unless the type of
-// the resource is in the table fencedb.foreign_issuers.
+// All tokens of a resource must come from one issuer, or order is lost. A token above 2^53 - 1
+// would shut package lease out for good, and is refused with ErrInvalidGrant unless the type of the
+// resource is in the table fencedb.foreign_issuers.
 //
 // validUntil is when the holder must have stopped, or NoEnd if the issuer sets no limit. A grant
 // that cannot be right is refused where it is used, with ErrInvalidGrant.
@@ -48,11 +48,10 @@ func NewGrant(resource string, token int64, leaseID uuid.UUID, validUntil time.T
 	return foreignGrant{resource, token, leaseID, validUntil}
 }
 
-// NoEnd, as validUntil of NewGrant or as what ValidUntil returns, says that nothing limits the
-// transactions of a grant but their contexts: one that hangs keeps the next holder waiting. It is
-// for tokens of an issuer that sets no time limit. If a write under a lease may be late, as long as
-// no other holder has come since, give NewGrant an end for that one write, such as five seconds
-// from now.
+// NoEnd, for validUntil of NewGrant or returned by ValidUntil, says that only their contexts limit
+// the transactions of a grant: a transaction that hangs keeps the next holder waiting. It is for
+// tokens of an issuer that sets no time limit. To let one write come after its lease, if no other
+// holder has come since, give NewGrant an end for that write, such as five seconds from now.
 var NoEnd = time.Date(9999, time.December, 31, 23, 59, 59, 0, time.UTC)
 
 type foreignGrant struct {

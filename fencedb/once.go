@@ -26,7 +26,7 @@ const (
 	maxOnceResult = 1 << 20 // bytes
 )
 
-// Once runs fn the first time that key is seen, and replays its result every other time. The key is
+// Once runs fn the first time that key is seen, and replays its result after that. The key is
 // stored in the transaction of tx: it is done exactly when the effects of fn are committed.
 //
 //	err := fencedb.Tx(ctx, pool, lease, func(tx pgx.Tx) error {

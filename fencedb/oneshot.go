@@ -15,8 +15,8 @@ import (
 
 // Exec runs one statement behind the fence of grant, in a transaction of its own and one round
 // trip. Its errors are those of Tx; without one, the statement has committed. Options come with db:
-// see With. Options of pgx among the arguments, such as pgx.QueryExecMode, are refused here, in
-// QueryRow, Query and SendBatch: use Tx for them, or the settings of the connection.
+// see With. Exec, QueryRow, Query and SendBatch refuse options of pgx among the arguments, such as
+// pgx.QueryExecMode: use Tx for them, or the settings of the connection.
 //
 // The first time on a connection pgx needs one more round trip, to prepare the statement. After a
 // failure it needs two more, because it forgets everything that it had prepared for the batch,
@@ -38,9 +38,8 @@ func Exec(ctx context.Context, db DB, grant Grant, sql string, args ...any) (tag
 	return tag, err
 }
 
-// QueryRow is Exec for a statement that returns one row, such as INSERT ... RETURNING. It is sent
-// when the row is scanned, which can be done once, also where Scan refuses what to scan into. Scan
-// returns the errors of Tx.
+// QueryRow is Exec for a statement that returns one row, such as INSERT ... RETURNING. Scan sends
+// it, and works once, even if it refuses a destination. It returns the errors of Tx.
 //
 // If the statement has committed and there is no row, pgx.ErrNoRows and ErrCommitted are both in
 // the error: a trigger, a function or a WITH may have written something. So ask for pgx.ErrNoRows
@@ -58,10 +57,9 @@ func QueryRow(ctx context.Context, db DB, grant Grant, sql string, args ...any) 
 }
 
 // Query is Exec for a statement that returns rows. Close the rows, or read them to the end, and
-// check their Err: only then is the outcome of the statement known. It is one of the errors of Tx,
-// and ErrCommitted if the statement has committed but its rows did not all come, or one could not
-// be scanned: that does not undo the statement. Rows can be read for as long as grant is valid.
-// Options come with db: see With.
+// check their Err: only then is the outcome of the statement known. Err is one of the errors of Tx,
+// or ErrCommitted: the statement has committed, but not all rows came, or one could not be scanned.
+// Rows can be read for as long as grant is valid. Options come with db: see With.
 func Query(ctx context.Context, db DB, grant Grant, sql string, args ...any) (pgx.Rows, error) {
 	queries := []*pgx.QueuedQuery{{SQL: sql, Arguments: args}}
 	if err := checkBatch(queries); err != nil {
@@ -116,9 +114,9 @@ func queryTx(ctx context.Context, db DB, grant Grant, sql string, args []any) (p
 // its like are refused before anything is sent. Like Exec it needs a second round trip unless the
 // first words show that they do not.
 //
-// Callbacks run after the statements, so an error of one cannot undo them: if they have committed,
-// it comes back together with ErrCommitted, and the callbacks after it are not called. They run
-// before the answer of COMMIT: if a deferred constraint refuses the transaction, their results are
+// Callbacks run after the statements and cannot undo them: if one fails and the statements have
+// committed, its error is joined with ErrCommitted, and later callbacks are not called. Callbacks
+// run before the answer of COMMIT: if a deferred constraint refuses COMMIT, their results are
 // rolled back, and only the error of SendBatch says so. A connection that is lost once everything
 // has committed, but before every callback has got its result, is ErrCommitted as well, and so is a
 // callback that reads past the last result, or leaves its own open.

@@ -9,9 +9,9 @@ import (
 )
 
 // AwaitReplay returns nil once standby has replayed the seal of grant. What Postgres committed
-// before that seal is there as well. So a statement that begins on that standby afterwards reads
-// what is safe to decide on (S8), as on the server that the holder writes to: rows that others
-// change only under these resources stay as they are read until the holder writes.
+// before that seal is there as well. A statement that begins on that standby afterwards reads
+// what is safe to decide on (S8), as on the primary: rows that others change only under the
+// resources of grant stay as they are read until the holder writes.
 //
 //	err := desk.Do(ctx, "table:12", func(ctx context.Context, h *guard.Holder) error {
 //		if err := fencedb.AwaitReplay(ctx, replica, h); err != nil {

@@ -18,7 +18,7 @@ type Repository[T any] struct {
 }
 
 // NewRepository returns a repository on db, which stays the caller's to close. Options of every
-// transaction come with db, see With. of makes the T of one transaction, and is called for each:
+// transaction come with db, see With. For each transaction, of makes its T:
 //
 //	repo := fencedb.NewRepository(pool, func(tx pgx.Tx) *Bookings { return &Bookings{tx} })
 //	repo := fencedb.NewRepository(pool, func(tx pgx.Tx) *sqlc.Queries { return sqlc.New(tx) })
@@ -27,8 +27,8 @@ func NewRepository[T any](db DB, of func(tx pgx.Tx) T) *Repository[T] {
 }
 
 // Write runs fn in a transaction that holds the fence of grant, and commits it if fn returns nil.
-// It is Tx: so is its error, what cancelling ctx does, and the time that the transaction has. What
-// is read in fn can be decided on. The T is over when fn returns.
+// Errors, time limit and the effect of cancelling ctx are those of Tx. What fn reads can be decided
+// on. Do not use the T after fn has returned.
 //
 // It takes two round trips at least. Exec and SendBatch take one, for statements without a decision
 // between them.

@@ -17,8 +17,8 @@ import (
 )
 
 // Template computes the resource of a row from its columns, as fencedb.protect does: literal text,
-// {column} for the text of a column, {{ and }} for braces. Two columns never touch: {a}{b} would
-// say 12 for 1 and 2 as for 12 and nothing.
+// {column} for the text of a column, {{ and }} for braces. Two columns never touch: {a}{b} would be
+// 12 for 1 and 2, and for 12 and "".
 //
 //	var skus = fencedb.MustTemplate("sku:{sku}")
 //

@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// Tracer is called for fenced writes, in pairs: each start is followed by one end of the same Op,
-// which gets the context that the start returned. So do the statements in between, and with them
-// the tracers of pgx. It is called on the path of the work, by many goroutines at once, and must be
+// Tracer is called for fenced writes, in pairs: each start is followed by one end of the same Op.
+// The context that the start returned goes to the statements in between, so to the tracers of pgx,
+// and to the end. It is called on the path of the work, by many goroutines at once, and must be
 // quick.
 //
 // Package observe/prom has one for Prometheus, observe/slog one that logs, observe/otel one that

@@ -15,15 +15,15 @@ import (
 //
 // The transaction opens with fn's first statement, in the same round trip: BEGIN, enter and the
 // statement travel together. So what fn reads, it reads behind the fence. pgx reports the three to
-// its tracers as a batch: a tracer that is not a pgx.BatchTracer misses them. What pgx sends in a
-// way of its own is preceded by the opening, in the round trip in which pgx alone would have sent
-// BEGIN: CopyFrom, Prepare, LargeObjects and Conn, a statement with a semicolon within or with an
-// option of pgx such as QueryExecMode, and what a pgx.QueryRewriter makes. In the simple protocol
-// BEGIN goes before, alone, for balancers that look at the first statement of a string. A function
-// that sends nothing checks the fence all the same. The server ends the transaction when grant's
-// validity is over; see Hold. If no answer comes by then, the connection counts as lost and is
-// closed; Tx returns within five seconds of that time, or as soon as fn has returned. A transaction
-// under a grant without an end is bounded only by ctx and the contexts of fn's statements.
+// its tracers as a batch: a tracer that is not a pgx.BatchTracer misses them. Some things pgx sends
+// in another way: CopyFrom, Prepare, LargeObjects and Conn, a statement with a semicolon within or
+// with an option such as QueryExecMode, and what a pgx.QueryRewriter makes. Then the opening goes
+// first, in the round trip of pgx's own BEGIN. In the simple protocol BEGIN goes before, alone, for
+// balancers that look at the first statement of a string. A function that sends nothing checks the
+// fence all the same. The server ends the transaction when grant's validity is over; see Hold. If
+// no answer comes by then, the connection counts as lost and is closed; Tx returns within five
+// seconds of that time, or as soon as fn has returned. A transaction under a grant without an end
+// is bounded only by ctx and the contexts of fn's statements.
 //
 // The error says what is true of the data:
 //
@@ -35,9 +35,7 @@ import (
 //     before they are sent, but one can hide in a string of several statements, in a prepared
 //     statement, or go through Conn. After such statements Tx asks the server before COMMIT, in one
 //     more round trip. TxEndedError says what was written.
-//   - ErrCommitUnknown: the connection was lost during COMMIT and the outcome could not be looked
-//     up, because the server did not answer, or has crashed or failed over since; or COMMIT was cut
-//     short while it waited for a standby, which has not answered since. Only these cases leave a
+//   - ErrCommitUnknown: it may have committed (see "Outcomes" above). Only this error leaves a
 //     doubt.
 //
 // Do not call Tx for the same resource within fn: it would wait for itself, until the lease is

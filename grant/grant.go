@@ -10,8 +10,8 @@
 //		...
 //	})
 //
-// The other service writes under it, and its context ends with the lease or when its caller goes.
-// Its issuer is on the same Redis, with the same Namespace:
+// The other service writes under that grant. Its context ends with the grant or when the caller
+// goes. Its issuer uses the same Redis and Namespace:
 //
 //	http.Handle("/seats", grant.Handler(seats, grant.Verified(issuer)))
 //	...
@@ -24,17 +24,17 @@
 //
 //	v1 1795178573132056 0d3f7c3e-5c0b-4a0e-9d5e-0f6f7f0f3c11 9500 1795178573140 table:12
 //
-// That is the version, the token, the lease id, the milliseconds that remained when it was sent,
-// when that was (in milliseconds since 1970, by the clock of the sender), and the resource,
+// That is the version, the token, the lease id, the remaining milliseconds when it was sent, the
+// time of sending (in milliseconds since 1970, by the sender's clock), and the resource,
 // percent-encoded. Several grants are joined by commas.
 //
 // # Time
 //
-// The remaining time can only get shorter on the way: by the time since the line was sent, as far
-// as the receiver's clock shows any, and to the maximum that the receiver accepts. A renewal by the
-// holder does not reach a line that was sent: call lease.Lease.Extend before a call that takes
-// long. A receiver whose clock is ahead by more than what remains refuses every line; one whose
-// clock is behind accepts a line for as long as the sender said.
+// The remaining time can only get shorter on the way: by the time since the line was sent, on the
+// receiver's clock, and to the maximum that the receiver accepts. A renewal by the holder does not
+// reach a line that was sent: call lease.Lease.Extend before a call that takes long. A receiver
+// whose clock is ahead by more than what remains refuses every line; one whose clock is behind
+// accepts a line for as long as the sender said.
 //
 // # Trust
 //
@@ -141,9 +141,9 @@ func validUntil(g fencedb.Grant) time.Time {
 }
 
 // Decode returns the grant of a line, or one that stands for the several in it. It lasts for what
-// remained when the line was sent, less the time since then, and for atMost: so a forged or
-// repeated line cannot make transactions that last for days. It asks nobody whether the lease is
-// current; a server wants Trust.Accept.
+// remained when the line was sent, less the time since then, but no longer than atMost: so no
+// forged or repeated line makes transactions last for days. Decode does not ask if the lease is
+// current; servers use Trust.Accept.
 //
 // The error is ErrMalformed, and fencedb.ErrLeaseOver if nothing remains.
 func Decode(line string, atMost time.Duration) (fencedb.Grant, error) {

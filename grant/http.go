@@ -14,11 +14,10 @@ import (
 // Header is the name of the header field that carries the line.
 const Header = "Fencing-Grant"
 
-// Transport sends the grant of a request's context, see NewContext, with it, encoded at that
-// moment: once for each attempt of a client that tries again. A request without one passes as it
-// is. A redirect to another host or scheme gets no grant, and none at all does if base leaves
-// Response.Request out. Use it in clients for your own services only. base is http.DefaultTransport
-// if it is nil.
+// Transport sends with each request the grant of its context, see NewContext, encoded at that
+// moment, and anew when a client tries again. A request without one passes as it is. A redirect to
+// another host or scheme gets no grant, and none at all does if base leaves Response.Request out.
+// Use it in clients for your own services only. base is http.DefaultTransport if it is nil.
 //
 // A request whose grant cannot be encoded fails with the error of Encode, and is not sent.
 func Transport(base http.RoundTripper) http.RoundTripper {
@@ -60,9 +59,9 @@ func elsewhere(r *http.Request) bool {
 	return first.URL.Scheme != r.URL.Scheme || first.URL.Host != r.URL.Host
 }
 
-// Handler gives next the grant that a request came with, in its context, which then ends with the
-// grant or when the caller goes; see FromContext. The header is removed, so that next cannot log
-// it. A request without one reaches next without a grant.
+// Handler puts the grant of a request into its context for next; see FromContext. The context ends
+// with the grant or when the caller goes. The header is removed, so that next cannot log it. A
+// request without one reaches next without a grant.
 //
 // A grant that is not believed does not reach next: 400 for a line that is malformed, 409 if the
 // lease is over or not current, 503 if Redis could not be asked, 500 for a Trust that nobody has

@@ -31,7 +31,7 @@ const (
 	// the context ended. Nothing was acquired, or the transaction that failed wrote nothing; those
 	// before it stand. The same call may succeed later. 503.
 	Unavailable
-	// Unknown: nobody could be asked whether the work was done. Look before doing it again, or let
+	// Unknown: it is not known whether the work was done. Look before doing it again, or let
 	// fencedb.Once decide. 504.
 	Unknown
 	// Refused: the work itself returned an error, or the program or its configuration is wrong. The
@@ -51,8 +51,8 @@ func (o Outcome) String() string {
 
 // Answer says what err means to the caller of a service. It knows the errors of this package and of
 // packages fencedb, lease, once and grant, those of pgx and of the network, anywhere in the tree of
-// err; any other error is Refused. An error of the work itself that looks like that of a network,
-// such as that of a bank that does not answer, is judged in the same way.
+// err; any other error is Refused. A network error of the work itself, such as a bank that does not
+// answer, is treated in the same way.
 //
 // Where several errors are joined, an unknown outcome counts first, then a mistake, then work that
 // was done, then a loss, and an outage last. The error of a QueryRow without a row is Done, since

@@ -79,14 +79,14 @@ type Desk struct {
 type Option func(*Desk)
 
 // Unsealed lets Do, DoAll and Lead acquire without Postgres, and saves a committed write for each
-// acquisition. The price: a holder that was paused, and that Postgres does not refuse yet, can
-// change what the function has read before its first fenced transaction. So decide nothing on that,
-// or read it again in the transaction. Nor do these three repair a Redis that went backwards: their
-// writes are refused until [lease.Issuer.Raise], or a call that seals, has raised its counter.
+// acquisition. The price: until the function's first fenced transaction, a paused holder that
+// Postgres does not refuse yet can change what the function has read. So do not decide on that, or
+// read it again in the transaction. Do, DoAll and Lead then do not repair a Redis that went
+// backwards: writes are refused until [lease.Issuer.Raise] or a sealing call raises its counter.
 func Unsealed() Option { return func(d *Desk) { d.unsealed = true } }
 
-// New returns a desk for leases of issuer and writes to db. New contacts neither server, and never
-// closes them. Leases of all desks of an issuer exclude each other. If the issuer has a
+// New returns a desk for leases of issuer and writes to db. It contacts no server and leaves issuer
+// and db open. Leases of all desks of an issuer exclude each other. If the issuer has a
 // [lease.Config.Seal], that seals every acquisition, and the desk does not seal again.
 //
 // Options of the acquisition come with each call. Exec, Query and QueryRow end with the arguments
@@ -119,7 +119,7 @@ func (d *Desk) forWork() *lease.Issuer {
 // the lease afterwards. A lease that ended early, or could not be released, is reported to the
 // tracers of the issuer; what fn wrote elsewhere then needs an idempotency key of its own. An error
 // of fn or of its transactions, such as [fencedb.ErrCommitUnknown], is returned unchanged, with the
-// cause of the loss if the lease was lost. A write that does not go through h gets
+// cause of the loss if the lease was lost. A write to a protected table that bypasses h gets
 // [fencedb.ErrNoToken]. If fn did not run, nothing was written. [Answer] says what an error means
 // to a caller.
 //

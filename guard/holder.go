@@ -74,7 +74,7 @@ func (h *Holder) Extend(ctx context.Context) error {
 // can be written under them any more.
 func (h *Holder) Release(ctx context.Context) error { return h.leases.Release(ctx) }
 
-// Tx is [fencedb.Tx] under the leases: nil means committed. Acquire whatever else fn needs before,
+// Tx is [fencedb.Tx] under the leases: nil means committed. Acquire beforehand all that fn needs,
 // with [Desk.DoAll]: an acquisition within fn takes a second connection.
 func (h *Holder) Tx(ctx context.Context, fn func(tx pgx.Tx) error, opts ...fencedb.Option) error {
 	return fencedb.Tx(ctx, h.db, h.Grant(), fn, opts...)
