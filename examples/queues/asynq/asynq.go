@@ -47,12 +47,18 @@ func Handler(desk *guard.Desk) asynq.HandlerFunc {
 	}
 }
 
+// idle is how long a customer may be free while its tasks wait: about what their work takes. The
+// lease in the way may last for seconds, and be released at any moment.
+const idle = 250 * time.Millisecond
+
 // Settings make a task that found its customer held come again soon, without using up a retry.
 var Settings = asynq.Config{
+	DelayedTaskCheckInterval: idle,
+
 	IsFailure: func(err error) bool { return !lease.IsLost(err) },
 	RetryDelayFunc: func(n int, err error, task *asynq.Task) time.Duration {
 		if held, is := errors.AsType[*lease.HeldError](err); is {
-			return held.RetryAfter
+			return min(held.RetryAfter, idle)
 		}
 		return asynq.DefaultRetryDelayFunc(n, err, task)
 	},

@@ -58,7 +58,7 @@ var complete = river.JobCompleteTx[*riverpgxv5.Driver, pgx.Tx, Invoice]
 // the job. So a job whose worker was overtaken has booked nothing and is not completed either;
 // River brings it up again.
 func (w *Worker) Work(ctx context.Context, job *river.Job[Invoice]) error {
-	err := w.Desk.Do(ctx, lease.Resource("customer", job.Args.Customer), func(ctx context.Context, h *guard.Holder) error {
+	return snoozed(w.Desk.Do(ctx, lease.Resource("customer", job.Args.Customer), func(ctx context.Context, h *guard.Holder) error {
 		if err := w.Render(ctx, job.Args); err != nil {
 			return err
 		}
@@ -72,19 +72,16 @@ func (w *Worker) Work(ctx context.Context, job *river.Job[Invoice]) error {
 			_, err = complete(ctx, tx, job)
 			return err
 		})
-	}, lease.NoWait()) // who waits here keeps one of the queue's workers from the other customers
-	if lease.IsLost(err) {
-		return river.JobSnooze(later(err)) // no attempt of River's is used up
-	}
-	return err
+	}, lease.NoWait())) // who waits here keeps one of the queue's workers from the other customers
 }
 
-// later is when it makes sense to try again.
-func later(err error) time.Duration {
-	const least = 50 * time.Millisecond
-	held, is := errors.AsType[*lease.HeldError](err)
-	if !is {
-		return least
+// snoozed makes a job whose customer is busy come up again. That uses up no attempt of River's. The
+// lease in the way may last for seconds and be released at any moment, so the job comes back after
+// idle at the latest: that long its customer may be free and nobody at work.
+func snoozed(err error) error {
+	const idle = 250 * time.Millisecond // a quarter of what the work takes
+	if guard.Answer(err) != guard.Busy {
+		return err
 	}
-	return max(held.RetryAfter, least)
+	return river.JobSnooze(min(guard.RetryAfter(err), idle))
 }

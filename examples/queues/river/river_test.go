@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -75,7 +77,7 @@ func (w *world) owed(customer string) (cents int64) {
 	return cents
 }
 
-// Four jobs of one customer come up at once. One is done at a time, and each once.
+// Eight jobs of one customer come up at once. One is done at a time, and each once.
 func TestJobsOfOneCustomerTakeTurns(t *testing.T) {
 	t.Parallel()
 	othersSnoozed := make(chan struct{})
@@ -95,16 +97,16 @@ func TestJobsOfOneCustomerTakeTurns(t *testing.T) {
 			return context.Cause(ctx)
 		}
 	})
-	for _, cents := range []int64{1, 10, 100, 1000} {
+	for cents := int64(1); cents < 1e8; cents *= 10 {
 		w.add("ann", cents)
 	}
 	w.start()
 
 	snoozed, completed := 0, 0
-	for completed < 4 {
+	for completed < 8 {
 		switch w.next() {
 		case river.EventKindJobSnoozed:
-			if snoozed++; snoozed == 3 {
+			if snoozed++; snoozed == 7 {
 				close(othersSnoozed)
 			}
 		case river.EventKindJobCompleted:
@@ -112,11 +114,32 @@ func TestJobsOfOneCustomerTakeTurns(t *testing.T) {
 		}
 	}
 
-	require.GreaterOrEqual(t, snoozed, 3)
-	require.EqualValues(t, 1111, w.owed("ann"))
+	require.GreaterOrEqual(t, snoozed, 7)
+	require.EqualValues(t, 11111111, w.owed("ann"))
 	var attempts int
 	require.NoError(t, w.pool.QueryRow(t.Context(), `SELECT max(attempt) FROM river_job`).Scan(&attempts))
 	require.Equal(t, 1, attempts, "a snooze uses up no attempt")
+}
+
+// Eight jobs of a second took 37, as each waited for what the lease in the way had left.
+func TestAJobComesBackLongBeforeTheLeaseInTheWayWouldEnd(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		err  error
+		wait time.Duration
+	}{
+		{&lease.HeldError{RetryAfter: 5 * time.Second}, 250 * time.Millisecond},
+		{&lease.HeldError{RetryAfter: 20 * time.Millisecond}, 20 * time.Millisecond},
+		{lease.ErrLost, 250 * time.Millisecond},
+		{fmt.Errorf("booking: %w", &fencedb.StaleError{Resource: "customer:ann"}), 250 * time.Millisecond},
+	} {
+		var snooze *river.JobSnoozeError
+		require.ErrorAs(t, snoozed(c.err), &snooze)
+		require.Equal(t, c.wait, snooze.Duration, c.err)
+	}
+	for _, err := range []error{nil, errors.New("no paper"), lease.ErrUnreachable, fencedb.ErrCommitUnknown} {
+		require.Equal(t, err, snoozed(err), "River's own attempts are for these")
+	}
 }
 
 func TestAJobThatWasOvertakenIsNotCompletedAndComesUpAgain(t *testing.T) {
