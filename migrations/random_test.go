@@ -23,7 +23,8 @@ import (
 
 // Random transactions of several sessions, with every kind of statement, at every level, with
 // savepoints, exception blocks, old grants, settings of the session and of functions, and settings
-// written by hand; and roles that may not enter, and own nothing, try what they can. Whatever
+// written by hand; and roles that may not enter, and own nothing, try what they can, also by code of
+// theirs that others run. Whatever
 // commits is judged against what its transaction has entered: triggers of the test's own record
 // each row change, and each session records each entry, in the transaction itself, so that the two
 // are rolled back together.
@@ -214,6 +215,8 @@ var statements = map[string]string{
 	"days DELETE":             `DELETE FROM days WHERE day = day_of('A') AND id % 4 <> 0`,
 	"settings of a function":  `SELECT under_settings('A', 'B')`,
 	"another role":            `SET LOCAL ROLE FORGER; UPDATE stock SET n = n + 1 WHERE room = 'A'; INSERT INTO days VALUES (ID, day_of('B'), 0); RESET ROLE`,
+	"code of others":          `SELECT theirs.usurp(sql) FROM theirs.usurpations OFFSET ID % (SELECT count(*) FROM theirs.usurpations) LIMIT 1`,
+	"ANALYZE of others":       `ANALYZE theirs.usurpations`,
 	"an exception block":      `DO $$ BEGIN BEGIN UPDATE stock SET n = 9 WHERE room = 'A'; INSERT INTO parts VALUES (ID, 'B', 0); RAISE division_by_zero; EXCEPTION WHEN division_by_zero THEN END; UPDATE stock SET n = n + 1 WHERE room = 'B'; END $$`,
 }
 
@@ -449,6 +452,13 @@ var usurpations = []string{
 	`ALTER FUNCTION fencedb.guard_stock() RENAME TO gone`,
 }
 
+// codeOfOthers tries the same with the rights of the one who owns it, in the session of the login
+// or the superuser: in a function, and in an index, which ANALYZE computes.
+const codeOfOthers = `
+CREATE FUNCTION theirs.usurp(sql text) RETURNS int IMMUTABLE SECURITY DEFINER SET search_path = public LANGUAGE plpgsql AS $$ BEGIN EXECUTE sql; RETURN 1; EXCEPTION WHEN OTHERS THEN RETURN 0; END $$;
+CREATE TABLE theirs.usurpations (sql text);
+CREATE INDEX ON theirs.usurpations (theirs.usurp(sql))`
+
 var randomKinds = func() (kinds []string) {
 	for kind := range maps.Keys(statements) {
 		kinds = append(kinds, kind)
@@ -466,6 +476,12 @@ func TestRandomTransactionsWriteWhatTheyEntered(t *testing.T) {
 	forger := s.withWriter("stock, parts, parts_0, parts_1, parts_rest, two, orders, lines, plain, heir, ticks, days")
 	login := s.withRole("writer")
 	s.exec(`GRANT ALL ON ALL TABLES IN SCHEMA public TO ` + login + `; GRANT ` + forger + ` TO ` + login)
+	s.exec(`CREATE SCHEMA theirs AUTHORIZATION ` + forger + `; GRANT USAGE ON SCHEMA theirs TO ` + login + `; SET SESSION AUTHORIZATION ` + forger + `; ` + codeOfOthers + `; GRANT SELECT ON theirs.usurpations TO ` + login)
+	for _, sql := range usurpations {
+		_, err := s.conn.Exec(t.Context(), `INSERT INTO theirs.usurpations VALUES ($1)`, sql)
+		require.NoError(t, err)
+	}
+	s.exec(`RESET SESSION AUTHORIZATION`)
 	protected := s.one(protectedNow)
 	seed := *randomSeed
 	if seed == 0 {
