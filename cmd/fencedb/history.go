@@ -93,45 +93,10 @@ func (s *servers) tell(ctx context.Context, r *history, w window) (report, error
 	return r, nil
 }
 
-// history is what happened to one resource.
-type history struct {
-	Resource string      `json:"resource"`
-	At       *time.Time  `json:"at"`           // nil: the events since a time were asked for
-	Last     *happening  `json:"last_entry"`   // up to At, or now; nil: none is known
-	Next     *happening  `json:"next_entry"`   // after At; nil: none
-	Granted  *happening  `json:"last_grant"`   // likewise, by the feed
-	Renewed  *renewal    `json:"last_renewal"` // of that lease, also after At: then it stood at At; nil: no grant is known
-	Ended    *happening  `json:"its_end"`      // of that lease, up to At; nil: it is not known to have ended
-	Events   []happening `json:"events"`       // in order; those of the feed by the clocks of its programs, the others by that of Postgres
-	More     bool        `json:"more"`         // there are earlier ones that were asked for
-	// What Postgres has committed since then is there: it has not crashed, failed over, or been
-	// restored or copied. nil: not known, until something has entered since its start.
-	UnbrokenSince *time.Time `json:"unbroken_since"`
-	KeptSince     *time.Time `json:"kept_since"` // entries are known since then; nil: history is not kept
-	Period        string     `json:"kept_for"`
-	Tables        []noting   `json:"tables"`     // to which it may belong
-	FeedSince     *time.Time `json:"feed_since"` // leases and refusals are known since then; nil: there are no events
-	Elsewhere     []place    `json:"elsewhere"`  // as inspect has it
-	Missing       []missing  `json:"missing"`    // servers that have not told their half
-	Notes         []note     `json:"notes"`
-
-	labels       map[string]string // of holders, by the first 8 characters of lease ids
-	renewals     map[int64]renewal // the last one of each token, by the feed
-	since        time.Time         // what is shown begins, if there is no At
-	feedDenied   bool
-	feedReplaced bool // its key is not a stream
-	unsearched   error
-	namespace    string
-	ahead        clocks
-}
-
 // lacks reports whether a server has not told its half.
 func (r *history) lacks(server string) bool {
 	return slices.ContainsFunc(r.Missing, func(m missing) bool { return m.Server == server })
 }
-
-// whenLayout is the form of a time of the past; the zone is in the second line, AT or SINCE.
-const whenLayout = "Mon 2006-01-02 15:04:05"
 
 func (r *history) print(p page) {
 	facts := [][2]string{{"RESOURCE", visible(r.Resource)}}
@@ -235,13 +200,6 @@ func (r *history) until() string {
 		return "no other has entered since"
 	}
 	return fmt.Sprintf("until token %d entered %s", r.Next.Token, r.Next.At.Local().Format(whenLayout))
-}
-
-func prefixed(before, text, behind string) string {
-	if text == "" {
-		return ""
-	}
-	return before + text + behind
 }
 
 // issuedText says when a lease was acquired, by its token.

@@ -101,15 +101,6 @@ func (r *inspection) lacks(server string) string {
 	return ""
 }
 
-// holder is a lease in Redis.
-type holder struct {
-	LeaseID     uuid.UUID  `json:"lease_id"`
-	Token       int64      `json:"token"`
-	IssuedAt    *time.Time `json:"issued_at"` // nil: the token does not tell
-	ExpiresInMS int64      `json:"expires_in_ms"`
-	Label       string     `json:"label"` // who holds, for people: lease.Config.Holder; "": not known
-}
-
 // look reads Redis first, so that the fence is never older than the lease it is compared with. What
 // a server does not tell is missing, for a reason that the servers have then; the error is one of
 // usage.
@@ -218,30 +209,6 @@ func (r *inspection) workOutRenewal() *renewal {
 		First: since > r.heldFor-r.within-about, Assumed: true}
 }
 
-// holder is nil if nobody holds.
-func (c clocks) holder(known lease.Inspection) *holder {
-	if known.Token == 0 {
-		return nil
-	}
-	return &holder{known.Holder, known.Token, c.issuedAt(known.Token), known.ExpiresIn.Milliseconds(), known.Label}
-}
-
-// optional is nil unless there is a value.
-func optional[T any](value T, there bool) *T {
-	if !there {
-		return nil
-	}
-	return &value
-}
-
-// value is what is there, or zero.
-func value[T any](there *T) (v T) {
-	if there != nil {
-		v = *there
-	}
-	return v
-}
-
 func (r *inspection) print(p page) {
 	facts := [][2]string{
 		{"RESOURCE", visible(r.Resource)},
@@ -312,14 +279,6 @@ func (r *inspection) holds(p page) string {
 		text += "\n" + r.Renewal.text(p)
 	}
 	return text + "\nlease " + h.LeaseID.String()
-}
-
-// age is empty if it is unknown.
-func (h holder) age(p page) string {
-	if h.IssuedAt == nil {
-		return ""
-	}
-	return span(max(0, p.ahead.sinceRedis(*h.IssuedAt)))
 }
 
 func (r *inspection) counter() string {

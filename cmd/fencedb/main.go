@@ -8,14 +8,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
-	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/redis/go-redis/v9/logging"
@@ -34,11 +31,6 @@ func main() {
 	os.Exit(code)
 }
 
-// heeded are SIGTERM and those of the signals that the caller has not switched off, as nohup does.
-func heeded(signals ...os.Signal) []os.Signal {
-	return append(slices.DeleteFunc(slices.Clone(signals), signal.Ignored), syscall.SIGTERM)
-}
-
 // run carries one command out and returns the exit code.
 func (a *app) run(ctx context.Context, args []string) int {
 	err := cmp.Or(a.root().Run(ctx, args), a.noHelp)
@@ -54,53 +46,6 @@ func (a *app) run(ctx context.Context, args []string) int {
 		fmt.Fprintln(a.errOut, "hint:", e.Hint)
 	}
 	return own.code
-}
-
-// Exit codes. They are documented in docs/command.md and do not change.
-const (
-	exitDone     = 0
-	exitFailed   = 1 // failed, doctor found an error, or chaos or drill a broken promise
-	exitUsage    = 2 // usage error; nothing was read or changed
-	exitDeclined = 3 // not confirmed; nothing was changed
-	exitHalf     = 4 // revoked in Redis, not sealed in Postgres
-)
-
-// withCode is an error with an exit code of its own.
-type withCode struct {
-	code int
-	error
-}
-
-func (e withCode) Unwrap() error { return e.error }
-
-var (
-	errUsage    = withCode{exitUsage, errors.New("usage error")}
-	errDeclined = withCode{exitDeclined, errors.New("not confirmed, nothing was changed")}
-	errHalf     = withCode{exitHalf, errors.New("revoked in Redis, but not sealed in Postgres")}
-)
-
-func usage(format string, args ...any) error {
-	return fmt.Errorf("%w: "+format, append([]any{errUsage}, args...)...)
-}
-
-// app is the command with its input and output, and the flags that every command has.
-type app struct {
-	in          io.Reader
-	out, errOut io.Writer
-	screen      screen
-	watched     bool   // errOut is a terminal
-	checked     bool   // the call is no usage error of the parser
-	noHelp      error  // there is none for what was asked for, and the library has no way back for that error
-	argument    string // the first one of the command, or ""
-	changed     string // what may have been changed if the command fails now; "": nothing
-	waiting     bool   // for a server, of which a person is told
-
-	postgresURL, redisURL string
-	names                 names
-	json, yes             bool
-	timeout               time.Duration
-
-	ahead clocks
 }
 
 const description = `Leases live in Redis, fences in Postgres. The two addresses come from
@@ -210,52 +155,4 @@ func unknownCommand(_ context.Context, cmd *cli.Command) error {
 func noCommand(cmd *cli.Command, name string) error {
 	return usage("there is no command %q; did you mean %s? See %s --help",
 		name, cli.SuggestCommand(cmd.VisibleCommands(), name), cmd.FullName())
-}
-
-// atLeast is the condition of a flag.
-func atLeast[T cmp.Ordered](least T) func(T) error {
-	return func(given T) error {
-		if given < least {
-			return fmt.Errorf("must be at least %v", least)
-		}
-		return nil
-	}
-}
-
-var notNegative, positive = atLeast(time.Duration(0)), atLeast(time.Millisecond)
-
-// arguments says how many a command takes, by the name that its help has for them.
-var arguments = map[string]struct {
-	least, most int
-	text        string
-}{
-	"":           {0, 0, "no argument"},
-	"[PREFIX]":   {0, 1, "one prefix"},
-	"DIR":        {1, 1, "one directory, such as migrations"},
-	"RESOURCE":   {1, 1, "one resource, such as table:12"},
-	"[RESOURCE]": {0, 1, "one resource, such as table:12"},
-	"[TABLE]":    {0, 1, "one table, such as bookings"},
-	"LINE":       {1, 1, "one line of a log, in quotes"},
-	"TYPE":       {1, 1, "one type of resources, which is what stands before the colon: table for table:12"},
-}
-
-// checkCall checks what commands have in common, before any of them begins.
-func (a *app) checkCall(_ context.Context, cmd *cli.Command) error {
-	a.checked, a.argument = true, cmd.Args().First()
-	takes, known := arguments[cmd.ArgsUsage] // not those of with
-	if n := cmd.Args().Len(); known && (n < takes.least || n > takes.most || takes.least > 0 && a.argument == "") {
-		return usage("%s takes %s, got %q", cmd.FullName(), takes.text, cmd.Args().Slice())
-	}
-	if known && !utf8.ValidString(a.argument) { // Postgres would refuse it, perhaps when half of the work is done
-		return usage("%q is not valid UTF-8", a.argument)
-	}
-	return nil
-}
-
-// bounded limits one exchange with the servers by --timeout. The time that a person takes to answer
-// does not count.
-func (a *app) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithTimeout(ctx, a.timeout)
-	answered := a.waits("the servers, for %s at most (--timeout)", span(a.timeout))
-	return ctx, func() { answered(); cancel() }
 }

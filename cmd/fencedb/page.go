@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -15,7 +14,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/urfave/cli/v3"
-	"golang.org/x/term"
 )
 
 // report is the result of a command. schema.json describes its JSON.
@@ -104,40 +102,6 @@ type page struct {
 }
 
 func (a *app) page(out io.Writer) page { return page{out, a.screen, a.ahead} }
-
-// clocks say how far those of the servers are ahead of this machine's, once they were asked. The
-// machine of a person may be minutes off, and so may the servers be from each other: how long ago
-// something was is by the clock of the server that wrote it.
-type clocks struct {
-	redis, postgres             time.Duration
-	redisWithin, postgresWithin time.Duration // give or take; 0: the clock was not read
-}
-
-// offset is how far the clock that said at is ahead of this machine's, give or take within: it was
-// read on the way of a request that was sent then.
-func offset(sent, at time.Time) (ahead, within time.Duration) {
-	within = max(1, time.Since(sent)/2)
-	return at.Sub(sent.Add(within)), within
-}
-
-// apart is how far the clocks of the servers are apart, or 0 where that may be less than a second
-// or where one of them was not read.
-func (c clocks) apart() time.Duration {
-	apart := (c.redis - c.postgres).Abs()
-	if c.redisWithin == 0 || c.postgresWithin == 0 || apart <= rounding+c.redisWithin+c.postgresWithin {
-		return 0
-	}
-	return apart
-}
-
-// sinceRedis is the time since then, of which Redis's clock was read; sincePostgres is that for
-// Postgres. It is negative where that clock was set back.
-func (c clocks) sinceRedis(then time.Time) time.Duration { return time.Since(then.Add(-c.redis)) }
-
-func (c clocks) sincePostgres(then time.Time) time.Duration { return time.Since(then.Add(-c.postgres)) }
-
-// rounding is what the clock of a server is known to: the way of its answer is not.
-const rounding = time.Second
 
 // ago formats a time since.
 func ago(since time.Duration) string {
@@ -280,20 +244,18 @@ func visible(text string) string {
 	return text
 }
 
-// screen describes the terminal.
-type screen struct {
-	width int // columns; 0: unlimited, as for a file
-	color bool
+const day = 24 * time.Hour
+
+func tokenText(token int64) string {
+	if token == 0 {
+		return ""
+	}
+	return strconv.FormatInt(token, 10)
 }
 
-func screenOf(out *os.File) screen {
-	terminal := term.IsTerminal(int(out.Fd()))
-	var s screen
-	if columns := os.Getenv("COLUMNS"); columns != "" {
-		s.width, _ = strconv.Atoi(columns)
-	} else if terminal {
-		s.width, _, _ = term.GetSize(int(out.Fd()))
+func prefixed(before, text, behind string) string {
+	if text == "" {
+		return ""
 	}
-	s.color = terminal && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
-	return s
+	return before + text + behind
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"time"
@@ -40,4 +41,12 @@ func (a *app) waits(what string, args ...any) (over func()) {
 		<-stopped
 		a.waiting = false
 	})
+}
+
+// bounded limits one exchange with the servers by --timeout. The time that a person takes to answer
+// does not count.
+func (a *app) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	answered := a.waits("the servers, for %s at most (--timeout)", span(a.timeout))
+	return ctx, func() { answered(); cancel() }
 }

@@ -14,10 +14,7 @@ import (
 )
 
 const (
-	day       = 24 * time.Hour
-	leastAge  = day // the least that fencedb.prune accepts of fences
-	batchSize = 1000
-
+	leastAge       = day      // the least that fencedb.prune accepts of fences
 	leastAuditAge  = 90 * day // and of the audit
 	auditBatchSize = 10_000
 )

@@ -1,20 +1,13 @@
 package main
 
 import (
-	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"os/user"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/redis/go-redis/v9"
 	"github.com/urfave/cli/v3"
 
 	"github.com/fencedb/fencedb/fencedb"
@@ -255,9 +248,6 @@ func (s *servers) confirmAndSeal(ctx context.Context, e event) (report, error) {
 	return done, s.seal(sealing, e, done)
 }
 
-// Functions that a revocation calls.
-const recorded, entered = "fencedb.record(text,text,text,text,jsonb)", "fencedb.enter(text,bigint,uuid,bigint,bigint,boolean,boolean)"
-
 // prepare checks what has to be true before a resource is changed with these functions, and changes
 // nothing. With force it may be one that is held, or known, in another namespace.
 func (s *servers) prepare(ctx context.Context, resource string, force bool, functions ...string) (*inspection, error) {
@@ -371,13 +361,6 @@ func (r *revocation) details(sealed bool) map[string]any {
 	}
 }
 
-var errPublished = errors.New("there are events")
-
-// published returns errPublished if the stream has an event.
-func published(ctx context.Context, client redis.UniversalClient, stream feed.Option) error {
-	return feed.Replay(ctx, client, "0", func(feed.Event) error { return errPublished }, stream)
-}
-
 // announce publishes what the operator does, if programs publish already. done waits until it is
 // published.
 func (s *servers) announce(ctx context.Context, operator string) (done func(), err error) {
@@ -397,66 +380,6 @@ func (s *servers) announce(ctx context.Context, operator string) (done func(), e
 	return done, err
 }
 
-// event is a new row of fencedb.audit.
-type event struct {
-	kind     string
-	resource *string // nil: many
-	operator string
-	reason   string
-}
-
-func (e *event) flags(more ...cli.Flag) []cli.Flag {
-	return append([]cli.Flag{
-		&cli.StringFlag{Name: "reason", Destination: &e.reason, Usage: "`WHY`, for the audit; required"},
-		&cli.StringFlag{Name: "operator", Destination: &e.operator, Usage: "`WHO`; default: your user name", Sources: cli.EnvVars("FENCEDB_OPERATOR")},
-	}, more...)
-}
-
-// ofOne is of for a command whose argument may be missing.
-func (e *event) ofOne(cmd *cli.Command) error {
-	if cmd.Args().First() == "" {
-		return usage("%s takes %s", cmd.FullName(), arguments["RESOURCE"].text)
-	}
-	return e.of(cmd)
-}
-
-// of completes an event that is about one resource, the argument of the command.
-func (e *event) of(cmd *cli.Command) error {
-	e.resource = new(cmd.Args().First())
-	return e.complete()
-}
-
-func (e *event) complete() error {
-	if strings.TrimSpace(e.reason) == "" {
-		return usage("--reason is required: it is written to the audit")
-	}
-	if e.operator == "" {
-		var name string
-		if u, err := user.Current(); err == nil {
-			name = u.Username
-		}
-		host, _ := os.Hostname()
-		e.operator = cmp.Or(name, "unknown") + "@" + cmp.Or(host, "unknown")
-	}
-	if !utf8.ValidString(e.reason + e.operator) { // Postgres would refuse it, after Redis has revoked
-		return usage("--reason %q and --operator %q must be valid UTF-8", e.reason, e.operator)
-	}
-	return nil
-}
-
-type querier interface {
-	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-}
-
-// record returns the id of the new row, which stays if the transaction of db commits.
-func (e event) record(ctx context.Context, db querier, details map[string]any) (id int64, err error) {
-	text, err := json.Marshal(details) // not a map, of which pgx does not always know the type
-	if err == nil {
-		err = db.QueryRow(ctx, `SELECT fencedb.record($1, $2, $3, $4, $5::jsonb)`, e.kind, e.resource, e.operator, e.reason, string(text)).Scan(&id)
-	}
-	return id, err
-}
-
 // recordHalf records that a revocation was not sealed, unless its seal was committed although that
 // was not heard, and is recorded with it. It has its own time, also after Ctrl-C.
 func (s *servers) recordHalf(ctx context.Context, e event, done *revocation) (sealed bool, err error) {
@@ -469,25 +392,4 @@ func (s *servers) recordHalf(ctx context.Context, e event, done *revocation) (se
 	}
 	done.AuditID, err = e.record(ctx, s.pool, done.details(false))
 	return false, err
-}
-
-var errMayNot = errors.New("postgres: permission denied for this role; let the owner of the schema fencedb run SELECT fencedb.allow('role', operator => true)")
-
-// mayCall checks, before anything is changed, that the server takes writes, and that the role may
-// call functions that write.
-func mayCall(ctx context.Context, pool *pgxpool.Pool, functions ...string) error {
-	var standby, readOnly, may bool
-	err := pool.QueryRow(ctx, `SELECT pg_is_in_recovery(), current_setting('transaction_read_only')::bool, bool_and(has_function_privilege(f, 'EXECUTE'))
-		FROM unnest($1::text[]) f`, functions).Scan(&standby, &readOnly, &may)
-	switch {
-	case err != nil:
-		return explained(err)
-	case standby:
-		return fmt.Errorf("%w: this Postgres is a standby; name the primary with --postgres", errUnchanged)
-	case readOnly:
-		return fmt.Errorf("%w: this Postgres takes no writes (default_transaction_read_only is on); end that first", errUnchanged)
-	case !may:
-		return errMayNot
-	}
-	return nil
 }

@@ -44,12 +44,6 @@ const (
 	onBoth    = onRedis | onPostgres
 )
 
-// names say how the programs name keys in Redis.
-type names struct {
-	namespace string
-	hashed    bool
-}
-
 // open does not connect yet. What it returns is to be closed, also with an error.
 func (a *app) open(ctx context.Context, where needs) (s *servers, err error) {
 	s = &servers{app: a}
@@ -294,18 +288,4 @@ func explained(err error) error {
 
 var errReplica = fmt.Errorf("%w: this Redis is a replica, which may not know who holds what", errUnchanged)
 
-// fenceRetention is how long Redis remembers a token that revoke has issued. A shorter time than
-// the programs' own setting would shorten theirs; a longer one does no harm.
-const fenceRetention = 30 * 24 * time.Hour
-
-// config is for looking on: its TTL is not used.
-func (n names) config() lease.Config {
-	return lease.Config{TTL: time.Minute, Namespace: n.namespace, HashResources: n.hashed, FenceRetention: fenceRetention}
-}
-
-// issuedAt returns when a token was issued, or nil. A token is the clock of Redis in microseconds,
-// or follows a higher token: one that was no time, or one from before that clock was set back.
-func (c clocks) issuedAt(token int64) *time.Time {
-	at := time.UnixMicro(token).UTC()
-	return optional(at, at.Year() >= 2020 && c.sinceRedis(at) > -rounding)
-}
+var errMayNot = errors.New("postgres: permission denied for this role; let the owner of the schema fencedb run SELECT fencedb.allow('role', operator => true)")

@@ -91,3 +91,6 @@ func (s *servers) lastTokens(ctx context.Context, keys []lease.Key) ([]int64, er
 	}
 	return tokens, nil
 }
+
+// batchSize is how many keys or resources one request is about.
+const batchSize = 1000

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -156,62 +155,3 @@ func (p page) name(text string) string {
 // colors mark events that may need attention.
 var colors = map[feed.Kind]string{feed.Lost: yellow, feed.Revoked: yellow,
 	feed.NotSealed: red, feed.Refused: red, feed.Failed: red}
-
-func tokenText(token int64) string {
-	if token == 0 {
-		return ""
-	}
-	return strconv.FormatInt(token, 10)
-}
-
-// happened describes an event in a few words.
-func happened(e feed.Event) string {
-	switch e.Kind {
-	case feed.Waiting:
-		return "it is taken"
-	case feed.Granted:
-		return "for " + span(e.TTL) + unlessZero(", waited ", e.Took)
-	case feed.Held:
-		return visible(cmp.Or(e.Holder, "another")) + " holds it" + unlessZero(", waited ", e.Took)
-	case feed.Extended:
-		return "for " + span(e.TTL)
-	case feed.Released:
-		return "held for " + span(e.Took)
-	case feed.Lost:
-		return strings.TrimSpace(visible(e.Cause) + unlessZero(" after ", e.Took))
-	case feed.Revoked:
-		return "older leases have ended; their writes are refused once this token has entered"
-	case feed.Sealed:
-		return "earlier tokens are refused from now on"
-	case feed.Committed:
-		return strings.TrimSpace(unlessZero("in ", e.Took))
-	}
-	switch stale := e.Kind == feed.Refused || e.Cause == "stale"; {
-	case stale && e.Token == e.Stored:
-		return "another lease entered with the same token"
-	case stale:
-		return fmt.Sprintf("stale, %d is stored", e.Stored)
-	}
-	return visible(cmp.Or(causes[e.Cause], e.Cause))
-}
-
-// causes say in words why a write or a seal failed.
-var causes = map[string]string{
-	"no_token":       "a row was written without a token",
-	"wrong_resource": "a row belongs to another resource",
-	"lease_over":     "the lease was over",
-	"too_long":       "the transaction outlasted its time limit",
-	"tx_ended":       "a statement ended the transaction",
-	"unsealed":       "the token was not sealed before",
-	"busy":           "an open transaction holds the fence",
-	"commit_unknown": "COMMIT was not answered, and the outcome is unknown",
-	"invalid_grant":  "the grant is invalid",
-	"error":          "an error of the program or of Postgres",
-}
-
-func unlessZero(before string, d time.Duration) string {
-	if d < time.Millisecond {
-		return ""
-	}
-	return before + span(d)
-}

@@ -5,7 +5,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -15,7 +14,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/urfave/cli/v3"
 
 	"github.com/fencedb/fencedb/fencedb"
@@ -87,36 +85,8 @@ command, 128 + N if signal N ended it, or
 	}
 }
 
-// Exit codes of with that are not those of its command: those of xargs, timeout and env, which few
-// commands use. After those from exitHeld on, the command was not run.
-const (
-	exitLost          = 123
-	exitHeld          = 124
-	exitNotRun        = 125
-	exitNotExecutable = 126
-	exitNotFound      = 127
-	exitSignaled      = 128 // and the number of the signal
-)
-
 // givingBack is how long a call that fails waits until what it has acquired is given back.
 const givingBack = 5 * time.Second
-
-// wrapping holds the arguments of with, and what became of the command and of its leases.
-type wrapping struct {
-	*servers
-	resources         []string
-	command           []string
-	path              string // of the command
-	wait, hold, grace time.Duration
-	force             bool
-	cfg               lease.Config
-
-	leases         lease.Leases
-	began          time.Time
-	code           int
-	killed         bool
-	lost, released error // nil: held to the end, released
-}
 
 func (w *wrapping) complete(cmd *cli.Command) error {
 	// The parser drops the first "--", but not from what the root was given.
@@ -226,42 +196,6 @@ func (w *wrapping) onlyHere(ctx context.Context, i *lease.Issuer) error {
 		}
 	}
 	return nil
-}
-
-// environment is what the command needs to enter.
-func (w *wrapping) environment() []string {
-	type grant struct {
-		Resource string    `json:"resource"`
-		Token    int64     `json:"token"`
-		LeaseID  uuid.UUID `json:"lease_id"`
-	}
-	var grants []grant
-	var resources, tokens, ids []string
-	for _, l := range w.leases {
-		grants = append(grants, grant{l.Resource(), l.Token(), l.LeaseID()})
-		resources = append(resources, literal(l.Resource()))
-		tokens = append(tokens, fmt.Sprint(l.Token()))
-		ids = append(ids, literal(l.LeaseID().String()))
-	}
-	text, _ := json.Marshal(grants) // strings and numbers
-	enter := fmt.Sprintf("SELECT * FROM fencedb.enter_all(ARRAY[%s], ARRAY[%s]::bigint[], ARRAY[%s]::pg_catalog.uuid[], %d)",
-		strings.Join(resources, ", "), strings.Join(tokens, ", "), strings.Join(ids, ", "), w.hold.Milliseconds())
-	var resource, token, id string // empty for several, also where another such command with a single one runs this one
-	if len(grants) == 1 {
-		enter = fmt.Sprintf("SELECT * FROM fencedb.enter(%s, %s, %s, %d)", resources[0], tokens[0], ids[0], w.hold.Milliseconds())
-		resource, token, id = grants[0].Resource, tokens[0], grants[0].LeaseID.String()
-	}
-	return []string{"FENCEDB_POSTGRES_URL=" + forPsql(w.postgresURL), "FENCEDB_ENTER=" + enter, "FENCEDB_GRANTS=" + string(text),
-		"FENCEDB_RESOURCE=" + resource, "FENCEDB_TOKEN=" + token, "FENCEDB_LEASE_ID=" + id}
-}
-
-// literal is a string in SQL, whatever standard_conforming_strings is.
-func literal(text string) string {
-	text = strings.ReplaceAll(text, "'", "''")
-	if !strings.Contains(text, `\`) {
-		return "'" + text + "'"
-	}
-	return "E'" + strings.ReplaceAll(text, `\`, `\\`) + "'"
 }
 
 // conclude says what became of the leases.

@@ -16,6 +16,38 @@ import (
 	"github.com/fencedb/fencedb/observe/feed"
 )
 
+// history is what happened to one resource.
+type history struct {
+	Resource string      `json:"resource"`
+	At       *time.Time  `json:"at"`           // nil: the events since a time were asked for
+	Last     *happening  `json:"last_entry"`   // up to At, or now; nil: none is known
+	Next     *happening  `json:"next_entry"`   // after At; nil: none
+	Granted  *happening  `json:"last_grant"`   // likewise, by the feed
+	Renewed  *renewal    `json:"last_renewal"` // of that lease, also after At: then it stood at At; nil: no grant is known
+	Ended    *happening  `json:"its_end"`      // of that lease, up to At; nil: it is not known to have ended
+	Events   []happening `json:"events"`       // in order; those of the feed by the clocks of its programs, the others by that of Postgres
+	More     bool        `json:"more"`         // there are earlier ones that were asked for
+	// What Postgres has committed since then is there: it has not crashed, failed over, or been
+	// restored or copied. nil: not known, until something has entered since its start.
+	UnbrokenSince *time.Time `json:"unbroken_since"`
+	KeptSince     *time.Time `json:"kept_since"` // entries are known since then; nil: history is not kept
+	Period        string     `json:"kept_for"`
+	Tables        []noting   `json:"tables"`     // to which it may belong
+	FeedSince     *time.Time `json:"feed_since"` // leases and refusals are known since then; nil: there are no events
+	Elsewhere     []place    `json:"elsewhere"`  // as inspect has it
+	Missing       []missing  `json:"missing"`    // servers that have not told their half
+	Notes         []note     `json:"notes"`
+
+	labels       map[string]string // of holders, by the first 8 characters of lease ids
+	renewals     map[int64]renewal // the last one of each token, by the feed
+	since        time.Time         // what is shown begins, if there is no At
+	feedDenied   bool
+	feedReplaced bool // its key is not a stream
+	unsearched   error
+	namespace    string
+	ahead        clocks
+}
+
 // happening is something that happened to one resource.
 type happening struct {
 	At     time.Time `json:"at"`

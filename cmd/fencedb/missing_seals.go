@@ -421,14 +421,6 @@ const behindLedger = `SELECT n.resource, n.token, coalesce(f.last_fencing_token,
 	WHERE n.token > coalesce(f.last_fencing_token, 0) AND f.reset_from IS NULL
 	  AND NOT EXISTS (SELECT FROM fencedb.foreign_issuers i WHERE i.resource_type = split_part(n.resource, ':', 1)) ORDER BY n.resource`
 
-// provenWithin is how far back events prove something: no fence is forgotten that is younger.
-const provenWithin = day
-
-// proves tells whether a token has entered, or is that of a revocation.
-func proves(e feed.Event) bool {
-	return e.Kind == feed.Revoked || e.Kind == feed.Sealed || e.Kind == feed.Committed
-}
-
 // hashedName is how [feed.Hashed] writes one, which the ledger does not have.
 var hashedName = regexp.MustCompile(`(^|:)[0-9a-f]{12}$`)
 

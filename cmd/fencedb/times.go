@@ -98,3 +98,6 @@ func notToCome(text string, at, now time.Time) (time.Time, error) {
 	}
 	return at.In(now.Location()), nil
 }
+
+// whenLayout is the form of a time of the past; the zone is in the second line, AT or SINCE.
+const whenLayout = "Mon 2006-01-02 15:04:05"

@@ -122,8 +122,3 @@ func described(places []place) string {
 	}
 	return strings.Join(all, "; ")
 }
-
-// name is for people.
-func (h *holder) name() string {
-	return cmp.Or(visible(h.Label), "lease "+h.LeaseID.String()[:8])
-}
