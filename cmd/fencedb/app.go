@@ -14,6 +14,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/urfave/cli/v3"
 	"golang.org/x/term"
 
@@ -143,4 +144,22 @@ func screenOf(out *os.File) screen {
 	}
 	s.color = terminal && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
 	return s
+}
+
+// semaphore reads and revokes permits.
+func (n names) semaphore(client redis.UniversalClient) (*lease.Semaphore, error) {
+	return lease.NewSemaphore(client, lease.SemaphoreConfig{Limit: lease.MaxLimit, Lease: n.config()})
+}
+
+// unknownCommand is the action of a command with subcommands, called without one.
+func unknownCommand(_ context.Context, cmd *cli.Command) error {
+	if name := cmd.Args().First(); name != "" {
+		return noCommand(cmd, name)
+	}
+	return cli.ShowSubcommandHelp(cmd)
+}
+
+func noCommand(cmd *cli.Command, name string) error {
+	return usage("there is no command %q; did you mean %s? See %s --help",
+		name, cli.SuggestCommand(cmd.VisibleCommands(), name), cmd.FullName())
 }

@@ -38,3 +38,17 @@ func (h holder) age(p page) string {
 func (h *holder) name() string {
 	return cmp.Or(visible(h.Label), "lease "+h.LeaseID.String()[:8])
 }
+
+// former is the holder that was revoked.
+type former struct {
+	LeaseID uuid.UUID `json:"lease_id"`
+	Token   int64     `json:"token"`
+	Label   string    `json:"label,omitempty"` // who held, for people; "": not known
+}
+
+func (f *former) of() string {
+	if f.Label == "" {
+		return ""
+	}
+	return " of " + visible(f.Label)
+}

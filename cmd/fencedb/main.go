@@ -143,16 +143,3 @@ func wrongFlag(_ context.Context, cmd *cli.Command, err error, _ bool) error {
 	}
 	return usage("%s; see %s --help", text, cmd.FullName())
 }
-
-// unknownCommand is the action of a command with subcommands, called without one.
-func unknownCommand(_ context.Context, cmd *cli.Command) error {
-	if name := cmd.Args().First(); name != "" {
-		return noCommand(cmd, name)
-	}
-	return cli.ShowSubcommandHelp(cmd)
-}
-
-func noCommand(cmd *cli.Command, name string) error {
-	return usage("there is no command %q; did you mean %s? See %s --help",
-		name, cli.SuggestCommand(cmd.VisibleCommands(), name), cmd.FullName())
-}

@@ -119,13 +119,6 @@ type revocation struct {
 	passed bool // a newer token had entered already
 }
 
-// former is the holder that was revoked.
-type former struct {
-	LeaseID uuid.UUID `json:"lease_id"`
-	Token   int64     `json:"token"`
-	Label   string    `json:"label,omitempty"` // who held, for people; "": not known
-}
-
 func (r *revocation) print(p page) {
 	if r.AuditID == 0 {
 		p.say("Nobody holds %s. Its last holder was revoked a moment ago and is shut out: its fence is at token %d. Nothing was changed.",
@@ -175,13 +168,6 @@ func (r *revocation) printSealed(p page) {
 	p.point("In Redis: keep its lease, for as long as it renews it. If it uses package guard and Redis answers, it gets a newer token and goes on. Revoke once more when Redis answers.")
 	p.point("Elsewhere: go on until its lease ends. Tables that are not protected, mails, files and other services are not fenced.")
 	fmt.Fprintf(p.out, "\nRecorded as %d in fencedb.audit.\n", r.AuditID)
-}
-
-func (f *former) of() string {
-	if f.Label == "" {
-		return ""
-	}
-	return " of " + visible(f.Label)
 }
 
 func (s *servers) confirmAndRevoke(ctx context.Context, e event, force bool) (report, error) {
