@@ -19,8 +19,8 @@ import (
 //	obtainSealed  begins anew where the data store does not take the leases
 //	obtain        in one step, or one step for each resource
 //	wait, queue   the line in this process, then Redis's queue (step.go, lines.go)
-//	ask           requests, until one has an answer (step.go)
-//	store.acquire the words of one request (store.go)
+//	ask           what is granted, or who holds (step.go)
+//	protocol.Ask  attempts, until one has an answer
 type acquisition struct {
 	options
 	core      *core
@@ -36,7 +36,6 @@ type acquisition struct {
 
 	// Redis may have a place in the queue, or a grant that was not heard, for resources[from:to].
 	from, to  int
-	unsure    bool        // a request may still be under way: it was sent and not answered
 	withdrawn atomic.Bool // what the requests were granted is being taken back
 
 	room struct { // of what is above, for one resource
@@ -197,7 +196,7 @@ func (a *acquisition) withdraw() {
 func (a *acquisition) takeBack(from, to int) *debt {
 	var calls []protocol.Call
 	for _, k := range a.keys[from:to] {
-		calls = append(calls, a.core.store.withdrawal(k, a.text))
+		calls = append(calls, a.core.store.withdraw(k, a.text))
 	}
 	return a.core.withdrawals.add(a.caller, calls, a.resources[from:to])
 }

@@ -36,9 +36,7 @@ func (i *Issuer) revoke(ctx context.Context, resource string, from int64) (*Revo
 	}
 	id := uuid.New()
 	t := i.trace(ctx, TraceStart{Op: OpRevoke, Resource: resource, LeaseID: id})
-	r, err := about(t.ctx, i.core, "revoke", resource, func(ctx context.Context, k *protocol.Keys) (Revocation, error) {
-		return i.store.revoke(ctx, k, id, from)
-	})
+	r, err := about(t.ctx, i.core, "revoke", resource, i.store.revoke(i.keys(resource), id, from), decodeRevoke)
 	t.start.Token = r.token
 	t.end(0, err)
 	if err != nil {
@@ -64,9 +62,7 @@ func (c *core) raise(ctx context.Context, resource string, floor int64) (int64, 
 		return 0, protocol.Invalid("invalid floor %d: it is not a token", floor)
 	}
 	t := c.trace(ctx, TraceStart{Op: OpRaise, Resource: resource})
-	last, err := about(t.ctx, c, "raise", resource, func(ctx context.Context, k *protocol.Keys) (int64, error) {
-		return c.store.raise(ctx, k, floor)
-	})
+	last, err := about(t.ctx, c, "raise", resource, c.store.raise(c.keys(resource), floor), decodeRaise)
 	t.start.Token = last
 	t.end(0, err)
 	return last, err
@@ -77,20 +73,19 @@ func (i *Issuer) Inspect(ctx context.Context, resource string) (Inspection, erro
 	if err := i.ready(resource); err != nil {
 		return Inspection{}, err
 	}
-	return about(ctx, i.core, "inspect", resource, func(ctx context.Context, k *protocol.Keys) (Inspection, error) {
-		found, err := i.store.inspect(ctx, k)
+	found, err := about(ctx, i.core, "inspect", resource, i.store.inspect(i.keys(resource)), decodeInspect)
+	if err == nil {
 		found.Resource = resource
-		return found, err
-	})
+	}
+	return found, err
 }
 
 // about asks about a resource until there is an answer. An error names what was asked.
-func about[T any](ctx context.Context, c *core, what, resource string,
-	ask func(context.Context, *protocol.Keys) (T, error)) (none T, err error) {
-	attempt := func(ctx context.Context) (T, error) { return ask(ctx, c.keys(resource)) }
-	answer, err := protocol.Persist(ctx, protocol.Patience, attempt)
+func about[T any](ctx context.Context, c *core, what, resource string, call protocol.Call,
+	decode func(protocol.Reply) (T, error)) (T, error) {
+	answer, err := protocol.Ask(ctx, c.store.redis, protocol.Patience, call, decode)
 	if err != nil {
-		return none, fmt.Errorf("lease: %s %q: %w", what, resource, err)
+		err = fmt.Errorf("lease: %s %q: %w", what, resource, err)
 	}
-	return answer, nil
+	return answer, err
 }

@@ -237,7 +237,8 @@ func (i *Issuer) tryOut(ctx context.Context, server *redis.Client) error {
 	}
 	holder, waiter := term{keys: k, id: uuid.NewString()}, term{keys: k, id: uuid.NewString()}
 	ask := func(t *term, how mode, free bool) error {
-		answer, err := s.acquire(ctx, request{keys: []*protocol.Keys{k}, id: t.id, mode: how})
+		answer, err := protocol.Query(ctx, s.redis, s.acquire([]*protocol.Keys{k}, t.id, how),
+			func(r protocol.Reply) (acquired, error) { return s.decodeAcquire(r, 1) })
 		switch granted := answer.tokens != nil; {
 		case err != nil:
 			return err
@@ -265,7 +266,7 @@ func (i *Issuer) tryOut(ctx context.Context, server *redis.Client) error {
 		return err
 	}
 	news.listenFor(waiter.id.(string))
-	if _, err := s.release(ctx, holder); err != nil {
+	if _, err := protocol.Query(ctx, s.redis, s.release(holder), decodeRelease); err != nil {
 		return err
 	}
 	if err := news.await(ctx, server, "a release does not call the waiter", func(n notice) bool { return n.called }); err != nil {
@@ -274,7 +275,7 @@ func (i *Issuer) tryOut(ctx context.Context, server *redis.Client) error {
 	if err := ask(&waiter, modeWait, true); err != nil {
 		return err
 	}
-	_, err = s.release(ctx, waiter)
+	_, err = protocol.Query(ctx, s.redis, s.release(waiter), decodeRelease)
 	return err
 }
 

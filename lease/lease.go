@@ -245,9 +245,9 @@ func (l *Lease) Verify(ctx context.Context) (Verdict, error) {
 	if err := l.granted(); err != nil {
 		return 0, err
 	}
-	verdict, err := about(ctx, l.core, "verify", l.resource, func(ctx context.Context, _ *protocol.Keys) (Verdict, error) {
-		return l.core.store.verify(ctx, l.term)
-	})
+	s := l.core.store
+	verdict, err := about(ctx, l.core, "verify", l.resource, s.inspect(l.term.keys),
+		func(r protocol.Reply) (Verdict, error) { return s.verdict(l.term, r) })
 	if verdict == LeaseLost {
 		_ = l.lose(gone)
 	}

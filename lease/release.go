@@ -149,11 +149,11 @@ func (c *core) releaseTogether(all []*release) {
 	most := protocol.OneOfMany(c.cfg.TTL)
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(all[0].trace.ctx), most, protocol.NoAnswer(most))
 	defer cancel()
-	terms := make([]term, len(all))
+	calls := make([]protocol.Call, len(all))
 	for n, r := range all {
-		terms[n] = r.lease.term
+		calls[n] = c.store.release(r.lease.term)
 	}
-	for n, answer := range c.store.releaseAll(ctx, terms) {
+	for n, answer := range protocol.QueryAll(ctx, c.store.redis, calls, decodeRelease) {
 		r := all[n]
 		if err := r.take(answer.Value, answer.Err); protocol.Transient(err) {
 			r.goOn(err)
@@ -168,7 +168,8 @@ func (c *core) releaseTogether(all []*release) {
 func (r *release) goOn(err error) { go r.pay(r.trace.ctx, err, r.attempt, r.ended) }
 
 func (r *release) attempt(ctx context.Context) error {
-	return r.take(r.lease.core.store.release(ctx, r.lease.term))
+	s := r.lease.core.store
+	return r.take(protocol.Query(ctx, s.redis, s.release(r.lease.term), decodeRelease))
 }
 
 // take takes the outcome of an attempt in.

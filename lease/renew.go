@@ -34,12 +34,8 @@ func (l *Lease) Extend(ctx context.Context) error {
 	defer stop(nil)
 	defer context.AfterFunc(l.ctx, func() { stop(context.Cause(l.ctx)) })()
 
-	var answer protocol.Answer[outcome]
-	answer.Value, answer.Err = protocol.Persist(ctx, l.core.cfg.TTL, func(ctx context.Context) (outcome, error) {
-		answer := l.core.store.extend(ctx, []*renewal{e})[0]
-		return answer.Value, answer.Err
-	})
-	return e.end(answer)
+	s := l.core.store
+	return e.end(protocol.Ask(ctx, s.redis, l.core.cfg.TTL, s.extend(l.term, e.ttl), decodeExtend))
 }
 
 // renewal asks for a lease to last for ttl from when it is sent.
@@ -80,30 +76,30 @@ func (l *Lease) gain(now time.Time) (time.Duration, error) {
 // end takes the answer in. Trust counts from when the request was sent: a slow answer must
 // not stretch the lease. Once the lease is over, the answer changes nothing. So nobody waits for a
 // renewal that is under way; in Redis it names its lease and creates nothing.
-func (r *renewal) end(answer protocol.Answer[outcome]) error {
-	err := r.take(answer)
+func (r *renewal) end(result outcome, err error) error {
+	err = r.take(result, err)
 	r.trace.end(time.Until(r.lease.ValidUntil()), err)
 	return err
 }
 
-func (r *renewal) take(answer protocol.Answer[outcome]) error {
+func (r *renewal) take(result outcome, err error) error {
 	l := r.lease
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	err := l.check(time.Now())
+	over := l.check(time.Now())
 	switch {
-	case err != nil:
-		err = protocol.Latest(answer.Err, err)
-	case answer.Err != nil && r.trace.ctx.Err() == context.Canceled,
-		r.trace.ctx.Err() != nil && errors.Is(answer.Err, protocol.ErrUnasked):
+	case over != nil:
+		return protocol.Latest(err, over)
+	case err != nil && r.trace.ctx.Err() == context.Canceled,
+		r.trace.ctx.Err() != nil && errors.Is(err, protocol.ErrUnasked):
 		// By the caller, which says nothing about Redis.
-		err = byCaller(r.trace.ctx, answer.Err)
-	case answer.Err != nil:
-		err, l.lastFail = answer.Err, answer.Err
+		return byCaller(r.trace.ctx, err)
+	case err != nil:
+		l.lastFail = err
 		l.core.watchdog.retry(l)
-	case answer.Value != done:
-		l.end(answer.Value.loss())
-		err = l.ended
+	case result != done:
+		l.end(result.loss())
+		return l.ended
 	default:
 		l.lastFail = nil
 		l.core.watchdog.watch(l, r.sent)
@@ -242,7 +238,11 @@ func (w *watchdog) renew(b *batch) {
 	most := w.cfg.RenewTimeout
 	ctx, cancel := context.WithTimeoutCause(context.Background(), most, protocol.NoAnswer(most))
 	defer cancel()
-	for i, answer := range w.store.extend(ctx, begun) {
-		_ = begun[i].end(answer)
+	calls := make([]protocol.Call, len(begun))
+	for n, r := range begun {
+		calls[n] = w.store.extend(r.lease.term, r.ttl)
+	}
+	for n, answer := range protocol.QueryAll(ctx, w.store.redis, calls, decodeExtend) {
+		_ = begun[n].end(answer.Value, answer.Err)
 	}
 }

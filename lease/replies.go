@@ -70,22 +70,29 @@ type Inspection struct {
 // acquired is the answer of acquire.lua: a token for each resource, or how long to wait and for
 // which of them.
 type acquired struct {
-	tokens []int64 // nil when refused
+	tokens []int64   // nil when refused
+	sent   time.Time // when this was asked for
+	again  bool      // once more, and the request before may be carried out later
 	wait   time.Duration
 	index  int
 	holder string // its label; "" if it is not known
 }
 
-func decodeAcquire(r protocol.Reply, resources int) (acquired, error) {
+// decodeAcquire is for a request about so many resources. On an error the grant may stand; the
+// acquisition that fails withdraws it.
+func (s *store) decodeAcquire(r protocol.Reply, resources int) (acquired, error) {
 	switch {
+	case r.Is("granted", resources) && r.Confirmed < s.cfg.Replicas:
+		return acquired{}, &RefusedError{Code: protocol.NoReplicas,
+			Cause: fmt.Errorf("%d of %d have the lease after %v", r.Confirmed, s.cfg.Replicas, s.cfg.ReplicaTimeout)}
 	case r.Is("granted", resources):
 		tokens := make([]int64, resources)
 		for i := range tokens {
 			tokens[i] = r.Number(i, 1)
 		}
-		return acquired{tokens: tokens}, r.Err()
+		return acquired{tokens: tokens, sent: r.Sent, again: r.Again}, r.Err()
 	case r.Is("held", 3):
-		held := acquired{wait: r.Milliseconds(0, 1), index: int(r.Number(1, 1)) - 1, holder: protocol.ReadLabel(r.Args[2])}
+		held := acquired{sent: r.Sent, again: r.Again, wait: r.Milliseconds(0, 1), index: int(r.Number(1, 1)) - 1, holder: protocol.ReadLabel(r.Args[2])}
 		if held.index < resources {
 			return held, r.Err()
 		}

@@ -17,8 +17,8 @@ func words(word string, args ...string) protocol.Reply {
 func TestDecodeEveryBranch(t *testing.T) {
 	id := uuid.New()
 	decoders := map[string]func(protocol.Reply) (any, error){
-		"acquire":   func(r protocol.Reply) (any, error) { return decodeAcquire(r, 1) },
-		"acquire 2": func(r protocol.Reply) (any, error) { return decodeAcquire(r, 2) },
+		"acquire":   func(r protocol.Reply) (any, error) { return new(store).decodeAcquire(r, 1) },
+		"acquire 2": func(r protocol.Reply) (any, error) { return new(store).decodeAcquire(r, 2) },
 		"extend":    func(r protocol.Reply) (any, error) { return decodeExtend(r) },
 		"release":   func(r protocol.Reply) (any, error) { return decodeRelease(r) },
 		"revoke":    func(r protocol.Reply) (any, error) { return decodeRevoke(r) },
@@ -109,7 +109,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add("held", "-1", 3)
 	f.Fuzz(func(t *testing.T, word, arg string, n int) {
 		r := words(word, []string{arg, arg, arg}[:max(0, min(n, 3))]...)
-		if a, err := decodeAcquire(r, 1); err == nil {
+		if a, err := new(store).decodeAcquire(r, 1); err == nil {
 			require.True(t, (a.tokens != nil) != (a.wait > 0), "a token or a wait")
 		}
 	})

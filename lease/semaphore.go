@@ -113,7 +113,8 @@ func (s *Semaphore) Inspect(ctx context.Context, resource string) (SemaphoreInsp
 	if err := s.of().ready(resource); err != nil {
 		return SemaphoreInspection{}, err
 	}
-	return about(ctx, s.issuer.core, "inspect semaphore", resource, s.issuer.store.inspectPermits)
+	i := s.issuer
+	return about(ctx, i.core, "inspect semaphore", resource, i.store.inspect(i.keys(resource)), decodeSemaphoreInspect)
 }
 
 // Revoke ends the permit with that lease id, one of those that [Semaphore.Inspect] lists. It is
@@ -127,11 +128,9 @@ func (s *Semaphore) Revoke(ctx context.Context, resource string, leaseID uuid.UU
 	if err := s.of().ready(resource); err != nil {
 		return false, err
 	}
-	what := fmt.Sprintf("revoke %v of semaphore", leaseID)
-	return about(ctx, s.issuer.core, what, resource, func(ctx context.Context, k *protocol.Keys) (bool, error) {
-		return protocol.Query(ctx, s.issuer.store.redis, protocol.SemaphoreRevoke.Call(4, k.Owner, k.Ended, k.Queue, k.Alive,
-			leaseID.String(), s.issuer.store.publish), decodeSemaphoreRevoke)
-	})
+	k := s.issuer.keys(resource)
+	call := protocol.SemaphoreRevoke.Call(4, k.Owner, k.Ended, k.Queue, k.Alive, leaseID.String(), s.issuer.store.publish)
+	return about(ctx, s.issuer.core, fmt.Sprintf("revoke %v of semaphore", leaseID), resource, call, decodeSemaphoreRevoke)
 }
 
 var decodeSemaphoreRevoke = protocol.OneOf(map[string]bool{"revoked": true, "gone": false})

@@ -36,14 +36,9 @@ func (a *acquisition) newStep(n, m int) *step {
 	return s
 }
 
-// try asks without waiting. A refusal leaves no trace in Redis, unless an earlier request of the
-// acquisition may arrive when the holder has gone.
+// try asks without waiting.
 func (s *step) try(ctx context.Context) (Leases, error) {
-	leases, err := s.ask(ctx, modeTry, s.core.cfg.TTL)
-	if errors.Is(err, ErrHeld) && !s.of.unsure {
-		s.of.to = s.from
-	}
-	return leases, err
+	return s.ask(ctx, modeTry, s.core.cfg.TTL)
 }
 
 // wait stands in this process's line and then in Redis's queue. It is for one resource.
@@ -181,17 +176,14 @@ const (
 // answer that arrives after its own trust window counts as none.
 func (s *step) ask(ctx context.Context, how mode, bound time.Duration) (Leases, error) {
 	core := s.core
-	var sent time.Time
-	answer, err := protocol.Persist(ctx, bound, func(ctx context.Context) (acquired, error) {
-		if ctx.Err() == nil { // or nothing is sent
-			s.of.to = max(s.of.to, s.to)
-		}
-		sent = time.Now()
-		answer, err := core.store.acquire(ctx, request{s.keys, s.of.text, how, s})
-		switch {
-		case errors.Is(err, ErrUnreachable):
-			s.of.unsure = true
-		case answer.tokens != nil && !time.Now().Before(core.trustedUntil(sent, core.cfg.TTL)):
+	if ctx.Err() == nil { // or nothing is sent
+		s.of.to = max(s.of.to, s.to)
+	}
+	call := core.store.acquire(s.keys, s.of.text, how)
+	call.Caller = s
+	answer, err := protocol.Ask(ctx, core.store.redis, bound, call, func(r protocol.Reply) (acquired, error) {
+		answer, err := core.store.decodeAcquire(r, len(s.keys))
+		if answer.tokens != nil && !time.Now().Before(core.trustedUntil(r.Sent, core.cfg.TTL)) {
 			err = errTooLate
 		}
 		return answer, err
@@ -200,13 +192,16 @@ func (s *step) ask(ctx context.Context, how mode, bound time.Duration) (Leases, 
 	case err != nil:
 		return nil, err
 	case answer.tokens == nil:
+		if how == modeTry && !answer.again { // which leaves no trace in Redis
+			s.of.to = s.from
+		}
 		held := s.held(answer.index)
 		held.RetryAfter, held.Holder = answer.wait, answer.holder
 		return nil, held
 	}
 	leases := make(Leases, len(s.keys))
 	for n, token := range answer.tokens {
-		leases[n] = s.newLease(n, token, sent)
+		leases[n] = s.newLease(n, token, answer.sent)
 	}
 	s.of.from = s.to
 	return leases, nil
@@ -219,7 +214,6 @@ var errTooLate = fmt.Errorf("%w: the answer took longer than the lease lasts", E
 // after the withdrawal, which would leave a waiter or a holder without a caller. Only one that
 // arrives when the client has given it up too blocks the resource, for one TTL at most.
 func (s *step) Abandoned() (ended func()) {
-	s.of.unsure = true
 	d := s.core.registry.owe(new(debt), s.resources...)
 	return func() {
 		if s.of.withdrawn.Load() {

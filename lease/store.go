@@ -2,10 +2,9 @@ package lease
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
@@ -25,14 +24,6 @@ type term struct {
 // allocation, so what is sent more than once is kept as a word.
 type word any
 
-// request is for one lease on each of the resources, or none.
-type request struct {
-	keys   []*protocol.Keys
-	id     word // of the leases
-	mode   mode
-	caller protocol.Caller
-}
-
 // mode is what acquire.lua does when it cannot grant at once.
 type mode word
 
@@ -41,8 +32,8 @@ var (
 	modeWait mode = "wait" // join the queue
 )
 
-// store keeps leases on one Redis deployment: a server, a Sentinel group, or a Cluster. Each call
-// is one attempt; after [ErrUnreachable] it is unknown whether it was carried out.
+// store keeps leases on one Redis deployment: a server, a Sentinel group, or a Cluster. It knows the
+// words of each request.
 type store struct {
 	cfg       Config
 	client    redis.UniversalClient
@@ -124,70 +115,49 @@ func (s *store) servers(ctx context.Context) (all []*redis.Client, err error) {
 // acquired step by step.
 func (s *store) spans(k []*protocol.Keys) bool { return s.cluster == nil || len(k) == 1 }
 
-func (s *store) acquire(ctx context.Context, a request) (acquired, error) {
+// acquire asks for one lease with that id on each of the resources, or none.
+func (s *store) acquire(k []*protocol.Keys, id word, how mode) protocol.Call {
 	var room [12]any // for one resource
 	words := room[:0]
-	for _, k := range a.keys {
+	for _, k := range k {
 		words = append(words, k.Owner, k.Fence, k.Queue, k.Alive)
 	}
 	keys := len(words)
-	words = append(words, a.id, s.label, s.ttl, s.retention, a.mode, s.publish, s.listener)
+	words = append(words, id, s.label, s.ttl, s.retention, how, s.publish, s.listener)
 	if s.cfg.permits > 0 {
 		words = append(words, s.cfg.permits)
 	}
 	call := s.scripts.Acquire.Call(keys, words...)
-	call.Caller = a.caller
-	decode := func(r protocol.Reply) (acquired, error) { return decodeAcquire(r, len(a.keys)) }
-	if s.cfg.Replicas > 0 {
-		return s.confirmed(ctx, call, decode)
-	}
-	return protocol.Query(ctx, s.redis, call, decode)
+	call.Replicas, call.Within = s.cfg.Replicas, s.cfg.ReplicaTimeout
+	return call
 }
 
-func (s *store) extend(ctx context.Context, batch []*renewal) []protocol.Answer[outcome] {
-	calls := make([]protocol.Call, len(batch))
-	for i, r := range batch {
-		t := r.lease.term
-		calls[i] = s.scripts.Extend.Call(3, t.keys.Owner, t.keys.Fence, t.keys.Ended,
-			t.id, t.token, r.ttl.Milliseconds(), s.retention)
-	}
-	return protocol.QueryAll(ctx, s.redis, calls, decodeExtend)
+func (s *store) extend(t term, ttl time.Duration) protocol.Call {
+	return s.scripts.Extend.Call(3, t.keys.Owner, t.keys.Fence, t.keys.Ended, t.id, t.token, ttl.Milliseconds(), s.retention)
 }
 
-func (s *store) release(ctx context.Context, t term) (outcome, error) {
-	return protocol.Query(ctx, s.redis, s.releaseOf(t), decodeRelease)
-}
-
-func (s *store) releaseAll(ctx context.Context, all []term) []protocol.Answer[outcome] {
-	calls := make([]protocol.Call, len(all))
-	for n, t := range all {
-		calls[n] = s.releaseOf(t)
-	}
-	return protocol.QueryAll(ctx, s.redis, calls, decodeRelease)
-}
-
-func (s *store) releaseOf(t term) protocol.Call {
+func (s *store) release(t term) protocol.Call {
 	k := t.keys
 	return s.scripts.Release.Call(4, k.Owner, k.Queue, k.Alive, k.Ended, t.id, t.token, s.publish)
 }
 
-// withdrawal ends what an acquisition may have been granted.
-func (s *store) withdrawal(k *protocol.Keys, id word) protocol.Call {
+// withdraw ends what an acquisition may have been granted.
+func (s *store) withdraw(k *protocol.Keys, id word) protocol.Call {
 	return s.scripts.Withdraw.Call(3, k.Owner, k.Queue, k.Alive, id, s.publish)
 }
 
-// verify compares the lease with what Redis knows of its resource.
-func (s *store) verify(ctx context.Context, t term) (Verdict, error) {
+// verdict compares the lease with what Redis knows of its resource, the reply to inspect.
+func (s *store) verdict(t term, r protocol.Reply) (Verdict, error) {
 	var held []Permit
 	var last int64
 	var err error
 	if s.cfg.permits > 0 { // a newer token is no news where several hold
 		var found SemaphoreInspection
-		found, err = s.inspectPermits(ctx, t.keys)
+		found, err = decodeSemaphoreInspect(r)
 		held = found.Permits
 	} else {
 		var found Inspection
-		found, err = s.inspect(ctx, t.keys)
+		found, err = decodeInspect(r)
 		held, last = []Permit{{LeaseID: found.Holder, Token: found.Token}}, found.LastToken
 	}
 	is := func(p Permit) bool { return p.LeaseID.String() == t.id && p.Token == t.token }
@@ -219,49 +189,17 @@ func (s *store) eval(ctx context.Context, t term, script string, keys []string, 
 	return decodeEval(ctx, r)
 }
 
-func (s *store) revoke(ctx context.Context, k *protocol.Keys, id uuid.UUID, from int64) (Revocation, error) {
-	return protocol.Query(ctx, s.redis, protocol.Revoke.Call(5, k.Owner, k.Fence, k.Queue, k.Alive, k.Ended,
-		id.String(), from, s.retention, s.publish), decodeRevoke)
+func (s *store) revoke(k *protocol.Keys, id uuid.UUID, from int64) protocol.Call {
+	return protocol.Revoke.Call(5, k.Owner, k.Fence, k.Queue, k.Alive, k.Ended, id.String(), from, s.retention, s.publish)
 }
 
-func (s *store) raise(ctx context.Context, k *protocol.Keys, floor int64) (int64, error) {
-	return protocol.Query(ctx, s.redis, protocol.Raise.Call(1, k.Fence, floor, s.retention), decodeRaise)
+func (s *store) raise(k *protocol.Keys, floor int64) protocol.Call {
+	return protocol.Raise.Call(1, k.Fence, floor, s.retention)
 }
 
-func (s *store) inspect(ctx context.Context, k *protocol.Keys) (Inspection, error) {
-	call := s.scripts.Inspect.Call(5, k.Owner, k.Fence, k.Queue, k.Alive, k.Ended)
-	return protocol.Query(ctx, s.redis, call, decodeInspect)
-}
-
-func (s *store) inspectPermits(ctx context.Context, k *protocol.Keys) (SemaphoreInspection, error) {
-	return protocol.Query(ctx, s.redis, s.scripts.Inspect.Call(2, k.Owner, k.Alive), decodeSemaphoreInspect)
-}
-
-// confirmed is [protocol.Query] for a grant that replicas have to confirm. On an error the grant
-// may stand; the acquisition that fails withdraws it.
-func (s *store) confirmed(ctx context.Context, c protocol.Call,
-	decode func(protocol.Reply) (acquired, error)) (none acquired, err error) {
-	server := s.redis
-	if s.cluster != nil {
-		// WAIT carries no key, and must go where the script went.
-		master, err := protocol.Bounded(ctx, s.redis, c.Name(), c.Key(), func() (*redis.Client, error) {
-			return s.cluster.MasterForKey(ctx, c.Key())
-		})
-		if err != nil {
-			return none, err
-		}
-		server = protocol.Over(master)
+func (s *store) inspect(k *protocol.Keys) protocol.Call {
+	if s.cfg.permits > 0 {
+		return s.scripts.Inspect.Call(2, k.Owner, k.Alive)
 	}
-	r, confirmed, err := c.RunAndWait(ctx, server, s.cfg.Replicas, s.cfg.ReplicaTimeout)
-	if s.cluster != nil && (protocol.Moved(err) || errors.Is(err, ErrUnreachable)) {
-		s.cluster.ReloadState(ctx)
-	}
-	if err != nil {
-		return none, err
-	}
-	if r.Word == "granted" && confirmed < int64(s.cfg.Replicas) {
-		return none, &RefusedError{Code: protocol.NoReplicas,
-			Cause: fmt.Errorf("%d of %d have the lease after %v", confirmed, s.cfg.Replicas, s.cfg.ReplicaTimeout)}
-	}
-	return decode(r)
+	return s.scripts.Inspect.Call(5, k.Owner, k.Fence, k.Queue, k.Alive, k.Ended)
 }

@@ -31,30 +31,39 @@ func TestAWithdrawalEndsWhatItsOwnCallGotAndNothingElse(t *testing.T) {
 			for _, step := range order {
 				switch step {
 				case 'w':
-					require.NoError(t, s.withdraw(t.Context(), k, first))
+					endsWhatMayBe(t, s, k, first)
 				case '1':
-					_, err := s.acquire(t.Context(), request{[]*protocol.Keys{k}, first.String(), modeTry, nil})
-					require.NoError(t, err)
+					asks(t, s, k, first, modeTry)
 				case '2':
-					answer, err := s.acquire(t.Context(), request{[]*protocol.Keys{k}, second.String(), modeTry, nil})
-					require.NoError(t, err)
-					token = answer.tokens[0]
+					token = asks(t, s, k, second, modeTry)
 				}
 			}
-			verdict, err := s.verify(t.Context(), term{keys: k, id: second.String(), token: token})
+			verdict, err := protocol.Query(t.Context(), s.redis, s.inspect(k), func(r protocol.Reply) (Verdict, error) {
+				return s.verdict(term{keys: k, id: second.String(), token: token}, r)
+			})
 			require.NoError(t, err)
 			require.Equal(t, Current, verdict, "%s %s", name, order)
-			require.NoError(t, s.withdraw(t.Context(), k, second))
-			other, err := s.acquire(t.Context(), request{[]*protocol.Keys{k}, uuid.NewString(), modeTry, nil})
-			require.NoError(t, err)
-			require.NotNil(t, other.tokens, "%s %s: nobody has it", name, order)
+			endsWhatMayBe(t, s, k, second)
+			require.Positive(t, asks(t, s, k, uuid.New(), modeTry), "%s %s: nobody has it", name, order)
 		}
 	}
 }
 
-func (s *store) withdraw(ctx context.Context, k *protocol.Keys, id uuid.UUID) error {
-	_, err := protocol.Query(ctx, s.redis, s.withdrawal(k, id.String()), protocol.Only("withdrawn"))
-	return err
+// asks returns the token that it was granted, 0 if another holds.
+func asks(t *testing.T, s *store, k *protocol.Keys, id uuid.UUID, how mode) (token int64) {
+	t.Helper()
+	answer, err := protocol.Query(t.Context(), s.redis, s.acquire([]*protocol.Keys{k}, id.String(), how),
+		func(r protocol.Reply) (acquired, error) { return s.decodeAcquire(r, 1) })
+	require.NoError(t, err)
+	for _, token = range answer.tokens {
+	}
+	return token
+}
+
+func endsWhatMayBe(t *testing.T, s *store, k *protocol.Keys, id uuid.UUID) {
+	t.Helper()
+	_, err := protocol.Query(t.Context(), s.redis, s.withdraw(k, id.String()), protocol.Only("withdrawn"))
+	require.NoError(t, err)
 }
 
 // A waiter that was woken and then gives up has used up the wake-up. Its turn must pass on.
@@ -64,15 +73,8 @@ func TestAWithdrawalPassesTheTurnOn(t *testing.T) {
 	defer client.Close()
 	s := newStore(client, Config{TTL: time.Minute, FenceRetention: time.Hour, Holder: "me"})
 	k := protocol.KeysOf(protocol.LeaseKind, "", "a", false)
-	withdraw := func(id uuid.UUID) { t.Helper(); require.NoError(t, s.withdraw(t.Context(), k, id)) }
-	ask := func(id uuid.UUID, how mode) (token int64) {
-		t.Helper()
-		answer, err := s.acquire(t.Context(), request{[]*protocol.Keys{k}, id.String(), how, nil})
-		require.NoError(t, err)
-		for _, token = range answer.tokens {
-		}
-		return token
-	}
+	withdraw := func(id uuid.UUID) { t.Helper(); endsWhatMayBe(t, s, k, id) }
+	ask := func(id uuid.UUID, how mode) int64 { t.Helper(); return asks(t, s, k, id, how) }
 	holder, first, second := uuid.New(), uuid.New(), uuid.New()
 	granted := ask(holder, modeTry)
 	require.Positive(t, granted)
@@ -92,7 +94,7 @@ func TestAWithdrawalPassesTheTurnOn(t *testing.T) {
 
 	withdraw(second)
 	require.Zero(t, ask(second, modeWait), "it comes back, to the end")
-	result, err := s.release(t.Context(), term{keys: k, id: holder.String(), token: granted})
+	result, err := protocol.Query(t.Context(), s.redis, s.release(term{keys: k, id: holder.String(), token: granted}), decodeRelease)
 	require.NoError(t, err)
 	require.Equal(t, done, result)
 	require.Equal(t, "free "+first.String(), next(), "the withdrawal of a waiter while the resource is held wakes nobody")

@@ -36,11 +36,12 @@ const (
 	MaxClockDifference = time.Second
 )
 
-// Persist makes up to three attempts within bound, until one has an answer that is not transient.
+// Ask is Query in up to three attempts within bound, until one has an answer that is not transient.
 // Otherwise the error is that of the last attempt: [ErrUnreachable] or the refusal. An attempt that
-// hangs leaves half of the time to those after it.
-func Persist[T any](ctx context.Context, bound time.Duration,
-	attempt func(ctx context.Context) (T, error)) (none T, err error) {
+// hangs leaves half of the time to those after it. It is for scripts that do no harm when they run
+// twice.
+func Ask[T any](ctx context.Context, s *Sender, bound time.Duration, c Call,
+	decode func(Reply) (T, error)) (none T, err error) {
 	end := time.Now().Add(bound)
 	for n := range attempts {
 		if n > 0 && !sleepUntil(ctx, end, Jitter(pause<<(n-1))) {
@@ -51,7 +52,7 @@ func Persist[T any](ctx context.Context, bound time.Duration,
 			most /= 2
 		}
 		b := newBound(ctx, most, n > 0)
-		answer, last := attempt(b)
+		answer, last := Query(b, s, c, decode)
 		b.stop()
 		if !Transient(last) {
 			return answer, last

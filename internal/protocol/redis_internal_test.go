@@ -5,7 +5,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
+	"io"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -45,12 +45,15 @@ func TestNews(t *testing.T) {
 
 func TestAnAttemptWithoutAnAnswerDoesNotHideWhatRedisSaid(t *testing.T) {
 	for name, attempts := range map[string]func(context.Context, func(context.Context) error) error{
-		"Persist": func(ctx context.Context, attempt func(context.Context) error) error {
-			_, err := Persist(ctx, 200*time.Millisecond, func(ctx context.Context) (any, error) { return nil, attempt(ctx) })
+		"Ask": func(ctx context.Context, attempt func(context.Context) error) error {
+			client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+			defer client.Close()
+			client.AddHook(attempted(attempt))
+			_, err := Ask(ctx, Over(client), 200*time.Millisecond, Script{}.Call(1, "key"), Only("done"))
 			return err
 		},
 		"Insist": func(ctx context.Context, attempt func(context.Context) error) error {
-			return Insist(ctx, 200*time.Millisecond, nil, attempt)
+			return Insist(ctx, 200*time.Millisecond, nil, func(ctx context.Context) error { return Failed(ctx, "test", attempt(ctx)) })
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -60,10 +63,10 @@ func TestAnAttemptWithoutAnAnswerDoesNotHideWhatRedisSaid(t *testing.T) {
 				n := 0
 				err := attempts(ctx, func(ctx context.Context) error {
 					if n++; n == 1 {
-						return fmt.Errorf("of the first: %w", &RefusedError{Code: Busy})
+						return answer{errors.New("BUSY Redis is busy running a script")}
 					}
 					<-ctx.Done()
-					return unanswered(ctx, ctx.Err())
+					return ctx.Err()
 				})
 				require.Greater(t, n, 1)
 				require.ErrorIs(t, err, ErrUnreachable)
@@ -72,6 +75,21 @@ func TestAnAttemptWithoutAnAnswerDoesNotHideWhatRedisSaid(t *testing.T) {
 		})
 	}
 }
+
+// attempted is a client that makes a request so.
+type attempted func(ctx context.Context) error
+
+func (attempted) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (a attempted) ProcessHook(redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := a(ctx)
+		cmd.SetErr(err)
+		return err
+	}
+}
+
+func (a attempted) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook { return next }
 
 // Whoever asks, and whenever, a bound says what a context of the standard library would.
 func TestABoundIsAContext(t *testing.T) {
@@ -127,7 +145,8 @@ func TestABoundIsAContext(t *testing.T) {
 // sent at once.
 type answering struct {
 	batches [][]string
-	context context.Context // of the latest
+	context context.Context         // of the latest
+	fails   func(word string) error // nil if none does
 }
 
 func (*answering) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -140,15 +159,18 @@ func (a *answering) ProcessPipelineHook(redis.ProcessPipelineHook) redis.Process
 	return a.take
 }
 
-func (a *answering) take(ctx context.Context, cmds []redis.Cmder) error {
+func (a *answering) take(ctx context.Context, cmds []redis.Cmder) (err error) {
 	var batch []string
 	for _, cmd := range cmds {
 		word := cmd.Args()[beforeKeys+1].(string)
 		batch = append(batch, word)
+		if a.fails != nil {
+			err = a.fails(word)
+		}
 		cmd.(*single).SetVal([]any{word})
 	}
 	a.batches, a.context = append(a.batches, batch), ctx
-	return nil
+	return err
 }
 
 func TestCallsOfSeveralGoroutinesTravelTogether(t *testing.T) {
@@ -191,16 +213,14 @@ func TestCallsOfSeveralGoroutinesTravelTogether(t *testing.T) {
 		_, err = Script{}.Call(1, "key", "f").Run(bounds[1], s)
 		require.ErrorIs(t, err, context.Canceled)
 
-		s.waiting, s.underWay = requests[:1], 1 // in whose company it would travel
-		n := 0
-		_, err = Persist(t.Context(), time.Second, func(ctx context.Context) (Reply, error) {
-			if n++; n == 1 {
-				return Reply{}, ErrUnreachable
-			}
-			return Script{}.Call(1, "key", "g").Run(ctx, s)
-		})
+		server.fails = func(string) error {
+			server.fails = nil
+			s.waiting, s.underWay = requests[:1], s.underWay+1 // in whose company it would travel
+			return io.ErrUnexpectedEOF
+		}
+		_, err = Ask(t.Context(), s, time.Second, Script{}.Call(1, "key", "g"), Only("g"))
 		require.NoError(t, err)
-		require.Equal(t, [][]string{{"a", "c", "d"}, {"e"}, {"g"}}, server.batches)
+		require.Equal(t, [][]string{{"a", "c", "d"}, {"e"}, {"g"}, {"g"}}, server.batches)
 		s.underWay--
 		require.Zero(t, s.underWay)
 	})
@@ -213,9 +233,10 @@ type learning struct {
 	slow chan struct{}
 }
 
-type noScript struct{ error }
+// answer is an error that Redis answers.
+type answer struct{ error }
 
-func (noScript) RedisError() {}
+func (answer) RedisError() {}
 
 func (l *learning) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
@@ -231,7 +252,7 @@ func (l *learning) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessP
 		err := l.take(ctx, cmds)
 		for _, cmd := range cmds {
 			if cmd.Args()[beforeKeys+1] == "new" {
-				cmd.SetErr(noScript{errors.New("NOSCRIPT No matching script")})
+				cmd.SetErr(answer{errors.New("NOSCRIPT No matching script")})
 			}
 		}
 		return err

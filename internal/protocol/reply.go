@@ -18,6 +18,10 @@ type Reply struct {
 	Args   []string
 	Value  any // of eval.lua, which has no Args
 
+	Sent      time.Time // when this process sent the request
+	Again     bool      // an attempt before has failed, and may be carried out later
+	Confirmed int       // by how many replicas, of [Call.Replicas]
+
 	odd bool // an argument was not what was read
 }
 

@@ -4,7 +4,7 @@
 // Scripts run by one set of rules: they are sent by digest, and in full to a server that does not
 // know them; the client library never sends one again by itself; a request returns when its answer
 // is there or its context ends; all replies have one form; and each way to fail has one error. What
-// to do after a failure is not decided here, except by Persist and Insist, which make attempts.
+// to do after a failure is not decided here, except by Ask and Insist, which make attempts.
 //
 // The errors are those of package lease, which exports and documents them. They are declared here
 // because once and admission need them too.

@@ -19,6 +19,11 @@ type Call struct {
 	script Script
 	words  []any // the command by digest
 
+	// Replicas is how many have to confirm what the script has written, and Within for how long to
+	// wait for them, by a WAIT on the same connection. [Reply.Confirmed] is how many did.
+	Replicas int
+	Within   time.Duration
+
 	// Caller is told when ctx ends before the answer is there. May be nil.
 	Caller Caller
 }
@@ -180,21 +185,11 @@ func (c Call) Run(ctx context.Context, s *Sender) (Reply, error) {
 	return r.reply, r.err
 }
 
-// RunAndWait sends the call and, on the same connection, WAIT, which counts the replicas that have
-// its writes.
-func (c Call) RunAndWait(ctx context.Context, s *Sender, replicas int, within time.Duration) (Reply, int64, error) {
-	r := &request{ctx: ctx, call: c, wait: redis.NewIntCmd(forClient(ctx), "wait", replicas, within.Milliseconds())}
-	s.exchange(ctx, append(r.alone[:0], r))
-	if r.err != nil {
-		return Reply{}, 0, r.err
-	}
-	return r.reply, r.wait.Val(), nil
-}
-
 // Query is Run, and decodes the reply. With an error there is no answer.
 func Query[T any](ctx context.Context, s *Sender, c Call, decode func(Reply) (T, error)) (T, error) {
-	r, err := c.Run(ctx, s)
-	return read(r, err, decode)
+	r := &request{ctx: ctx, call: c}
+	s.exchange(ctx, append(r.alone[:0], r))
+	return read(r.reply, r.err, decode)
 }
 
 // QueryAll is Query for several calls in one round trip, on a Cluster one to each master. Each has
@@ -210,12 +205,6 @@ func QueryAll[T any](ctx context.Context, s *Sender, calls []Call, decode func(R
 		answers[i].Value, answers[i].Err = read(r.reply, r.err, decode)
 	}
 	return answers
-}
-
-// Ask is Query, made as often as [Persist] does within [Patience]. It is for scripts that do no
-// harm when they run twice.
-func Ask[T any](ctx context.Context, s *Sender, c Call, decode func(Reply) (T, error)) (T, error) {
-	return Persist(ctx, Patience, func(ctx context.Context) (T, error) { return Query(ctx, s, c, decode) })
 }
 
 // read decodes a reply, if there is one.
@@ -235,7 +224,7 @@ type request struct {
 	ctx      context.Context
 	call     Call
 	command  single        // nil in it: not sent
-	wait     *redis.IntCmd // follows the call on its connection; nil if nothing does
+	wait     *redis.IntCmd // follows the command on its connection; nil if nothing does
 	inFull   bool          // the server does not know the script
 	answered chan struct{} // closed when command has its outcome, or was not sent; nil: its caller sends it
 	alone    [1]*request   // room for itself
@@ -261,30 +250,24 @@ func (s *Sender) exchange(ctx context.Context, requests []*request) {
 		return
 	}
 	sent := time.Now()
-	if !s.sendHere(ctx, requests) {
+	b, ours := ctx.(*bound)
+	if ours && s.bounded && Endless(b.Context) && (s.cluster == nil || len(requests) == 1) && s.begin(len(requests)) {
+		defer s.ended(len(requests)) // also if a hook of the client ends the goroutine
+		defer s.disarm(s.alarm(b))   // it is for a client that waits for a connection
+		s.send((*within)(b), requests)
+	} else {
 		s.handOver(ctx, requests)
 	}
 	for _, r := range requests {
 		r.reply, r.err = s.outcome(r)
+		r.reply.Sent, r.reply.Again = sent, ours && b.again
 		if r.err != nil {
 			r.err = s.silent(r.err, r.call.Key(), sent)
 		}
 	}
 }
 
-// sendHere sends the requests on the goroutine of their caller, if that may wait for them.
-func (s *Sender) sendHere(ctx context.Context, requests []*request) bool {
-	b, ours := ctx.(*bound)
-	if !s.bounded || !ours || !Endless(b.Context) || s.cluster != nil && len(requests) > 1 || !s.begin(len(requests)) {
-		return false
-	}
-	defer s.ended(len(requests)) // also if a hook of the client ends the goroutine
-	defer s.disarm(s.alarm(b))   // it is for a client that waits for a connection
-	s.send((*within)(b), requests)
-	return true
-}
-
-// begin counts requests that get connections of their own. It answers false if there are too many.
+// begin counts requests that their caller sends. It answers false if there are too many.
 func (s *Sender) begin(requests int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -312,7 +295,7 @@ func (s *Sender) handOver(ctx context.Context, requests []*request) {
 	switch {
 	case s.cluster != nil && len(requests) > 1:
 		go s.sendToMasters(ctx, requests)
-	case !s.shares || requests[0].wait != nil || again(ctx):
+	case !s.shares || requests[0].call.Replicas > 0 || again(ctx):
 		for _, r := range requests {
 			go s.sendWanted(append(r.alone[:0], r))
 		}
@@ -413,21 +396,35 @@ func growStack() {
 // send makes a round trip, and another in full for scripts that the server does not know, because
 // it was restarted, replaced, or told to forget them: these did not run.
 func (s *Sender) send(ctx context.Context, requests []*request) {
-	defer func() { // what is left if a hook of the client ends the goroutine
+	failed := errGoexit
+	defer func() { // what is left if a hook of the client panics or ends the goroutine
 		for _, r := range requests {
-			r.command.SetErr(errGoexit)
+			r.command.SetErr(failed)
 			s.answer(r)
 		}
 	}()
+	defer Recover(func(panicked error) { failed = panicked })
 	for len(requests) > 0 {
-		s.roundTrip(ctx, requests)
+		for _, r := range requests {
+			words := r.call.words
+			if r.inFull {
+				words = append([]any{"eval", r.call.script.Source}, words[2:]...)
+			}
+			r.command.Cmd = redis.NewCmd(ctx, words...)
+			r.command.SetFirstKeyPos(beforeKeys)
+		}
+		if r := requests[0]; len(requests) == 1 && r.call.Replicas == 0 {
+			_ = s.client.Process(ctx, &r.command)
+		} else {
+			s.pipeline(ctx, requests)
+		}
 		sent, unknown := requests, []*request(nil)
 		requests = nil
 		for _, r := range sent {
 			err := r.command.Err()
-			if s.cluster != nil && err != nil && !answered(err) {
+			if s.cluster != nil && err != nil && (!answered(err) || Moved(err)) {
 				// Perhaps the server has died, and another serves the slot by now. The client looks only
-				// once a minute, or when a server tells it to.
+				// once a minute, or when it follows a server that tells it to.
 				s.cluster.ReloadState(ctx)
 			}
 			if !r.inFull && err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
@@ -441,26 +438,20 @@ func (s *Sender) send(ctx context.Context, requests []*request) {
 	}
 }
 
-// roundTrip leaves each command's outcome in the command.
-func (s *Sender) roundTrip(ctx context.Context, requests []*request) {
-	for _, r := range requests {
-		words := r.call.words
-		if r.inFull {
-			words = append([]any{"eval", r.call.script.Source}, words[2:]...)
-		}
-		r.command.Cmd = redis.NewCmd(ctx, words...)
-		r.command.SetFirstKeyPos(beforeKeys)
-	}
-	defer Recover(func(err error) {
-		for _, r := range requests {
-			r.command.SetErr(err)
-		}
-	})
-	if len(requests) == 1 && requests[0].wait == nil {
-		_ = s.client.Process(ctx, &requests[0].command)
-		return
-	}
+// pipeline sends commands in one round trip, or one that replicas have to confirm.
+func (s *Sender) pipeline(ctx context.Context, requests []*request) {
 	pipe := s.client.Pipeline()
+	if first := requests[0]; first.call.Replicas > 0 {
+		if s.cluster != nil { // WAIT carries no key, and must go where the script goes
+			master, err := s.cluster.MasterForKey(ctx, first.call.Key())
+			if err != nil {
+				first.command.SetErr(err)
+				return
+			}
+			pipe = master.Pipeline()
+		}
+		first.wait = redis.NewIntCmd(ctx, "wait", first.call.Replicas, first.call.Within.Milliseconds())
+	}
 	for _, r := range requests {
 		_ = pipe.Process(ctx, &r.command)
 		if r.wait != nil {
@@ -495,8 +486,10 @@ func (s *Sender) outcome(r *request) (Reply, error) {
 		return Reply{}, unanswered(r.ctx, r.ctx.Err())
 	}
 	reply, err := decode(r.ctx, r.call.script.Name, r.command.Cmd)
-	if err == nil && r.wait != nil && r.wait.Err() != nil {
-		err = Failed(r.ctx, "wait", r.wait.Err())
+	if err == nil && r.wait != nil {
+		if reply.Confirmed = int(r.wait.Val()); r.wait.Err() != nil {
+			err = Failed(r.ctx, "wait", r.wait.Err())
+		}
 	}
 	return reply, err
 }

@@ -121,6 +121,7 @@ func TestAServerThatHasForgottenTheScriptLearnsIt(t *testing.T) {
 	for _, want := range []string{"1", "2"} {
 		r, err := count.Call(1, "key").Run(t.Context(), protocol.Over(client))
 		require.NoError(t, err)
+		r.Sent = time.Time{}
 		require.Equal(t, protocol.Reply{Script: "count", Word: "counted", Args: []string{want}}, r)
 		require.NoError(t, client.ScriptFlush(t.Context()).Err())
 	}
@@ -243,18 +244,15 @@ func TestAnErrorTellsTheWholeTimeThatWasTried(t *testing.T) {
 		stuck := make(chan struct{})
 		defer close(stuck)
 		attempts := 0
-		_, err := protocol.Persist(t.Context(), time.Second, func(ctx context.Context) (int, error) {
-			attempts++
-			first := attempts == 1
-			return protocol.Bounded(ctx, protocol.Over(client), "test", "", func() (int, error) {
-				if first {
-					time.Sleep(100 * time.Millisecond)
-					return 0, errors.New("connection refused")
-				}
-				<-stuck
-				return 0, nil
-			})
-		})
+		client.AddHook(answers(func(redis.Cmder) error {
+			if attempts++; attempts == 1 {
+				time.Sleep(100 * time.Millisecond)
+				return errors.New("connection refused")
+			}
+			<-stuck
+			return nil
+		}))
+		_, err := protocol.Ask(t.Context(), protocol.Over(client), time.Second, count.Call(1, "key"), counted)
 		require.Equal(t, 3, attempts)
 		require.EqualError(t, err, "lease: redis unreachable: no answer from 127.0.0.1:6379 within 1s; an earlier attempt: connection refused")
 	})
@@ -268,38 +266,77 @@ func TestADeadContextSendsNothing(t *testing.T) {
 	require.ErrorIs(t, err, gone)
 }
 
-func TestPersist(t *testing.T) {
+// answers is a client whose server answers as the function does.
+type answers func(redis.Cmder) error
+
+func (answers) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (a answers) ProcessHook(redis.ProcessHook) redis.ProcessHook {
+	return func(_ context.Context, cmd redis.Cmder) error {
+		err := a(cmd)
+		cmd.SetErr(err)
+		return err
+	}
+}
+func (a answers) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(_ context.Context, cmds []redis.Cmder) error {
+		for _, cmd := range cmds {
+			cmd.SetErr(a(cmd))
+		}
+		return nil
+	}
+}
+
+func TestAskMakesThreeAttempts(t *testing.T) {
+	const (
+		counts  = refusal("")
+		corrupt = refusal("corrupt")
+	)
+	broken := errors.New("broken pipe")
 	synctest.Test(t, func(t *testing.T) {
+		ask := func(ctx context.Context, server ...error) (again bool, made int, err error) {
+			client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // never dialled
+			defer client.Close()
+			client.AddHook(answers(func(cmd redis.Cmder) error {
+				made++
+				switch answer := server[made-1]; answer {
+				case counts:
+					cmd.(interface{ SetVal(any) }).SetVal([]any{"counted", "1"})
+				case corrupt:
+					cmd.(interface{ SetVal(any) }).SetVal([]any{"corrupt", "key", "is odd"})
+				default:
+					return answer
+				}
+				return nil
+			}))
+			_, err = protocol.Ask(ctx, protocol.Over(client), time.Minute, count.Call(1, "key"), func(r protocol.Reply) (string, error) {
+				again = r.Again
+				return counted(r)
+			})
+			return again, made, err
+		}
 		for _, test := range []struct {
 			answers []error
 			want    error
 		}{
-			{[]error{nil}, nil},
-			{[]error{lease.ErrUnreachable, nil}, nil},
-			{[]error{&lease.RefusedError{Code: "READONLY"}, &lease.RefusedError{Code: "LOADING"}, nil}, nil},
-			{[]error{&lease.RefusedError{Code: "CLUSTERDOWN"}, &lease.RefusedError{Code: "BUSY"}, &lease.RefusedError{Code: "NOPERM"}}, &lease.RefusedError{Code: "NOPERM"}},
-			{[]error{&lease.RefusedError{Code: "OOM"}}, &lease.RefusedError{Code: "OOM"}},
-			{[]error{&lease.RefusedError{Code: "MISCONF"}}, &lease.RefusedError{Code: "MISCONF"}},
-			{[]error{lease.ErrUnreachable, lease.ErrCorrupt}, lease.ErrCorrupt},
-			{[]error{lease.ErrUnreachable, lease.ErrUnreachable, lease.ErrUnreachable}, lease.ErrUnreachable},
+			{[]error{counts}, nil},
+			{[]error{broken, counts}, nil},
+			{[]error{refusal("READONLY You can't write"), refusal("LOADING Redis is loading"), counts}, nil},
+			{[]error{refusal("CLUSTERDOWN Hash slot not served"), refusal("BUSY Redis is busy"), refusal("NOPERM this user")}, &lease.RefusedError{Code: "NOPERM"}},
+			{[]error{refusal("OOM command not allowed")}, &lease.RefusedError{Code: "OOM"}},
+			{[]error{refusal("MISCONF Redis is")}, &lease.RefusedError{Code: "MISCONF"}},
+			{[]error{broken, corrupt}, lease.ErrCorrupt},
+			{[]error{broken, broken, broken}, lease.ErrUnreachable},
 		} {
-			n := 0
-			_, err := protocol.Persist(t.Context(), time.Minute, func(context.Context) (any, error) {
-				n++
-				return nil, test.answers[n-1]
-			})
+			again, made, err := ask(t.Context(), test.answers...)
 			require.ErrorIs(t, err, test.want)
-			require.Equal(t, len(test.answers), n)
+			require.Equal(t, len(test.answers), made)
+			require.Equal(t, err == nil && made > 1, again, "a reply says that a request before may come later")
 		}
 
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
-		n := 0
-		_, err := protocol.Persist(ctx, time.Minute, func(context.Context) (any, error) {
-			n++
-			return nil, lease.ErrUnreachable
-		})
+		_, made, err := ask(ctx, broken)
 		require.ErrorIs(t, err, lease.ErrUnreachable)
-		require.Equal(t, 1, n, "no time for another attempt")
+		require.Equal(t, 1, made, "no time for another attempt")
 	})
 }

@@ -63,7 +63,7 @@ func (o *Once) Forget(ctx context.Context, key string) error {
 		return err
 	}
 	_, record := o.names(key)
-	_, err := protocol.Ask(ctx, o.redis, protocol.OnceForget.Call(1, record), protocol.Only("forgotten"))
+	_, err := protocol.Ask(ctx, o.redis, protocol.Patience, protocol.OnceForget.Call(1, record), protocol.Only("forgotten"))
 	o.flights.forget(key)
 	if err != nil {
 		return fmt.Errorf("once: forget %q: %w", key, err)
@@ -73,12 +73,12 @@ func (o *Once) Forget(ctx context.Context, key string) error {
 
 func (o *Once) look(ctx context.Context, key string) (State, error) {
 	owner, record := o.names(key)
-	return protocol.Ask(ctx, o.redis, protocol.OnceLook.Call(2, owner, record), decodeLook)
+	return protocol.Ask(ctx, o.redis, protocol.Patience, protocol.OnceLook.Call(2, owner, record), decodeLook)
 }
 
 func (o *Once) record(ctx context.Context, c *call, claim *lease.Lease, result []byte, keep time.Duration) error {
 	owner, record := o.names(c.key)
-	recorded, err := protocol.Ask(ctx, o.redis, protocol.OnceRecord.Call(2, owner, record,
+	recorded, err := protocol.Ask(ctx, o.redis, protocol.Patience, protocol.OnceRecord.Call(2, owner, record,
 		claim.LeaseID().String(), claim.Token(), keep.Milliseconds(), c.fingerprint, result), decodeRecord)
 	if err == nil && !recorded {
 		err = lease.ErrLost
