@@ -172,18 +172,6 @@ func (i *Issuer) AcquireAll(ctx context.Context, resources []string, opts ...Opt
 // Redis busy.
 const maxResources = 1000
 
-// acquire is every acquisition, of one resource, or of several in the byte order that all keep.
-func (i *Issuer) acquire(ctx context.Context, resources []string, opts []Option) (Leases, error) {
-	if err := i.ready(resources...); err != nil {
-		return nil, err
-	}
-	a, err := newAcquisition(ctx, i.core, resources, slices.Concat(i.opts, opts))
-	if err != nil {
-		return nil, err
-	}
-	return a.run(ctx)
-}
-
 // Do acquires the resource, waits if necessary, runs fn and releases the lease, also when fn
 // panics. The context of fn ends with ctx or with the lease, whichever is first; [context.Cause]
 // tells which.

@@ -10,6 +10,8 @@ import (
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/protocol"
 )
 
 func newLines() *lines {
@@ -143,7 +145,7 @@ func TestAStoreThatWakesNobodyIsPolled(t *testing.T) {
 		require.NoError(t, err)
 		turn.listenFor("me")
 		require.Nil(t, turn.woken("me"))
-		a := (&acquisition{core: new(core), text: "me"}).all()
+		a := (&acquisition{core: new(core), text: "me", keys: []*protocol.Keys{nil}, resources: []string{"a"}}).newStep(0, 1)
 		start := time.Now()
 		a.sleep(t.Context(), turn, time.Minute, time.Second)
 		require.WithinRange(t, time.Now(), start.Add(time.Second/2), start.Add(1600*time.Millisecond))

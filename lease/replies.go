@@ -92,7 +92,8 @@ func (s *store) decodeAcquire(r protocol.Reply, resources int) (acquired, error)
 		}
 		return acquired{tokens: tokens, sent: r.Sent, again: r.Again}, r.Err()
 	case r.Is("held", 3):
-		held := acquired{sent: r.Sent, again: r.Again, wait: r.Milliseconds(0, 1), index: int(r.Number(1, 1)) - 1, holder: protocol.ReadLabel(r.Args[2])}
+		held := acquired{sent: r.Sent, again: r.Again,
+			wait: r.Milliseconds(0, 1), index: int(r.Number(1, 1)) - 1, holder: protocol.ReadLabel(r.Args[2])}
 		if held.index < resources {
 			return held, r.Err()
 		}

@@ -324,11 +324,11 @@ var goMutants = []struct {
 	name  string
 	edits []edit
 }{
-	{"a grant is trusted from its answer", []edit{{"step.go", "		leases[n] = s.newLease(", "		if protocol.Mutant(NAME) {\n			answer.sent = time.Now()\n		}\n		leases[n] = s.newLease("}}},
+	{"a grant is trusted from its answer", []edit{{"acquire.go", "		leases[n] = s.newLease(", "		if protocol.Mutant(NAME) {\n			answer.sent = time.Now()\n		}\n		leases[n] = s.newLease("}}},
 	{"a renewal is trusted from its answer", []edit{{"renew.go", "		if until := l.core.trustedUntil(r.sent, r.ttl)", "		if protocol.Mutant(NAME) {\n			r.sent = time.Now()\n		}\n		if until := l.core.trustedUntil(r.sent, r.ttl)"}}},
 	{"validity is not shortened by the margin", []edit{{"lease.go", "	return sent.Add(ttl - c.cfg.Margin)", "	if protocol.Mutant(NAME) {\n		return sent.Add(ttl)\n	}\n	return sent.Add(ttl - c.cfg.Margin)"}}},
 	{"nothing is withdrawn", []edit{{"acquire.go", "	if a.from < a.to {", "	if a.from < a.to && !protocol.Mutant(NAME) {"}}},
-	{"a waiter that hears nothing does not ask again", []edit{{"step.go", "	timer := time.NewTimer(spread(held))\n", "	if protocol.Mutant(NAME) {\n		held = time.Hour\n	}\n	timer := time.NewTimer(spread(held))\n"}}},
+	{"a waiter that hears nothing does not ask again", []edit{{"acquire.go", "	timer := time.NewTimer(spread(held))\n", "	if protocol.Mutant(NAME) {\n		held = time.Hour\n	}\n	timer := time.NewTimer(spread(held))\n"}}},
 	{"a context does not bound a request", []edit{{"../internal/protocol/send.go", "	if b, ours := ctx.(*bound); ours && b.quiet() {", "	if Mutant(NAME) {\n		<-r.answered\n		return nil\n	}\n	if b, ours := ctx.(*bound); ours && b.quiet() {"}}},
 }
 

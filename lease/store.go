@@ -32,8 +32,8 @@ var (
 	modeWait mode = "wait" // join the queue
 )
 
-// store keeps leases on one Redis deployment: a server, a Sentinel group, or a Cluster. It knows the
-// words of each request.
+// store keeps leases on one Redis deployment: a server, a Sentinel group, or a Cluster. It knows
+// the words of each request.
 type store struct {
 	cfg       Config
 	client    redis.UniversalClient
@@ -133,7 +133,8 @@ func (s *store) acquire(k []*protocol.Keys, id word, how mode) protocol.Call {
 }
 
 func (s *store) extend(t term, ttl time.Duration) protocol.Call {
-	return s.scripts.Extend.Call(3, t.keys.Owner, t.keys.Fence, t.keys.Ended, t.id, t.token, ttl.Milliseconds(), s.retention)
+	return s.scripts.Extend.Call(3, t.keys.Owner, t.keys.Fence, t.keys.Ended,
+		t.id, t.token, ttl.Milliseconds(), s.retention)
 }
 
 func (s *store) release(t term) protocol.Call {

@@ -94,7 +94,8 @@ func TestAWithdrawalPassesTheTurnOn(t *testing.T) {
 
 	withdraw(second)
 	require.Zero(t, ask(second, modeWait), "it comes back, to the end")
-	result, err := protocol.Query(t.Context(), s.redis, s.release(term{keys: k, id: holder.String(), token: granted}), decodeRelease)
+	result, err := protocol.Query(t.Context(), s.redis,
+		s.release(term{keys: k, id: holder.String(), token: granted}), decodeRelease)
 	require.NoError(t, err)
 	require.Equal(t, done, result)
 	require.Equal(t, "free "+first.String(), next(), "the withdrawal of a waiter while the resource is held wakes nobody")
@@ -117,7 +118,7 @@ func TestATimeThatIsOverBeforeTheRequestIsSentIsNoAnswer(t *testing.T) {
 	a, err := newAcquisition(t.Context(), i.core, []string{"table:12"}, nil)
 	require.NoError(t, err)
 
-	_, err = a.all().ask(t.Context(), modeTry, 0) // over at once
+	_, err = a.newStep(0, 1).ask(t.Context(), modeTry, 0) // over at once
 
 	require.ErrorIs(t, err, ErrUnreachable)
 	require.True(t, protocol.Transient(err))

@@ -52,8 +52,10 @@ func Ask[T any](ctx context.Context, s *Sender, bound time.Duration, c Call,
 			most /= 2
 		}
 		b := newBound(ctx, most, n > 0)
-		answer, last := Query(b, s, c, decode)
+		r := &request{ctx: b, call: c}
+		s.exchange(b, append(r.alone[:0], r))
 		b.stop()
+		answer, last := read(r.reply, r.err, decode)
 		if !Transient(last) {
 			return answer, last
 		}

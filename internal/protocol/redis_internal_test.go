@@ -89,7 +89,9 @@ func (a attempted) ProcessHook(redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-func (a attempted) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook { return next }
+func (a attempted) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
 
 // Whoever asks, and whenever, a bound says what a context of the standard library would.
 func TestABoundIsAContext(t *testing.T) {
@@ -410,7 +412,7 @@ func TestACallThatHasEndedIsNotSent(t *testing.T) {
 			requests = append(requests, r)
 		}
 		s.underWay = len(requests)
-		s.sendWanted(requests)
+		s.send(requests)
 		require.Equal(t, c.sent, server.batches, c.waiting)
 		require.Zero(t, s.underWay)
 		for _, r := range requests {

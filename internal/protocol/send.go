@@ -254,7 +254,7 @@ func (s *Sender) exchange(ctx context.Context, requests []*request) {
 	if ours && s.bounded && Endless(b.Context) && (s.cluster == nil || len(requests) == 1) && s.begin(len(requests)) {
 		defer s.ended(len(requests)) // also if a hook of the client ends the goroutine
 		defer s.disarm(s.alarm(b))   // it is for a client that waits for a connection
-		s.send((*within)(b), requests)
+		s.send(requests)
 	} else {
 		s.handOver(ctx, requests)
 	}
@@ -297,7 +297,7 @@ func (s *Sender) handOver(ctx context.Context, requests []*request) {
 		go s.sendToMasters(ctx, requests)
 	case !s.shares || requests[0].call.Replicas > 0 || again(ctx):
 		for _, r := range requests {
-			go s.sendWanted(append(r.alone[:0], r))
+			go s.send(append(r.alone[:0], r))
 		}
 	case len(s.waiting) == 0:
 		s.waiting = append(requests[0].alone[:0], requests...)
@@ -327,7 +327,7 @@ func (s *Sender) sendWaiting() {
 	requests := s.waiting
 	s.waiting = nil
 	s.mu.Unlock()
-	s.sendWanted(requests)
+	s.send(requests)
 }
 
 // sendToMasters sends requests to a Cluster, those for one master in one pipeline. A master that
@@ -342,25 +342,23 @@ func (s *Sender) sendToMasters(ctx context.Context, requests []*request) {
 			return err
 		}()
 		if err != nil {
-			go s.sendWanted(append(r.alone[:0], r))
+			go s.send(append(r.alone[:0], r))
 			continue
 		}
 		ofMaster[master] = append(ofMaster[master], r)
 	}
 	for _, requests := range ofMaster {
-		go s.sendWanted(requests)
+		go s.send(requests)
 	}
 }
 
-// sendWanted sends those requests that somebody still waits for. What bounds several is the time of
-// the last alone, so that none of them can end another.
-func (s *Sender) sendWanted(requests []*request) {
-	growStack()
+// wanted are those requests that somebody still waits for, none if nobody does, and the context to
+// send them with. What bounds several is the time of the last alone, so that none of them can end
+// another.
+func (s *Sender) wanted(requests []*request) (ctx context.Context, cancel func(), wanted []*request) {
 	if r := requests[0]; len(requests) == 1 && r.ctx.Err() == nil {
-		s.send(forClient(r.ctx), requests)
-		return
+		return forClient(r.ctx), func() {}, requests
 	}
-	var wanted []*request
 	var latest time.Time
 	for _, r := range requests {
 		if r.ctx.Err() != nil {
@@ -376,11 +374,11 @@ func (s *Sender) sendWanted(requests []*request) {
 			latest = end
 		}
 	}
-	if len(wanted) > 0 {
-		ctx, cancel := context.WithDeadline(context.WithoutCancel(wanted[0].ctx), latest)
-		defer cancel()
-		s.send(ctx, wanted)
+	if len(wanted) == 0 {
+		return nil, func() {}, nil
 	}
+	ctx, cancel = context.WithDeadline(context.WithoutCancel(wanted[0].ctx), latest)
+	return ctx, cancel, wanted
 }
 
 // growStack makes room at once for what the client library puts on the stack of a new goroutine. It
@@ -395,7 +393,10 @@ func growStack() {
 
 // send makes a round trip, and another in full for scripts that the server does not know, because
 // it was restarted, replaced, or told to forget them: these did not run.
-func (s *Sender) send(ctx context.Context, requests []*request) {
+func (s *Sender) send(requests []*request) {
+	growStack()
+	ctx, cancel, requests := s.wanted(requests)
+	defer cancel()
 	failed := errGoexit
 	defer func() { // what is left if a hook of the client panics or ends the goroutine
 		for _, r := range requests {

@@ -397,11 +397,9 @@ var guards = []struct {
 		{"L6", "a request of a call with patience is bounded", "context.WithTimeoutCause(ctx, max(*a.patience, firstAnswer), waited)", "context.WithCancel(ctx)", "lease.TestPatienceBoundsTheCallToo"},
 		{"L6", "waiting is bounded", "waiting, cancelWaiting := context.WithTimeoutCause(asking, *a.patience, waited)", "waiting, cancelWaiting := context.WithCancel(asking)", "lease.TestWaitingForNoTime"},
 		{"L8", "a caller whose context has ended does not wait for its withdrawal", "a.behind.waitBriefly(ctx)", "a.behind.waitBriefly(context.WithoutCancel(ctx))", "lease.TestWhatIsCancelledAtOnceIsWithdrawnTogether"},
-		{"L8", "what is granted while the issuer closes is given back", "if registry.closing() {", "if false {", "lease.TestCloseWhileALeaseIsGranted"},
+		{"L8", "what is granted while the issuer closes is given back", "if i.registry.closing() {", "if false {", "lease.TestCloseWhileALeaseIsGranted"},
 		{"L1", "one that is lost while others are waited for loses all", "			err = leases.lost() // waiting may have taken longer than an earlier one lasts\n", "", "lease.TestAcquireAllLosesOneWhileWaiting"},
 		{"L1", "who cannot get all gives back what it has", "if !whole { // also", "if false { // also", "lease.TestAcquireAllWaits"},
-	}},
-	{"lease/step.go", []guard{
 		{"L4", "a request that was cut short is withdrawn when it has ended", "		if s.of.withdrawn.Load() {\n", "		if false {\n", "lease.TestAThousandSlowCancelsLeaveNobody"},
 		{"L5", "an answer that comes after its own trust window is none", "\t\t\terr = errTooLate\n", "", "lease.TestAnAnswerThatComesTooLateIsNone"},
 	}},
