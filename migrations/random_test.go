@@ -23,11 +23,10 @@ import (
 
 // Random transactions of several sessions, with every kind of statement, at every level, with
 // savepoints, exception blocks, old grants, settings of the session and of functions, and settings
-// written by hand; and roles that may not enter, and own nothing, try what they can, also by code of
-// theirs that others run. Whatever
-// commits is judged against what its transaction has entered: triggers of the test's own record
-// each row change, and each session records each entry, in the transaction itself, so that the two
-// are rolled back together.
+// written by hand. Roles that may not enter, and own nothing, try what they can, also by code of
+// theirs that others run. Whatever commits is judged against what its transaction has entered:
+// triggers of the test's own record each row change, and each session records each entry, in the
+// transaction itself, so that the two are rolled back together.
 
 var (
 	randomTransactions = flag.Int("random.transactions", 1500, "how many committed transactions that wrote the random test is to judge")
