@@ -56,6 +56,8 @@ package guard
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -172,6 +174,19 @@ func explained(err error) error {
 		return fencedb.Explain(err)
 	}
 	return err
+}
+
+// withResource adds the resource to err, unless its text has it: a call of two strings may have
+// them the wrong way round, and then Postgres says only that it cannot read its SQL.
+func withResource(resource string, err error) error {
+	if err == nil || strings.Contains(err.Error(), strconv.Quote(resource)) {
+		return err
+	}
+	const most = 60 // characters
+	if name := []rune(resource); len(name) > most {
+		resource = string(name[:most]) + "…"
+	}
+	return fmt.Errorf("on resource %q: %w", resource, err)
 }
 
 // Tx acquires resource, runs fn in a transaction behind its fence and releases the lease. BEGIN and

@@ -300,7 +300,7 @@ var guards = []struct {
 		{"S6", "work that returned nil is done, whatever became of its lease", "\tif done {", "\tif false {", "guard.TestWorkThatReturnedNilIsDoneWhateverBecameOfItsLease"},
 		{"S6", "a function that has run does not run again", "t.final = true", "", "guard.TestWhatHasHappenedIsNotDoneAgain"},
 	}},
-	{"guard/turn.go", []guard{
+	{"guard/attempt.go", []guard{
 		{"S6", "what has committed does not run again", "t.final || errors.Is(err, fencedb.ErrCommitted) ||", "t.final ||", "guard.TestWhatHasHappenedIsNotDoneAgain"},
 		{"S2", "a holder that was overtaken does not come back", "err == nil && verdict != lease.LeaseLost", "err == nil && verdict != 0", "guard.TestAHolderThatWasOvertakenIsNotHealed"},
 	}},

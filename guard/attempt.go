@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/lease"
@@ -54,19 +52,6 @@ func (t *attempt) why(err error) error {
 		return fmt.Errorf("%w: %w", cause, err)
 	}
 	return err
-}
-
-// withResource adds the resource to err, unless its text has it: a call of two strings may have
-// them the wrong way round, and then Postgres says only that it cannot read its SQL.
-func withResource(resource string, err error) error {
-	if err == nil || strings.Contains(err.Error(), strconv.Quote(resource)) {
-		return err
-	}
-	const most = 60 // characters
-	if name := []rune(resource); len(name) > most {
-		resource = string(name[:most]) + "…"
-	}
-	return fmt.Errorf("on resource %q: %w", resource, err)
 }
 
 // behind reports whether err is the refusal of a lease that stands. If the lease is gone, Postgres
