@@ -275,9 +275,10 @@ func TestTheContextOfTheReceiverEndsWithTheGrantOrItsCaller(t *testing.T) {
 	for name, tc := range map[string]struct {
 		remains time.Duration
 		cause   error
+		says    string
 	}{
-		"the grant is over": {200 * time.Millisecond, fencedb.ErrLeaseOver},
-		"the caller goes":   {time.Minute, context.Canceled},
+		"the line runs out": {200 * time.Millisecond, fencedb.ErrLeaseOver, "has run out; its lease stands if it was renewed: send the call again, with a new line"},
+		"the caller goes":   {time.Minute, context.Canceled, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -301,7 +302,9 @@ func TestTheContextOfTheReceiverEndsWithTheGrantOrItsCaller(t *testing.T) {
 				require.NoError(t, answer.Body.Close())
 			}
 
-			require.ErrorIs(t, <-ended, tc.cause)
+			over := <-ended
+			require.ErrorIs(t, over, tc.cause)
+			require.ErrorContains(t, over, tc.says)
 		})
 	}
 }
