@@ -9,7 +9,7 @@ import (
 	"github.com/fencedb/fencedb/internal/protocol"
 )
 
-// Revoke ends the holder of the resource and issues a new last token. The former holder's context
+// Revoke ends the lease on the resource and issues a new last token. The former holder's context
 // ends at its next renewal, with [ErrRevoked]; seal the revocation where the data lives to stop it
 // at once. The resource goes to the first waiter.
 //

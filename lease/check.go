@@ -85,11 +85,10 @@ func (h Health) Warnings() []string {
 // or a provider forbids INFO, that is a warning.
 //
 // On each server Check acquires a lease on a resource of its own, "fencedb.check:" and a random id,
-// waits for it with a second call, releases it, and checks that the second is called. The issuer
-// does not count it among its leases, and tells no tracer; what is left of it after an error
-// expires within five seconds. It takes some ten round trips and a connection for the messages,
-// which is cheap enough for a probe every few seconds. It takes five seconds at most, whatever ctx
-// allows.
+// waits for it with a second call, releases it, and checks that the second call is woken. The lease
+// is not among the issuer's, and no tracer is called; after an error it expires within five
+// seconds. It takes some ten round trips and a connection for the messages, which is cheap enough
+// for a probe every few seconds. It takes five seconds at most, whatever ctx allows.
 func (i *Issuer) Check(ctx context.Context) (Health, error) {
 	if err := i.ready(); err != nil {
 		return Health{}, err

@@ -31,9 +31,9 @@ type Config struct {
 	// its holder has died. Whole milliseconds, at least one; a fraction is cut off. Required.
 	TTL time.Duration
 
-	// RenewEvery is how often a held lease is renewed, minus up to a fifth, so that renewals
-	// spread. A failed renewal is tried again after a quarter of that. [Never] turns renewal off.
-	// Defaults to TTL/3.
+	// RenewEvery is the time between two renewals, less up to a fifth, so that renewals spread. A
+	// failed renewal is tried again after a quarter of it. [Never] turns renewal off. Defaults to
+	// TTL/3.
 	RenewEvery time.Duration
 
 	// RenewTimeout bounds one renewal. RenewEvery + RenewTimeout must be less than TTL - Margin, so
@@ -46,7 +46,7 @@ type Config struct {
 	Margin time.Duration
 
 	// WarnBefore is how long before the end of its trust window a lease warns, on [Lease.Expiring],
-	// that it was not renewed. Less than TTL - Margin. Defaults to a third of that.
+	// that it was not renewed. Less than TTL - Margin. Defaults to (TTL - Margin)/3.
 	WarnBefore time.Duration
 
 	// MaxHold bounds the time from acquisition to the end of the last renewal, so that a holder
@@ -93,11 +93,11 @@ type Config struct {
 	// and the leases are not over, Redis has gone back: its last token is raised above last, as by
 	// [Issuer.Raise], and the acquisition begins anew, once for each resource. And if the error is a
 	// loss ([IsLost]), such as fencedb.ErrBusy, an acquisition that waits queues again, and returns
-	// the error of the latest Seal when its patience ends.
+	// the error of the latest Seal when its time ends.
 	//
 	// fencedb.Sealer(pool) seals in Postgres: then no earlier holder can write once the new one
-	// knows that it holds, and what a holder reads outside of its transactions stays as it was until
-	// it writes. Without it that begins with the holder's first fenced transaction. It costs a round
+	// knows that it holds, and what a holder reads outside of its transactions stays as it was
+	// until it writes. Unsealed, both begin with its first fenced transaction. A seal costs a round
 	// trip to Postgres for each acquisition. Not for a [Semaphore]. Defaults to none.
 	Seal func(ctx context.Context, grants ...Grant) error
 

@@ -46,11 +46,11 @@
 //	until  t + ttl - margin
 //
 // where t is this process's monotonic clock, read before the latest successful request was sent.
-// Redis started its own ttl later than t, so it ends later. A slow answer does not stretch the
-// window, and no two clocks are compared; the margin is room for clocks that run at different
-// speeds. [Lease.Context] ends at that time even if Redis never answers again. The clock of Go
-// stands still while a machine is suspended, so afterwards the holder trusts its lease for too
-// long, by the time of the suspension, and only the fence stops it.
+// The ttl in Redis starts after t, so it ends later. A slow answer does not stretch the window, and
+// no two clocks are compared; the margin is room for clocks that run at different speeds.
+// [Lease.Context] ends at that time even if Redis never answers again. The clock of Go stands still
+// while a machine is suspended, so afterwards the holder trusts its lease for too long, by the time
+// of the suspension, and only the fence stops it.
 //
 // # How a lease ends
 //
@@ -62,15 +62,9 @@
 //   - [ErrLost]: Redis no longer has it, although its time was not over;
 //   - [ErrRevoked]: an operator or a supervisor ended it.
 //
-// [IsLost] is true for all of them, for [ErrHeld] and [ErrStale], and for the errors with which
-// Postgres refuses a late or a blocked writer: somebody else may have the resource now, so the
-// answer to a caller is "busy". It is false if the work was done and only its lease was over when
-// it returned; [Issuer.Do] then returns [ErrWorkDone].
-//
-// # Leading
-//
-// A lease can stand for a role that one process has for as long as it lives: [Issuer.Lead]
-// campaigns, runs the work while it leads, and campaigns again after each term.
+// [IsLost] is true for all of them: somebody else may have the resource now, so the answer to a
+// caller is "busy". If the work was done before its lease was found to be over, [Issuer.Do] returns
+// [ErrWorkDone] instead.
 //
 // # Renewal
 //
@@ -81,15 +75,15 @@
 //
 // # Waiting
 //
-// [Issuer.Acquire] waits in a queue in Redis, first come, first served. A release calls the first
-// waiter that listens. That waiter has the right of way for half a second, and asks. A message
-// grants nothing, so a lease lasts for its full TTL from the request that got it, and a late or
-// repeated message does no harm. Goroutines of one process wait in one line, and only its front is
-// in the queue. So Redis has one waiter per process, and a hand-over costs one release, one request
-// of the waiter that is called and one of the next in line, however many wait.
+// [Issuer.Acquire] waits in a queue in Redis, first come, first served. A release sends a message
+// to the first waiter that listens. That waiter has the right of way for half a second, and asks.
+// The message grants nothing, so a lease lasts its full TTL from the request that got it, and a
+// late or repeated one does no harm. Goroutines of one process wait in one line, and only its front
+// is in the queue. So Redis has one waiter per process, and a hand-over costs one release, one
+// request of the waiter that is called and one of the next in line, however many wait.
 //
-// A lease is not reentrant. A call for a resource that its own caller holds waits like any other,
-// until its context ends; that of [Issuer.Do] ends with the lease, after [Config.MaxHold] at the
+// A lease is not reentrant. A call for a resource that the caller holds waits as others do, until
+// its context ends; the context of [Issuer.Do] ends with the lease, after [Config.MaxHold] at the
 // latest. So pass the lease to the code that runs under it.
 //
 // Messages may be lost, so a waiter also asks by itself: when the holder's lease must have expired,
@@ -113,22 +107,21 @@
 //
 // # When Redis does not answer
 //
-// A request without an answer may have been carried out. So it is sent again, a few times. Every
-// request can be repeated safely: an acquisition carries its lease id and gets the same lease
-// again, a renewal and a release name lease and token, and a withdrawal names the one call that
-// asked. A request that is under way when its caller gives up is withdrawn at once, and once more
-// when the client has ended it. A request that arrives even later, because its connection had
-// broken, blocks the resource for one TTL, and nobody mistakes that lease for their own. If no
-// answer comes, the caller gets [ErrUnreachable] and holds nothing; the lease expires in Redis
-// after the TTL at the latest. Without Redis there are no leases: this package fails closed.
+// A request without an answer may or may not have been carried out. It is sent again, a few times.
+// That is safe: an acquisition carries its lease id and gets the same lease again, a renewal and a
+// release name lease and token, and a withdrawal names the one call that asked. A request that is
+// under way when its caller gives up is withdrawn at once, and once more when the client has ended
+// it. A request that arrives even later, because its connection had broken, blocks the resource for
+// one TTL, and nobody mistakes that lease for their own. If no answer comes, the caller gets
+// [ErrUnreachable] and holds nothing; the lease expires in Redis after the TTL at the latest.
+// Without Redis there are no leases: this package fails closed.
 //
 // All attempts of one acquisition together take one TTL at most, counted from the first request
 // without an answer; those of a call that asks or repairs (Verify, Revoke, Raise, Inspect, Check)
 // take five seconds. It does not matter whether Redis hangs, refuses connections, or loses replies.
 //
-// If Redis answers and refuses, nothing was changed. The error is [ErrRefused], and [RefusedError]
-// says why. Refusals that usually pass are retried: for a short time by every call, for up to one
-// TTL by Acquire. [Issuer.Check] reports beforehand what would go wrong.
+// If Redis answers and refuses, nothing was changed. The error is [ErrRefused]; [RefusedError] says
+// why, and which refusals are retried. [Issuer.Check] reports beforehand what would go wrong.
 //
 // # Data in the same Redis
 //
@@ -165,7 +158,7 @@
 //	A resumes and writes over it.
 //
 // Nothing in this package can prevent the last line, because the check and the write are two steps.
-// The data store prevents it: it refuses 41 after it has seen 42, in the same transaction as the
-// write. That is package fencedb for Postgres; a [*Lease] is a grant as that package expects it.
-// Without it, use leases where two holders at once cost money or time, not where they cost data.
+// The data store prevents it: in the transaction of the write, it refuses 41 once it has seen 42.
+// For Postgres, package fencedb does that; a [*Lease] is a grant as it expects one. Without
+// fencing, use leases where two holders at once cost money or time, not where they cost data.
 package lease

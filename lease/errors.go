@@ -10,8 +10,8 @@ import (
 )
 
 // One error per outcome, also for packages once and admission. The first group says why a lease was
-// not granted, the second why a lease ended: those are the causes of [Lease.Context], and the
-// errors that [Lease.Extend] and [Lease.Release] return for a lease that is over.
+// not granted. The second, except [ErrStale], says why it ended: these are the causes of
+// [Lease.Context], and what [Lease.Extend] and [Lease.Release] return when it is over.
 var (
 	// ErrInvalid: an argument or a [Config] was refused. Redis was not asked.
 	ErrInvalid = protocol.ErrInvalid
@@ -32,8 +32,8 @@ var (
 	ErrExhausted = errors.New("lease: tokens exhausted")
 
 	// ErrRefused: Redis answers, and refuses this request now. Nothing was changed, except by a
-	// script of [Lease.Eval]; leases that are held can still be released, and run out. The error is
-	// a [*RefusedError], which says why.
+	// script of [Lease.Eval]; leases that are held can still be released, or expire. The error is a
+	// [*RefusedError], which says why.
 	ErrRefused = protocol.ErrRefused
 
 	// ErrClosed: [Issuer.Close] has begun. Nothing is held by this call. As the cause of a lease's
@@ -88,7 +88,7 @@ var (
 var ErrWorkDone = protocol.Settled("lease: the work is done, but its lease is over or could not be released")
 
 // IsLost reports whether err says that another holder has the resource or may have it by now, and
-// that the work under it came to nothing: the answer to a caller is "busy, try again". It asks the
+// that the work under it came to nothing: the answer to a caller is "busy, try again". It knows
 // errors of this package and of packages once and fencedb, anywhere in the tree of err:
 //
 //   - [ErrHeld], and the causes with which a lease ends: [ErrExpired], [ErrLost], [ErrRevoked],
@@ -162,8 +162,8 @@ type HeldError struct {
 	// "" if it is not known: another waits with right of way, or Redis was not asked.
 	Holder string
 
-	// RetryAfter is what the holder's lease has left, but five seconds at most: a release may come
-	// before, a renewal after.
+	// RetryAfter is what the holder's lease has left, but five seconds at most. The holder may
+	// release earlier, or renew.
 	RetryAfter time.Duration
 
 	// Cause is why waiting ended, [context.Cause] of the caller's context; nil if the call did not

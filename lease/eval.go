@@ -14,12 +14,12 @@ import (
 //	A holds, reads an old value, and is stopped. Its lease expires. B holds, and writes with Eval.
 //	A resumes and comes with Eval: ErrLost, and B's value stays.
 //
-// That is for data in the Redis of the leases, such as a cache entry or a state; it holds among
-// those who write the data through Eval under leases on one resource.
-// The script finds keys and args in KEYS and ARGV, and its result is returned as go-redis returns
-// it: nil, string, int64, []any. Pass what varies in args: Redis and this process keep each script.
-// On a Cluster the keys must be in the slot of the lease, which [Key] with another Kind sees to;
-// otherwise the error is [ErrInvalid].
+// That is for data in the Redis of the leases, such as a cache entry or a state. It protects only
+// against writers that use Eval too, under leases on one resource. The script finds keys and args
+// in KEYS and ARGV, and its result is returned as go-redis returns it: nil, string, int64, []any.
+// Pass what varies in args: Redis and this process keep each script. On a Cluster the keys must be
+// in the slot of the lease, which [Key] with another Kind sees to; otherwise the error is
+// [ErrInvalid].
 //
 // What was written after an error:
 //

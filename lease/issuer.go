@@ -126,21 +126,18 @@ func (i *Issuer) Sealed(seal func(ctx context.Context, grants ...Grant) error) *
 	return &Issuer{&sealing, i.opts}
 }
 
-// Acquire waits for its turn: first come, first served. Waiters of one process wait in one line,
-// and the front of each line stands in Redis's queue. A release calls the first waiter in the queue
-// that listens, and that waiter asks. A lost message costs at most five seconds; a process that has
-// died or was stopped costs the others at most 0.6 s, however many wait in it.
+// Acquire waits for its turn: first come, first served. "Waiting" above says how.
 //
-// The context bounds the waiting, and so does [WaitAtMost]. When it ends and another holds the
-// resource, as far as is known, the error is [ErrHeld] and also the reason why the context ended;
-// the waiter leaves the queue in the background. With [NoWait], Acquire asks once: [ErrHeld] with
-// the time after which to ask again. Acquire waits through an outage of Redis, such as a fail-over
-// or a server that hangs, for one TTL from the first request without an answer.
+// The context bounds the waiting, and so does [WaitAtMost]. If the time ends while another seems to
+// hold the resource, the error is [ErrHeld] joined with why the context ended; the waiter leaves
+// the queue in the background. With [NoWait], Acquire asks once: [ErrHeld] with the time after
+// which to ask again. Acquire waits through an outage of Redis, such as a fail-over or a server
+// that hangs, for one TTL from the first request without an answer.
 //
 // A request that goes unanswered is sent again with the same lease id; so a lost answer does no
 // harm. With [NoWait] it is sent three times at most, within one TTL. Cancelling ctx ends the
-// attempt at once; what it may have been granted is released in the background until the TTL is
-// over, and [Issuer.Close] waits for it. After the return, ctx has no influence on the lease. Every
+// attempt at once; a lease that it may have got is released in the background, until the TTL is
+// over; [Issuer.Close] waits for it. After the return, ctx has no influence on the lease. Every
 // error means that this call holds nothing. After [ErrUnreachable] the resource may stay blocked
 // for up to one TTL.
 func (i *Issuer) Acquire(ctx context.Context, resource string, opts ...Option) (*Lease, error) {
@@ -177,14 +174,14 @@ const maxResources = 1000
 // tells which.
 //
 // Nil means that fn returned nil and that the lease was valid, by this process's clock, until then,
-// or until fn released it. fn is not run if the lease was lost before, in a process that was
-// stopped just then: the error is the cause. If fn returned nil and the lease was lost while it
-// ran, the error is [ErrWorkDone]: what fn wrote behind a fence stands, what it wrote without one
-// may conflict with another holder's work. If fn failed, the error is that of fn, and the cause of
-// the loss if the lease was lost: [IsLost] tells if that means "busy". A release that Redis does
-// not answer, or refuses for a moment, is not an error: Do waits for one attempt, a quarter of the
-// TTL or three seconds at most. The others go on in the background, and in the end the lease
-// expires in Redis. Where ctx is over, or the lease, Do returns as soon as fn has.
+// or until fn released it. If a stopped process lost the lease before fn began, fn is not run, and
+// the error is the cause. If fn returned nil and the lease was lost while it ran, the error is
+// [ErrWorkDone]: what fn wrote behind a fence stands, what it wrote without one may conflict with
+// another holder's work. If fn failed, the error is that of fn, and the cause of the loss if the
+// lease was lost: [IsLost] tells if that means "busy". A release that Redis does not answer, or
+// refuses for a moment, is not an error: Do waits for one attempt, a quarter of the TTL or three
+// seconds at most. The others go on in the background, and in the end the lease expires in Redis.
+// If ctx or the lease is over, Do returns as soon as fn returns.
 func (i *Issuer) Do(ctx context.Context, resource string,
 	fn func(ctx context.Context, l *Lease) error, opts ...Option) error {
 	if fn == nil {

@@ -12,14 +12,14 @@ import (
 // LeadOption changes one [Issuer.Lead].
 type LeadOption func(*campaign)
 
-// OnFollow reports who leads, by its [Config.Holder], when this process finds that somebody else
-// does, and when that changes; it learns of a change within one TTL and five seconds. told is
-// called on the goroutine of Lead.
+// OnFollow reports the leader's [Config.Holder] when this process finds that another process leads,
+// and when the leader changes, which it learns within one TTL and five seconds. told is called on
+// the goroutine of Lead.
 func OnFollow(told func(leader string)) LeadOption { return func(c *campaign) { c.follows = told } }
 
 // OnTerm reports how each term of this process ended, and each campaign that failed. err is what
-// [Issuer.Do] would return, which is what fn returned and why the lease ended, or it is the error
-// of the acquisition. Nil: fn returned nil. The last term, which ends with the context of Lead, is
+// [Issuer.Do] would return: the error of fn and the cause of the lease's end, or the error of the
+// acquisition. Nil: fn returned nil. The last term, which ends with the context of Lead, is
 // reported too: fn may not have finished. told is called on the goroutine of Lead.
 func OnTerm(told func(err error)) LeadOption { return func(c *campaign) { c.ended = told } }
 

@@ -239,8 +239,8 @@ func (l *Lease) tick() {
 // Verify asks Redis whether the lease still holds its resource. If not, the lease is over, with
 // [ErrLost].
 //
-// The answer is out of date when it arrives. It is for people and for deciding whether to start.
-// What a stale holder must not do is checked where the data lives.
+// The answer is out of date when it arrives. Use it to inform people, or to decide whether to
+// start. Only the data store can refuse a stale holder.
 func (l *Lease) Verify(ctx context.Context) (Verdict, error) {
 	if err := l.granted(); err != nil {
 		return 0, err

@@ -17,8 +17,8 @@ const MaxLimit = 1000
 // SemaphoreConfig is what all resources of a [Semaphore] have in common. [NewSemaphore] checks it.
 type SemaphoreConfig struct {
 	// Limit is how many may hold a resource at once. From 1 to [MaxLimit]. Programs that share
-	// resources should agree on it; each program applies its own: one with a lower limit waits until
-	// fewer hold than that, whoever they are. Required.
+	// resources should agree on it, since each applies its own: a program with a lower limit waits
+	// until fewer hold in all. Required.
 	Limit int
 
 	// Lease is how each permit is held. Its TTL is required.
@@ -121,9 +121,9 @@ func (s *Semaphore) Inspect(ctx context.Context, resource string) (SemaphoreInsp
 // free at once, and the first waiter is woken. The former holder's context ends with [ErrRevoked]
 // at its next renewal; until then it works beside as many as the limit allows.
 //
-// It answers false, and has changed nothing, if nobody holds with that id, and true again for one
-// that was revoked lately. A request that goes unanswered is repeated; after [ErrUnreachable] it
-// may have taken effect, and asking again does no harm.
+// It answers false, and changes nothing, if no permit has that id, and true again for a permit that
+// was revoked lately. A request that goes unanswered is repeated; after [ErrUnreachable] it may
+// have taken effect, and asking again does no harm.
 func (s *Semaphore) Revoke(ctx context.Context, resource string, leaseID uuid.UUID) (held bool, err error) {
 	if err := s.of().ready(resource); err != nil {
 		return false, err

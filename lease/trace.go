@@ -12,9 +12,9 @@ import (
 )
 
 // Tracer is called for the events of an [Issuer]'s leases, in pairs: each start is followed by one
-// end of the same [Op], which gets the context that the start returned. So does the work in
-// between. It is called on the path of the work, by many goroutines at once; it must be quick, and
-// must not call the lease or the issuer.
+// end of the same [Op]. The context that the start returned goes to the work in between and the
+// end. It is called on the path of the work, by many goroutines at once; it must be quick, and must
+// not call the lease or the issuer.
 //
 // Package observe/prom has one for Prometheus, observe/slog one that logs, observe/otel one that
 // makes spans, observe/feed one that publishes events. A type can be a tracer of package fencedb as
@@ -42,8 +42,8 @@ const (
 	// OpAcquire ends.
 	OpHold Op = "hold"
 
-	// OpExtend is one renewal, of the watchdog or of the caller, also one that comes after the end of
-	// the lease and is not sent.
+	// OpExtend is one renewal, by the issuer or by the caller, even if the lease was over and
+	// nothing was sent.
 	OpExtend Op = "extend"
 
 	// OpRelease is one release. Err is nil if the lease is released, [ErrLost] if Redis found it
