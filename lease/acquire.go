@@ -194,12 +194,15 @@ func (a *acquisition) withdraw() {
 	}
 }
 
-func (a *acquisition) takeBack(from, to int) *debt {
-	var calls []protocol.Call
+func (a *acquisition) takeBack(from, to int) *owed {
+	o := &owed{trace: tracing{ctx: a.caller}}
+	o.calls = o.oneCall[:0]
 	for _, k := range a.keys[from:to] {
-		calls = append(calls, a.core.store.withdraw(k, a.text))
+		o.calls = append(o.calls, a.core.store.withdraw(k, a.text))
 	}
-	return a.core.withdrawals.add(a.caller, calls, a.resources[from:to])
+	a.core.registry.owe(o, a.resources[from:to]...)
+	a.core.registry.gather(o)
+	return o
 }
 
 func (a *acquisition) failed(err error) error {
@@ -406,11 +409,11 @@ var errTooLate = fmt.Errorf("%w: the answer took longer than the lease lasts", E
 // after the withdrawal, which would leave a waiter or a holder without a caller. Only one that
 // arrives when the client has given it up too blocks the resource, for one TTL at most.
 func (s *step) Abandoned() (ended func()) {
-	d := s.core.registry.owe(new(debt), s.resources...)
+	o := s.core.registry.owe(new(owed), s.resources...)
 	return func() {
 		if s.of.withdrawn.Load() {
 			s.of.takeBack(s.from, s.to)
 		}
-		d.settle(nil)
+		o.settle(nil)
 	}
 }

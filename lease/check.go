@@ -265,7 +265,7 @@ func (i *Issuer) tryOut(ctx context.Context, server *redis.Client) error {
 		return err
 	}
 	news.listenFor(waiter.id.(string))
-	if _, err := protocol.Query(ctx, s.redis, s.release(holder), decodeRelease); err != nil {
+	if _, err := protocol.Query(ctx, s.redis, s.release(holder), decodeGivenBack); err != nil {
 		return err
 	}
 	if err := news.await(ctx, server, "a release does not call the waiter", func(n notice) bool { return n.called }); err != nil {
@@ -274,7 +274,7 @@ func (i *Issuer) tryOut(ctx context.Context, server *redis.Client) error {
 	if err := ask(&waiter, modeWait, true); err != nil {
 		return err
 	}
-	_, err = protocol.Query(ctx, s.redis, s.release(waiter), decodeRelease)
+	_, err = protocol.Query(ctx, s.redis, s.release(waiter), decodeGivenBack)
 	return err
 }
 

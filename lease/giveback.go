@@ -21,25 +21,28 @@ const (
 )
 
 // registry lists what an issuer has to end: calls that may be granted something, leases that are
-// held, and the debts to Redis. However much it lists, its mutex is held for a short time only,
+// held, and what it owes to Redis. However much it lists, its mutex is held for a short time only,
 // except at the beginning of Close.
 //
 // Lock order: the mu of a lease before this one.
 type registry struct {
-	lasts time.Duration // for how long a debt can matter: no lease lasts longer
+	redis *protocol.Sender
+	lasts time.Duration // for how long what is owed can matter: no lease lasts longer
 
 	mu     sync.Mutex
 	closed bool                   // Close has begun; guarded by mu
 	calls  map[*openCall]struct{} // guarded by mu
 	leases map[*Lease]struct{}    // guarded by mu
-	owed   debt                   // the ring of those that can matter, the oldest behind it; guarded by mu
+	owed   owed                   // the ring of those that can matter, the oldest behind it; guarded by mu
 	many   int                    // in the ring; guarded by mu
-	unpaid int                    // of those, without an outcome; guarded by mu
+	open   int                    // of those, without an outcome; guarded by mu
+	first  []*owed                // whose first attempt is made together, in a millisecond; guarded by mu
 	fewer  chan struct{}          // closed when nothing is left; nil until somebody waits; guarded by mu
 }
 
-func newRegistry(ttl time.Duration) *registry {
-	r := &registry{lasts: max(ttl, minGiveBack), calls: make(map[*openCall]struct{}), leases: make(map[*Lease]struct{})}
+func newRegistry(redis *protocol.Sender, ttl time.Duration) *registry {
+	r := &registry{redis: redis, lasts: max(ttl, minGiveBack),
+		calls: make(map[*openCall]struct{}), leases: make(map[*Lease]struct{})}
 	r.owed.before, r.owed.after = &r.owed, &r.owed
 	return r
 }
@@ -83,8 +86,8 @@ func (r *registry) close() (first bool) {
 	return first
 }
 
-// wait returns true when nothing is held and no debt can matter any more, or false when ctx ends
-// before. A debt that has expired does not matter any more, even if its request never ends.
+// wait returns true when nothing is held and nothing that is owed can matter any more, or false
+// when ctx ends before. What has expired does not matter any more, even if its request never ends.
 func (r *registry) wait(ctx context.Context) bool {
 	for {
 		nothing, expires := r.nothing()
@@ -123,7 +126,7 @@ func (r *registry) nothing() (closed <-chan struct{}, expires time.Time) {
 
 // done reports whether nothing is held, and nothing is asked for or being given back. The caller
 // holds mu.
-func (r *registry) done() bool { return len(r.calls) == 0 && len(r.leases) == 0 && r.unpaid == 0 }
+func (r *registry) done() bool { return len(r.calls) == 0 && len(r.leases) == 0 && r.open == 0 }
 
 // lessened is called after something was taken out. The caller holds mu.
 func (r *registry) lessened() {
@@ -197,131 +200,206 @@ func (r *registry) left(cause error) error {
 	return e
 }
 
-// debt is something that is being given back: a lease, a grant, a place in the queue.
-type debt struct {
-	registry      *registry
+// owed is what has to be given back: a lease, what an acquisition may have been granted, a place in
+// the queue. Its requests are sent until they are answered or cannot matter any more.
+type owed struct {
+	registry *registry
+	calls    []protocol.Call // one for each resource; none: a request of an acquisition has yet to end
+	lease    *Lease          // that is released; nil: what was asked for is withdrawn
+	trace    tracing         // of the release; its context gives its values to the attempts
+
+	over error // why the lease was lost before; nil if its holder trusted it until a release
+	err  error // what became of the release; set before it is settled
+	done bool  // it was answered; set before it is settled
+
 	resources     []string
-	one           [1]string     // of resources
-	until         time.Time     // by then it has expired
-	before, after *debt         // in the ring; nil if it cannot matter any more; guarded by the registry's mu
-	settled       bool          // guarded by the registry's mu
-	waited        chan struct{} // closed when it is settled; nil until somebody waits; guarded by the registry's mu
-	last          error         // of the latest attempt; guarded by the registry's mu
+	one           [1]string        // of resources
+	oneCall       [1]protocol.Call // of calls
+	until         time.Time        // by then it has expired
+	before, after *owed            // in the ring; nil if it cannot matter any more; guarded by the registry's mu
+	settled       bool             // guarded by the registry's mu
+	waited        chan struct{}    // closed when it is settled; nil until somebody waits; guarded by the registry's mu
+	last          error            // of the latest attempt; guarded by the registry's mu
 }
 
-// owe registers what has to be given back. Every debt has to be settled.
-func (r *registry) owe(d *debt, resources ...string) *debt {
-	d.registry = r
-	d.resources = append(d.one[:0], resources...)
+// owe registers what has to be given back. All that is owed has to be settled.
+func (r *registry) owe(o *owed, resources ...string) *owed {
+	o.registry = r
+	o.resources = append(o.one[:0], resources...)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	d.until = time.Now().Add(r.lasts) // so the ring is in the order of that time
-	d.before, d.after = r.owed.before, &r.owed
-	d.before.after, r.owed.before = d, d
+	o.until = time.Now().Add(r.lasts) // so the ring is in the order of that time
+	o.before, o.after = r.owed.before, &r.owed
+	o.before.after, r.owed.before = o, o
 	r.many++
-	r.unpaid++
-	return d
+	r.open++
+	return o
 }
 
-// forgetExpired takes out the debts that cannot matter any more. The caller holds mu.
+// forgetExpired takes out what cannot matter any more. The caller holds mu.
 func (r *registry) forgetExpired() {
 	for now := time.Now(); r.many > 0 && !r.owed.after.until.After(now); {
 		r.forget(r.owed.after)
 	}
 }
 
-// forget takes a debt out of the ring. The caller holds mu.
-func (r *registry) forget(d *debt) {
-	d.before.after, d.after.before = d.after, d.before
-	d.before, d.after = nil, nil
+// forget takes one out of the ring. The caller holds mu.
+func (r *registry) forget(o *owed) {
+	o.before.after, o.after.before = o.after, o.before
+	o.before, o.after = nil, nil
 	r.many--
-	if !d.settled {
-		r.unpaid--
+	if !o.settled {
+		r.open--
 	}
 	r.lessened()
 }
 
-func (d *debt) settle(err error) {
-	r := d.registry
+// attempt sends the requests of all in one round trip. The error of each is that of one of its
+// requests, and transient if any is.
+func (r *registry) attempt(ctx context.Context, all ...*owed) []error {
+	calls := slices.Clip(all[0].calls)
+	for _, o := range all[1:] {
+		calls = append(calls, o.calls...)
+	}
+	answers := protocol.QueryAll(ctx, r.redis, calls, decodeGivenBack)
+	errs := make([]error, len(all))
+	for n, o := range all {
+		for _, answer := range answers[:len(o.calls)] {
+			if answer.Err != nil && !protocol.Transient(errs[n]) {
+				errs[n] = answer.Err
+			}
+		}
+		if o.lease != nil {
+			o.released(answers[0].Value, errs[n])
+		}
+		answers = answers[len(o.calls):]
+	}
+	return errs
+}
+
+// attemptAll makes the first attempt for all. Those that need another make it on their own.
+func (r *registry) attemptAll(ctx context.Context, all []*owed) {
+	for n, err := range r.attempt(ctx, all...) {
+		if protocol.Transient(err) {
+			all[n].goOn(err)
+		} else {
+			all[n].end(err)
+		}
+	}
+}
+
+// gather has the first attempt made together with what else is gathered within a millisecond. So a
+// thousand callers that are cancelled at once cost a few requests, however busy their process is.
+func (r *registry) gather(o *owed) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	d.last = protocol.Latest(d.last, err)
+	if r.first = append(r.first, o); len(r.first) > 1 {
+		return
+	}
+	time.AfterFunc(time.Millisecond, func() {
+		r.mu.Lock()
+		all := r.first
+		r.first = nil
+		r.mu.Unlock()
+		for some := range slices.Chunk(all, batchLimit) {
+			go func() {
+				ctx, cancel := protocol.Within(context.Background(), protocol.OneOfMany(r.lasts))
+				defer cancel()
+				r.attemptAll(ctx, some)
+			}()
+		}
+	})
+}
+
+// goOn makes attempts in the background until one has an answer that counts or the time is over.
+// The end of a caller's context does not stop it: a caller that was cancelled has to give back too.
+// err is the error of an attempt before.
+func (o *owed) goOn(err error) {
+	go func() {
+		defer func() { o.settle(err) }() // also if the caller's code ends the goroutine
+		err = protocol.Insist(context.WithoutCancel(o.trace.ctx), time.Until(o.until), err, func(ctx context.Context) error {
+			err := o.registry.attempt(ctx, o)[0]
+			if err != nil || o.last != nil { // which nobody else writes
+				o.note(err)
+			}
+			return err
+		})
+		o.trace.end(0, o.err)
+	}()
+}
+
+// end is called after the last attempt.
+func (o *owed) end(err error) {
+	defer o.settle(err) // also if a tracer panics
+	o.trace.end(0, o.err)
+}
+
+func (o *owed) settle(err error) {
+	r := o.registry
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	o.last = protocol.Latest(o.last, err)
 	switch {
-	case d.after == nil: // it has expired
+	case o.after == nil: // it has expired
 	case err != nil && r.closed: // Close says what became of it
-		r.unpaid--
+		r.open--
 		r.lessened()
 	default:
-		r.forget(d)
+		r.forget(o)
 	}
-	d.settled = true
-	if d.waited != nil {
-		close(d.waited)
+	o.settled = true
+	if o.waited != nil {
+		close(o.waited)
 	}
 }
 
-// paid is closed when the debt is settled.
-func (d *debt) paid() <-chan struct{} {
-	d.registry.mu.Lock()
-	defer d.registry.mu.Unlock()
-	if d.waited == nil {
-		d.waited = make(chan struct{})
-		if d.settled {
-			close(d.waited)
+// whenSettled is closed when it is settled.
+func (o *owed) whenSettled() <-chan struct{} {
+	o.registry.mu.Lock()
+	defer o.registry.mu.Unlock()
+	if o.waited == nil {
+		o.waited = make(chan struct{})
+		if o.settled {
+			close(o.waited)
 		}
 	}
-	return d.waited
+	return o.waited
 }
 
-// pay makes attempts until one has an answer that counts or the time is over. The end of ctx does
-// not stop it: a caller that was cancelled has to give back too. err is the error of an attempt
-// before. ended is called before the debt is settled.
-func (d *debt) pay(ctx context.Context, err error, attempt func(context.Context) error, ended func()) {
-	defer func() { d.settle(err) }() // also if the caller's code ends the goroutine
-	err = protocol.Insist(context.WithoutCancel(ctx), time.Until(d.until), err, func(ctx context.Context) error {
-		err := attempt(ctx)
-		if err != nil || d.last != nil { // which nobody else writes
-			d.note(err)
-		}
-		return err
-	})
-	ended()
+func (o *owed) note(err error) {
+	o.registry.mu.Lock()
+	defer o.registry.mu.Unlock()
+	o.last = protocol.Latest(o.last, err)
 }
 
-func (d *debt) note(err error) {
-	d.registry.mu.Lock()
-	defer d.registry.mu.Unlock()
-	d.last = protocol.Latest(d.last, err)
+func (o *owed) latest() error {
+	o.registry.mu.Lock()
+	defer o.registry.mu.Unlock()
+	return o.last
 }
 
-func (d *debt) latest() error {
-	d.registry.mu.Lock()
-	defer d.registry.mu.Unlock()
-	return d.last
+func (o *owed) isSettled() bool {
+	o.registry.mu.Lock()
+	defer o.registry.mu.Unlock()
+	return o.settled
 }
 
-func (d *debt) isPaid() bool {
-	d.registry.mu.Lock()
-	defer d.registry.mu.Unlock()
-	return d.settled
-}
-
-// wait returns nil when the debt is settled, and otherwise why it stopped waiting: ctx has ended,
-// or most has passed.
-func (d *debt) wait(ctx context.Context, most time.Duration) error {
-	if d.isPaid() {
+// wait returns nil when it is settled, and otherwise why it stopped waiting: ctx has ended, or most
+// has passed.
+func (o *owed) wait(ctx context.Context, most time.Duration) error {
+	if o.isSettled() {
 		return nil
 	}
 	timer := time.NewTimer(most)
 	defer timer.Stop()
 	select {
-	case <-d.paid():
+	case <-o.whenSettled():
 		return nil
 	case <-timer.C:
 		return protocol.NoAnswer(most)
 	case <-ctx.Done():
 	}
-	if _, settled := protocol.Await(ctx, d.paid()); settled {
+	if _, settled := protocol.Await(ctx, o.whenSettled()); settled {
 		return nil
 	}
 	return context.Cause(ctx)
@@ -329,25 +407,29 @@ func (d *debt) wait(ctx context.Context, most time.Duration) error {
 
 // behind is the work of one call in the background: it gives back what the call was granted but
 // does not return.
-type behind struct{ debts []*debt }
+type behind struct{ all []*owed }
 
-// owes adds a debt, and forgets the debts that are paid.
-func (b *behind) owes(d *debt) {
-	b.debts = append(slices.DeleteFunc(b.debts, (*debt).isPaid), d)
+// owes adds one, and forgets those that are settled.
+func (b *behind) owes(o *owed) {
+	b.all = append(slices.DeleteFunc(b.all, (*owed).isSettled), o)
 }
 
 func (b *behind) giveBack(ctx context.Context, leases ...*Lease) {
 	for _, l := range leases {
-		b.owes(&l.release(ctx, ErrReleased).debt)
+		o, begun := l.beginRelease(ctx, ErrReleased)
+		if begun {
+			o.goOn(nil)
+		}
+		b.owes(o)
 	}
 }
 
-// wait waits for all debts; it returns false if ctx ends before. A call that goes on with its lease
+// wait waits for all; it returns false if ctx ends before. A call that goes on with its lease
 // id has to wait, or it would get once more what it is giving back.
 func (b *behind) wait(ctx context.Context) bool {
-	for _, d := range b.debts {
+	for _, o := range b.all {
 		select {
-		case <-d.paid():
+		case <-o.whenSettled():
 		case <-ctx.Done():
 			return false
 		}
@@ -355,17 +437,17 @@ func (b *behind) wait(ctx context.Context) bool {
 	return ctx.Err() == nil
 }
 
-// waitBriefly waits for all debts, but no longer than protocol.Grace, and not for a caller whose
+// waitBriefly waits for all, but no longer than protocol.Grace, and not for a caller whose
 // context has ended: thousands that are cancelled at once would wait for each other's requests.
 func (b *behind) waitBriefly(ctx context.Context) {
-	if len(b.debts) > 0 && ctx.Err() == nil {
+	if len(b.all) > 0 && ctx.Err() == nil {
 		ctx, cancel := context.WithTimeout(ctx, protocol.Grace)
 		defer cancel()
 		b.wait(ctx)
 	}
 }
 
-// Blocked is a resource that nobody can acquire before that time, on this process's clock, although
+// Blocked is a resource that nobody can acquire before Until, on this process's clock, although
 // nobody works on it.
 type Blocked struct {
 	Resource string

@@ -20,13 +20,12 @@ type Issuer struct {
 
 // core is what the leases and acquisitions of one Issuer have in common.
 type core struct {
-	cfg         Config
-	store       *store
-	watchdog    *watchdog
-	lines       *lines
-	registry    *registry
-	withdrawals *withdrawals
-	names       *names
+	cfg      Config
+	store    *store
+	watchdog *watchdog
+	lines    *lines
+	registry *registry
+	names    *names
 }
 
 // names remembers the names of the resources that were used lately.
@@ -57,15 +56,13 @@ func New(client redis.UniversalClient, cfg Config) (*Issuer, error) {
 		return nil, err
 	}
 	s := newStore(client, cfg)
-	r := newRegistry(cfg.TTL)
 	return &Issuer{core: &core{
-		cfg:         cfg,
-		store:       s,
-		watchdog:    &watchdog{store: s, cfg: cfg},
-		lines:       &lines{subscribe: s.subscribe, byChannel: make(map[string]*line)},
-		registry:    r,
-		withdrawals: &withdrawals{registry: r, redis: s.redis, ttl: cfg.TTL},
-		names:       &names{keys: make(map[string]*protocol.Keys)},
+		cfg:      cfg,
+		store:    s,
+		watchdog: &watchdog{store: s, cfg: cfg},
+		lines:    &lines{subscribe: s.subscribe, byChannel: make(map[string]*line)},
+		registry: newRegistry(s.redis, cfg.TTL),
+		names:    &names{keys: make(map[string]*protocol.Keys)},
 	}}, nil
 }
 
@@ -225,7 +222,7 @@ func (i *Issuer) Close(ctx context.Context) error {
 	}
 	if i.registry.close() {
 		ended := make(chan struct{})
-		go i.releaseAll(context.WithoutCancel(ctx), ended)
+		go i.registry.releaseAll(context.WithoutCancel(ctx), ended)
 		_, _ = protocol.Await(ctx, ended) // also where ctx is over, the leases end with Close
 	}
 	for !i.registry.wait(ctx) {

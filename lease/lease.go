@@ -37,8 +37,8 @@ type Lease struct {
 	unsealed bool   // and so not renewed; guarded by mu
 	due      *batch // whose renewal comes next, nil if none does; guarded by the watchdog's mu
 
-	back   *release // the latest, nil before the first; guarded by mu
-	unsure bool     // a release was sent and never answered; for one release at a time
+	back   *owed // the latest release, nil before the first; guarded by mu
+	unsure bool  // a release was sent and never answered; for one release at a time
 }
 
 // newLease starts the lease on the nth resource, which was granted to a request sent at that time:

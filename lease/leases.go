@@ -132,22 +132,22 @@ func (l *Lease) finish(ctx context.Context) error {
 		return err
 	}
 	over := l.Err()
-	r, begun := l.beginRelease(ctx, ErrReleased)
+	o, begun := l.beginRelease(ctx, ErrReleased)
 	switch {
 	case begun && over != nil:
-		r.goOn(nil)
+		o.goOn(nil)
 	case begun:
-		r.tryHere(ctx)
+		o.tryHere(ctx)
 	}
 	switch {
 	case errors.Is(over, ErrReleased) && !errors.Is(over, ErrClosed): // by fn itself
 		return nil
 	case over != nil:
 		return over
-	case r.wait(ctx, protocol.Grace) != nil, protocol.Transient(r.err):
+	case o.wait(ctx, protocol.Grace) != nil, protocol.Transient(o.err):
 		return nil
 	}
-	return r.err
+	return o.err
 }
 
 // endTracing ends the tracing of an acquisition with the first lease, if there is one.

@@ -114,13 +114,17 @@ const (
 )
 
 var (
-	decodeExtend  = outcomeOf("extended")
-	decodeRelease = outcomeOf("released")
-	decodeRan     = outcomeOf("ran")
+	decodeExtend    = outcomeOf("extended")
+	decodeGivenBack = outcomeOf("released", "withdrawn")
+	decodeRan       = outcomeOf("ran")
 )
 
-func outcomeOf(success string) func(protocol.Reply) (outcome, error) {
-	return protocol.OneOf(map[string]outcome{success: done, "gone": gone, "taken": taken, "revoked": revoked})
+func outcomeOf(successes ...string) func(protocol.Reply) (outcome, error) {
+	words := map[string]outcome{"gone": gone, "taken": taken, "revoked": revoked}
+	for _, success := range successes {
+		words[success] = done
+	}
+	return protocol.OneOf(words)
 }
 
 // loss is why a lease is not held any more.

@@ -20,7 +20,7 @@ func TestDecodeEveryBranch(t *testing.T) {
 		"acquire":   func(r protocol.Reply) (any, error) { return new(store).decodeAcquire(r, 1) },
 		"acquire 2": func(r protocol.Reply) (any, error) { return new(store).decodeAcquire(r, 2) },
 		"extend":    func(r protocol.Reply) (any, error) { return decodeExtend(r) },
-		"release":   func(r protocol.Reply) (any, error) { return decodeRelease(r) },
+		"release":   func(r protocol.Reply) (any, error) { return decodeGivenBack(r) },
 		"revoke":    func(r protocol.Reply) (any, error) { return decodeRevoke(r) },
 		"raise":     func(r protocol.Reply) (any, error) { return decodeRaise(r) },
 		"inspect":   func(r protocol.Reply) (any, error) { return decodeInspect(r) },

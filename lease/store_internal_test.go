@@ -95,7 +95,7 @@ func TestAWithdrawalPassesTheTurnOn(t *testing.T) {
 	withdraw(second)
 	require.Zero(t, ask(second, modeWait), "it comes back, to the end")
 	result, err := protocol.Query(t.Context(), s.redis,
-		s.release(term{keys: k, id: holder.String(), token: granted}), decodeRelease)
+		s.release(term{keys: k, id: holder.String(), token: granted}), decodeGivenBack)
 	require.NoError(t, err)
 	require.Equal(t, done, result)
 	require.Equal(t, "free "+first.String(), next(), "the withdrawal of a waiter while the resource is held wakes nobody")

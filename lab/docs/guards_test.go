@@ -378,7 +378,7 @@ var guards = []struct {
 		{"L6", "a subscription whose connection fails is made again", "\tif s.change(nil, []string{channel + \":probe\"}) != nil {\n", "\tif _ = s.change(nil, []string{channel + \":probe\"}); false {\n", "lease.TestASubscriptionWhoseConnectionFailsIsMadeAgain"},
 	}},
 	{"lease/release.go", []guard{
-		{"L4", "a release that was carried out unheard is no loss", " || r.over == nil && r.lease.unsure && (result == gone || result == taken) {", " {", "lease.TestLostReplies"},
+		{"L4", "a release that was carried out unheard is no loss", " || o.over == nil && l.unsure && (result == gone || result == taken):", ":", "lease.TestLostReplies"},
 	}},
 	{"lease/renew.go", []guard{
 		{"L5", "no renewal reaches beyond MaxHold", "ttl = min(ttl, l.holdEnd.Sub(now).Truncate(time.Millisecond))", "_ = l.holdEnd", "lease.TestMaxHold"},
@@ -414,7 +414,7 @@ var guards = []struct {
 	}},
 	{"lease/giveback.go", []guard{
 		{"L8", "Close ends the calls that are under way", "		call.cancel(ErrClosed)\n", "		_ = call.cancel\n", "lease.TestCloseDuringAnAcquisition"},
-		{"L8", "the end of a context does not stop a release", "protocol.Insist(context.WithoutCancel(ctx), time.Until(d.until),", "protocol.Insist(ctx, time.Until(d.until),", "lease.TestReleaseOutlivesItsCaller"},
+		{"L8", "the end of a context does not stop a release", "protocol.Insist(context.WithoutCancel(o.trace.ctx), time.Until(o.until),", "protocol.Insist(o.trace.ctx, time.Until(o.until),", "lease.TestReleaseOutlivesItsCaller"},
 		{"L8", "what could not be given back is named", "case err != nil && r.closed:", "case false:", "lease.TestCloseSaysWhatWasRefused"},
 		{"L8", "Close looks at few of those that it leaves", "\tfor d := r.owed.after; d != &r.owed && looked < mostBlocked;", "\tfor d := r.owed.after; d != &r.owed;", "lease.TestCloseLooksAtFewWhenItsContextIsOver"},
 		{"L8", "nothing is asked of Redis after Close", "\tif r.closed {\n\t\treturn nil, ErrClosed\n\t}\n", "", "lease.TestClose"},
