@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -60,15 +61,15 @@ func TestAnAttemptWithoutAnAnswerDoesNotHideWhatRedisSaid(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := Within(t.Context(), 200*time.Millisecond)
 				defer cancel()
-				n := 0
+				var n atomic.Int32
 				err := attempts(ctx, func(ctx context.Context) error {
-					if n++; n == 1 {
+					if n.Add(1) == 1 {
 						return answer{errors.New("BUSY Redis is busy running a script")}
 					}
 					<-ctx.Done()
 					return ctx.Err()
 				})
-				require.Greater(t, n, 1)
+				require.Greater(t, n.Load(), int32(1))
 				require.ErrorIs(t, err, ErrUnreachable)
 				require.True(t, IsRefused(err, Busy))
 			})

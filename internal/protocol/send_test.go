@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -243,9 +244,9 @@ func TestAnErrorTellsTheWholeTimeThatWasTried(t *testing.T) {
 		defer client.Close()
 		stuck := make(chan struct{})
 		defer close(stuck)
-		attempts := 0
+		var attempts atomic.Int32
 		client.AddHook(answers(func(redis.Cmder) error {
-			if attempts++; attempts == 1 {
+			if attempts.Add(1) == 1 {
 				time.Sleep(100 * time.Millisecond)
 				return errors.New("connection refused")
 			}
@@ -253,7 +254,7 @@ func TestAnErrorTellsTheWholeTimeThatWasTried(t *testing.T) {
 			return nil
 		}))
 		_, err := protocol.Ask(t.Context(), protocol.Over(client), time.Second, count.Call(1, "key"), counted)
-		require.Equal(t, 3, attempts)
+		require.EqualValues(t, 3, attempts.Load())
 		require.EqualError(t, err, "lease: redis unreachable: no answer from 127.0.0.1:6379 within 1s; an earlier attempt: connection refused")
 	})
 }
