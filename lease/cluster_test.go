@@ -128,17 +128,31 @@ func TestALeaseSurvivesTheDeathOfAMasterOfItsCluster(t *testing.T) {
 	require.NoError(t, l.Release(t.Context()))
 }
 
-// A grant that replicas confirm goes to the master itself. That the new one has no replica is its
-// answer.
-func TestAWaiterFindsTheNewMasterOfItsCluster(t *testing.T) {
+// A grant that replicas confirm goes to the master itself, and so do the answers that a client of a
+// Cluster follows otherwise. That the new master has no replica is its answer.
+func TestAGrantThatReplicasConfirmFindsTheNewMaster(t *testing.T) {
 	t.Parallel()
-	cluster := testenv.Cluster(t)
-	w := &world{client: cluster.Client(), namespace: "cluster"}
-	i := w.issuer(t, lease.Config{TTL: time.Minute, Replicas: 1})
-	require.NoError(t, w.client.Ping(t.Context()).Err()) // it knows the masters
-	killMaster(t, w, cluster, "a")
-	_, err := i.Acquire(t.Context(), "a")
-	require.ErrorIs(t, err, &lease.RefusedError{Code: "NOREPLICAS"})
+	for name, change := range map[string]func(w *world, cluster *testenv.ClusterServers){
+		"after the master died":    func(w *world, cluster *testenv.ClusterServers) { killMaster(t, w, cluster, "a") },
+		"after the slot was moved": func(w *world, cluster *testenv.ClusterServers) { cluster.MoveSlot(cluster.Slot(w.key("a", "owner"))) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cluster := testenv.Cluster(t)
+			options := cluster.Options()
+			options.ClusterStateReloadInterval = time.Hour // so that it finds out because it is told to look
+			client := redis.NewClusterClient(options)
+			t.Cleanup(func() { _ = client.Close() })
+			w := &world{client: client, namespace: "cluster"}
+			i := w.issuer(t, lease.Config{TTL: time.Minute, Replicas: 1})
+			require.NoError(t, client.Ping(t.Context()).Err()) // it knows the masters
+
+			change(w, cluster)
+
+			_, err := i.Acquire(t.Context(), "a")
+			require.ErrorIs(t, err, &lease.RefusedError{Code: "NOREPLICAS"})
+		})
+	}
 }
 
 // listens reports whether a waiter's process is subscribed on the server that has the resource.

@@ -352,9 +352,8 @@ func (s *Sender) sendToMasters(ctx context.Context, requests []*request) {
 	}
 }
 
-// wanted are those requests that somebody still waits for, none if nobody does, and the context to
-// send them with. What bounds several is the time of the last alone, so that none of them can end
-// another.
+// wanted returns the requests that somebody still waits for, and a context to send them with. Of
+// several requests it ends when the last one's time is over, so that none of them ends another.
 func (s *Sender) wanted(requests []*request) (ctx context.Context, cancel func(), wanted []*request) {
 	if r := requests[0]; len(requests) == 1 && r.ctx.Err() == nil {
 		return forClient(r.ctx), func() {}, requests
@@ -424,8 +423,9 @@ func (s *Sender) send(requests []*request) {
 		for _, r := range sent {
 			err := r.command.Err()
 			if s.cluster != nil && err != nil && (!answered(err) || Moved(err)) {
-				// Perhaps the server has died, and another serves the slot by now. The client looks only
-				// once a minute, or when it follows a server that tells it to.
+				// Perhaps the server has died, and another serves the slot by now. The client looks once a
+				// minute, and when it is told to while it follows; it was given a server for what replicas
+				// have to confirm, and follows nothing there.
 				s.cluster.ReloadState(ctx)
 			}
 			if !r.inFull && err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {

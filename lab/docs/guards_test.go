@@ -308,6 +308,8 @@ var guards = []struct {
 		{"L8", "a call that can be cancelled is not sent by its caller", " && Endless(b.Context)", "", "internal/protocol.TestACallWhoseContextCannotEndIsSentByItsCaller"},
 		{"L5", "a master that hangs ends only its own leases", "ofMaster[master] = append(ofMaster[master], r)", "_, ofMaster[nil] = master, append(ofMaster[nil], r)", "lease.TestAMasterThatHangsEndsOnlyItsOwnLeases"},
 		{"L5", "a master of a Cluster that does not answer is looked for again", "			s.cluster.ReloadState(ctx)\n", "", "lease.TestALeaseSurvivesTheDeathOfAMasterOfItsCluster"},
+		{"L5", "a grant that replicas confirm looks for a master that replaced a dead one", "(!answered(err) || Moved(err))", "Moved(err)", "lease.TestAGrantThatReplicasConfirmFindsTheNewMaster"},
+		{"L5", "so it does for the master that a slot was moved to", "(!answered(err) || Moved(err))", "!answered(err)", "lease.TestAGrantThatReplicasConfirmFindsTheNewMaster"},
 	}},
 	{"internal/protocol/common.lua", []guard{
 		{"L6", "a turn that lapsed before the waiter asked is its last", "turn = late and LATE or 0", "turn = 0", "lease.TestAWaiterWhoseTurnLapsedKeepsItsPlace"},
