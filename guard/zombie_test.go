@@ -178,7 +178,7 @@ func TestAnAcquisitionWithinATransactionNamesThePool(t *testing.T) {
 			err = guard.New(outer, w.pool).Do(t.Context(), "table:13:bill", func(ctx context.Context, h *guard.Holder) error {
 				return h.Tx(ctx, func(tx pgx.Tx) error {
 					_, err := tx.Exec(ctx, `SELECT`)
-					ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // so long one waits to write
+					ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second) // so long one waits to write; more than to seal
 					defer cancel()
 					within = errors.Join(err, call(ctx, w, desk, insertAnn))
 					return nil

@@ -185,7 +185,11 @@ func TestTheLogOfASlowScriptOutlivesItsWindow(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	for _, window := range []time.Duration{ms, 2 * ms, 10 * ms, time.Second, admission.MaxWindow} {
-		answer, err := w.client.Eval(t.Context(), `
+		var answer []float64
+		for tries := 1; len(answer) < 4; tries++ { // a machine that stands still lets the window pass meanwhile
+			require.Less(t, tries, 20, "the log is gone, each time")
+			var err error
+			answer, err = w.client.Eval(t.Context(), `
 			local admit = function()
 				`+protocol.AdmissionSliding.Source+`
 			end
@@ -199,9 +203,10 @@ func TestTheLogOfASlowScriptOutlivesItsWindow(t *testing.T) {
 				ARGV[3] = 'ffffffff-0000-4000-8000-000000000000'
 			end
 			return newest`,
-			[]string{"admission:v1:{" + w.namespace + "/" + window.String() + "}:sliding"},
-			1, window.Milliseconds(), uuid.NewString()).Float64Slice()
-		require.NoError(t, err)
+				[]string{"admission:v1:{" + w.namespace + "/" + window.String() + uuid.NewString() + "}:sliding"},
+				1, window.Milliseconds(), uuid.NewString()).Float64Slice()
+			require.NoError(t, err)
+		}
 		for n := range 2 {
 			entered, expires := time.UnixMicro(int64(answer[2*n])), time.UnixMicro(int64(answer[2*n+1]))
 			require.GreaterOrEqual(t, expires.Sub(entered), window, "admission %d", n+1)
