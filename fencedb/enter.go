@@ -94,13 +94,13 @@ func (e *entry) enter(ctx context.Context, tx pgx.Tx) error {
 //
 // It asks the server that db leads to, in one round trip, also if err is nil: some drivers return
 // nil from the COMMIT of a transaction that has failed, and all do if a statement of your own has
-// rolled it back before. Call it only on errors if you trust the driver. What came after a
-// statement that ended the transaction, such as COMMIT AND CHAIN, was outside the fence, and
-// Outcome does not report it.
+// rolled it back. If you trust your driver and your statements, call it only when there is an
+// error. Outcome does not report what came after a statement that ended the transaction, such as
+// COMMIT AND CHAIN: that was outside the fence.
 //
-// The transaction must be over, and its connection given back: one that is open, on whatever
-// connection, is waited for until five seconds after the end of its lease. The wait is as long for
-// a server that does not answer. The wait ends five seconds after ctx does.
+// The transaction must be over, and its connection given back. Outcome waits for one that is still
+// open, or for a server that does not answer, until five seconds after the end of the lease or of
+// ctx, whichever is first.
 func (e *Entry) Outcome(ctx context.Context, db DB, err error) error {
 	return e.outcome(ctx, askOn(new(config).with(db, nil)), err)
 }

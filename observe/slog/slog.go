@@ -26,8 +26,8 @@
 // The texts of errors are not logged either, because they name resources; the attribute "cause" is
 // the outcome in a word, and "code" what the server called it: NOPERM, OOM, an SQLSTATE. "see" is
 // the section of docs/runbook.md, as in its links; fencedb explain prints it. Lines of success and
-// of the caller's own errors have none. [Config.Plain] logs
-// names and texts. Lease ids are shortened to 8 characters.
+// of the caller's own errors have none. [Config.Plain] logs names and texts. Lease ids are
+// shortened to 8 characters.
 package slog
 
 import (

@@ -26,7 +26,7 @@ type order struct {
 	Sure  bool // book without another look at the clock and the lease
 }
 
-// What a clerk does.
+// What a clerk can be told to do.
 const (
 	toAcquire = "acquire" // the lease, then look who has booked
 	toBook    = "book"
