@@ -27,8 +27,8 @@ func NewRepository[T any](db DB, of func(tx pgx.Tx) T) *Repository[T] {
 }
 
 // Write runs fn in a transaction that holds the fence of grant, and commits it if fn returns nil.
-// Its errors, its time limit and what cancelling ctx does are those of Tx. You can decide on what fn
-// reads. Do not use the T after fn has returned.
+// Its errors, its time limit and what cancelling ctx does are those of Tx. You can decide on what
+// fn reads. Do not use the T after fn has returned.
 //
 // It takes two round trips at least. Exec and SendBatch take one, for statements without a decision
 // between them.
