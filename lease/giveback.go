@@ -212,6 +212,10 @@ type owed struct {
 	err  error // what became of the release; set before it is settled
 	done bool  // it was answered; set before it is settled
 
+	// That of one of the requests of the latest attempt, a transient one if there is any; nil if all
+	// were answered. For whoever makes the attempt.
+	failed error
+
 	resources     []string
 	one           [1]string        // of resources
 	oneCall       [1]protocol.Call // of calls
@@ -254,36 +258,35 @@ func (r *registry) forget(o *owed) {
 	r.lessened()
 }
 
-// attempt sends the requests of all in one round trip. The error of each is that of one of its
-// requests, and transient if any is.
-func (r *registry) attempt(ctx context.Context, all ...*owed) []error {
+// attempt sends the requests of all in one round trip, and notes in each what failed.
+func (r *registry) attempt(ctx context.Context, all ...*owed) {
 	calls := slices.Clip(all[0].calls)
 	for _, o := range all[1:] {
 		calls = append(calls, o.calls...)
 	}
 	answers := protocol.QueryAll(ctx, r.redis, calls, decodeGivenBack)
-	errs := make([]error, len(all))
-	for n, o := range all {
+	for _, o := range all {
+		o.failed = nil
 		for _, answer := range answers[:len(o.calls)] {
-			if answer.Err != nil && !protocol.Transient(errs[n]) {
-				errs[n] = answer.Err
+			if answer.Err != nil && !protocol.Transient(o.failed) {
+				o.failed = answer.Err
 			}
 		}
 		if o.lease != nil {
-			o.released(answers[0].Value, errs[n])
+			o.released(answers[0].Value, o.failed)
 		}
 		answers = answers[len(o.calls):]
 	}
-	return errs
 }
 
 // attemptAll makes the first attempt for all. Those that need another make it on their own.
 func (r *registry) attemptAll(ctx context.Context, all []*owed) {
-	for n, err := range r.attempt(ctx, all...) {
-		if protocol.Transient(err) {
-			all[n].goOn(err)
+	r.attempt(ctx, all...)
+	for _, o := range all {
+		if protocol.Transient(o.failed) {
+			o.goOn()
 		} else {
-			all[n].end(err)
+			o.end()
 		}
 	}
 }
@@ -313,24 +316,24 @@ func (r *registry) gather(o *owed) {
 
 // goOn makes attempts in the background until one has an answer that counts or the time is over.
 // The end of a caller's context does not stop it: a caller that was cancelled has to give back too.
-// err is the error of an attempt before.
-func (o *owed) goOn(err error) {
+func (o *owed) goOn() {
 	go func() {
+		err := o.failed                  // if there was an attempt before
 		defer func() { o.settle(err) }() // also if the caller's code ends the goroutine
 		err = protocol.Insist(context.WithoutCancel(o.trace.ctx), time.Until(o.until), err, func(ctx context.Context) error {
-			err := o.registry.attempt(ctx, o)[0]
-			if err != nil || o.last != nil { // which nobody else writes
-				o.note(err)
+			o.registry.attempt(ctx, o)
+			if o.failed != nil || o.last != nil { // which nobody else writes
+				o.note(o.failed)
 			}
-			return err
+			return o.failed
 		})
 		o.trace.end(0, o.err)
 	}()
 }
 
 // end is called after the last attempt.
-func (o *owed) end(err error) {
-	defer o.settle(err) // also if a tracer panics
+func (o *owed) end() {
+	defer o.settle(o.failed) // also if a tracer panics
 	o.trace.end(0, o.err)
 }
 
@@ -418,7 +421,7 @@ func (b *behind) giveBack(ctx context.Context, leases ...*Lease) {
 	for _, l := range leases {
 		o, begun := l.beginRelease(ctx, ErrReleased)
 		if begun {
-			o.goOn(nil)
+			o.goOn()
 		}
 		b.owes(o)
 	}

@@ -135,7 +135,7 @@ func (l *Lease) finish(ctx context.Context) error {
 	o, begun := l.beginRelease(ctx, ErrReleased)
 	switch {
 	case begun && over != nil:
-		o.goOn(nil)
+		o.goOn()
 	case begun:
 		o.tryHere(ctx)
 	}

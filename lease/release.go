@@ -65,7 +65,7 @@ func (l *Lease) beginRelease(ctx context.Context, why error) (o *owed, begun boo
 	defer func() {
 		l.back = o
 		if !begun { // but a tracer panicked
-			o.goOn(nil)
+			o.goOn()
 		}
 	}()
 	if over == nil {
@@ -80,21 +80,21 @@ func (l *Lease) beginRelease(ctx context.Context, why error) (o *owed, begun boo
 // meanwhile.
 func (o *owed) tryHere(ctx context.Context) {
 	if ctx.Err() != nil {
-		o.goOn(nil)
+		o.goOn()
 		return
 	}
 	b, cancel := protocol.Within(o.trace.ctx, protocol.OneOfMany(time.Until(o.until)))
 	defer cancel()
-	err := o.registry.attempt(b, o)[0]
+	o.registry.attempt(b, o)
 	over := ctx.Err() != nil // which says nothing about Redis
-	if err != nil && (over || protocol.Transient(err)) {
+	if o.failed != nil && (over || protocol.Transient(o.failed)) {
 		if !over {
-			o.note(err)
+			o.note(o.failed)
 		}
-		o.goOn(err)
+		o.goOn()
 		return
 	}
-	o.end(err)
+	o.end()
 }
 
 // releaseAll ends all leases, closes ended, and gives them back, many in one request and few
