@@ -114,12 +114,23 @@ func killMaster(t *testing.T, w *world, cluster *testenv.ClusterServers, resourc
 	master.Kill()
 }
 
+// neverLooks returns a client that knows the masters, and looks for others only when it is told to.
+func neverLooks(t *testing.T, cluster *testenv.ClusterServers) *redis.ClusterClient {
+	t.Helper()
+	options := cluster.Options()
+	options.ClusterStateReloadInterval = time.Hour
+	client := redis.NewClusterClient(options)
+	t.Cleanup(func() { _ = client.Close() })
+	require.NoError(t, client.Ping(t.Context()).Err())
+	return client
+}
+
 // A client of a Cluster learns of a new master from the answer of a server, and one that is dead
 // answers nothing.
 func TestALeaseSurvivesTheDeathOfAMasterOfItsCluster(t *testing.T) {
 	t.Parallel()
 	cluster := testenv.Cluster(t)
-	w := &world{client: cluster.Client(), namespace: "cluster"}
+	w := &world{client: neverLooks(t, cluster), namespace: "cluster"}
 	l := try(t, w.issuer(t, lease.Config{TTL: time.Minute, RenewEvery: time.Second}), "a")
 	killMaster(t, w, cluster, "a")
 	died := time.Now()
@@ -139,13 +150,8 @@ func TestAGrantThatReplicasConfirmFindsTheNewMaster(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			cluster := testenv.Cluster(t)
-			options := cluster.Options()
-			options.ClusterStateReloadInterval = time.Hour // so that it finds out because it is told to look
-			client := redis.NewClusterClient(options)
-			t.Cleanup(func() { _ = client.Close() })
-			w := &world{client: client, namespace: "cluster"}
+			w := &world{client: neverLooks(t, cluster), namespace: "cluster"}
 			i := w.issuer(t, lease.Config{TTL: time.Minute, Replicas: 1})
-			require.NoError(t, client.Ping(t.Context()).Err()) // it knows the masters
 
 			change(w, cluster)
 

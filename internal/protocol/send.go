@@ -406,12 +406,7 @@ func (s *Sender) send(requests []*request) {
 	defer Recover(func(panicked error) { failed = panicked })
 	for len(requests) > 0 {
 		for _, r := range requests {
-			words := r.call.words
-			if r.inFull {
-				words = append([]any{"eval", r.call.script.Source}, words[2:]...)
-			}
-			r.command.Cmd = redis.NewCmd(ctx, words...)
-			r.command.SetFirstKeyPos(beforeKeys)
+			r.prepare(ctx)
 		}
 		if r := requests[0]; len(requests) == 1 && r.call.Replicas == 0 {
 			_ = s.client.Process(ctx, &r.command)
@@ -422,10 +417,9 @@ func (s *Sender) send(requests []*request) {
 		requests = nil
 		for _, r := range sent {
 			err := r.command.Err()
-			if s.cluster != nil && err != nil && (!answered(err) || Moved(err)) {
-				// Perhaps the server has died, and another serves the slot by now. The client looks once a
-				// minute, and when it is told to while it follows; it was given a server for what replicas
-				// have to confirm, and follows nothing there.
+			if s.cluster != nil && movedOn(err) {
+				// The client looks once a minute, and when it is told to while it follows; it was given a
+				// server for what replicas have to confirm, and follows nothing there.
 				s.cluster.ReloadState(ctx)
 			}
 			if !r.inFull && err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
@@ -437,6 +431,22 @@ func (s *Sender) send(requests []*request) {
 		}
 		requests = unknown
 	}
+}
+
+// prepare makes the command.
+func (r *request) prepare(ctx context.Context) {
+	words := r.call.words
+	if r.inFull {
+		words = append([]any{"eval", r.call.script.Source}, words[2:]...)
+	}
+	r.command.Cmd = redis.NewCmd(ctx, words...)
+	r.command.SetFirstKeyPos(beforeKeys)
+}
+
+// movedOn reports whether another server may serve the slot by now: the one that was asked says so,
+// or has perhaps died.
+func movedOn(err error) bool {
+	return err != nil && (!answered(err) || Moved(err))
 }
 
 // pipeline sends commands in one round trip, or one that replicas have to confirm.
