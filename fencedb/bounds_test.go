@@ -199,6 +199,41 @@ func TestATransactionThatOutlastsItsHoldIsNotALeaseThatIsOver(t *testing.T) {
 	}
 }
 
+// A thousand fences are not entered in a millisecond.
+func TestAHoldThatEndsWhileFencesAreEnteredIsNotALeaseThatIsOver(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	conn, db, hold := w.conn(), w.sqlDB(), fencedb.Hold(time.Millisecond)
+	grants := make([]fencedb.Grant, 1000)
+	for i := range grants {
+		grants[i] = grantFor(fmt.Sprintf("table:%d", i), 41, time.Hour)
+	}
+	all := fencedb.All(grants...)
+	insert := &pgx.Batch{}
+	insert.Queue(bookAnn)
+
+	for name, write := range map[string]func() error{
+		"Tx": func() error {
+			return fencedb.Tx(t.Context(), conn, all, func(tx pgx.Tx) error { return book(t.Context(), tx, 12, "ann") }, hold)
+		},
+		"SendBatch": func() error { return fencedb.SendBatch(t.Context(), conn, all, insert, hold) },
+		"Exec": func() error {
+			_, err := fencedb.Exec(t.Context(), fencedb.With(conn, hold), all, bookAnn)
+			return err
+		},
+		"TxSQL":    func() error { return fencedb.TxSQL(t.Context(), db, all, inSQL(bookAnn), hold) },
+		"EnterSQL": func() error { return enterSQL(t.Context(), w.begin(db), all, hold) },
+		"Enter": func() error {
+			return pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error { return enter(t.Context(), tx, all, hold) })
+		},
+	} {
+		err := write()
+		require.ErrorIs(t, err, fencedb.ErrTooLong, name)
+		require.NotErrorIs(t, err, fencedb.ErrLeaseOver, name)
+	}
+	require.Empty(t, w.guests())
+}
+
 // The settings go back with the transaction: a pooled connection must not carry them to its next
 // user.
 func TestTheBoundsEndWithTheTransaction(t *testing.T) {

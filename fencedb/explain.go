@@ -138,7 +138,7 @@ func (e *entry) timeOver(err error) error {
 	switch {
 	case slices.ContainsFunc(said, func(sentinel error) bool { return errors.Is(err, sentinel) }):
 		return err
-	case e.leaseIsOver(), answered(err).code == codeLeaseOver:
+	case e.leaseIsOver():
 		return leaseOver(e.grants, err)
 	}
 	return &rejection{ErrTooLong, err}

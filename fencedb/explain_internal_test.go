@@ -28,6 +28,8 @@ func TestAnAnswerCountsAlsoWhenTheDeadlineEndedTheConnection(t *testing.T) {
 	} {
 		e, err := newEntry(nil, NewGrant("table:12", 42, uuid.New(), time.Now().Add(time.Hour)), nil)
 		require.NoError(t, err)
+		_, err = e.remaining()
+		require.NoError(t, err)
 
 		err = e.explain(ctx, nil, true, &pgconn.PgError{Code: code, Detail: `{"blockers": [{"pid": 4711}]}`})
 
