@@ -1,6 +1,7 @@
 package migrations_test
 
 import (
+	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -63,6 +64,21 @@ func TestWhatRowsOfManyResourcesCost(t *testing.T) {
 			s.exec(`ROLLBACK; SELECT pg_stat_force_next_flush()`)
 		}
 	}
+}
+
+// Fences that are not there are made in one go, and each is looked for once.
+func TestWhatFencesThatAreNewCost(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`SELECT fencedb.epoch()`)
+	const scans = `SELECT seq_scan + idx_scan FROM pg_stat_xact_user_tables WHERE relid = 'fencedb.fences'::regclass`
+	const many = 500
+
+	s.exec(`BEGIN`)
+	before := s.one(scans)
+	s.exec(fmt.Sprintf(`SELECT fencedb.enter_all(array_agg('room:' || i), array_agg(7), array_agg('%v'::uuid)) FROM generate_series(1, %d) i`, leases, many))
+	require.Equal(t, "true", s.one(fmt.Sprintf(`SELECT (%s) - %s <= %d + 10`, scans, before, many)))
+	s.exec(`COMMIT`)
 }
 
 // leastWAL is the least that a statement has written in five transactions: whoever reads a page may

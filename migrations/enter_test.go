@@ -327,6 +327,47 @@ func TestEnteringSeveralIsEnteringEach(t *testing.T) {
 	}
 }
 
+// allOf enters fences in one call: those of which i, from 1 to most, fulfils the condition.
+func allOf(token, most int, condition string) string {
+	return fmt.Sprintf(`SELECT fencedb.enter_all(array_agg('r' || i ORDER BY random()), array_agg(%d), array_agg('%v'::uuid)) FROM generate_series(1, %d) i WHERE %s`,
+		token, leaseOf(token), most, condition)
+}
+
+// Known fences, older ones, those that other transactions of the lease share and those that are new
+// stand between each other, so that they are taken in many rounds.
+func TestHundredsOfFencesAreEnteredInAnyMixture(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(allOf(41, 300, `i % 4 = 1`))
+	s.exec(allOf(42, 300, `i % 4 > 1`))
+	sharer := s.beside()
+	sharer.exec(`BEGIN; ` + allOf(42, 300, `i % 4 = 2`))
+
+	s.exec(`BEGIN; ` + allOf(42, 300, `true`))
+	require.Equal(t, "300", s.one(`SELECT count(*) FROM fencedb.fences WHERE last_fencing_token = 42 AND fencedb.token_of(resource) = 42`))
+	require.Equal(t, "0", sharer.one(`SELECT count(*) FROM (SELECT FROM fencedb.fences FOR NO KEY UPDATE SKIP LOCKED) f`), "all are held")
+	s.exec(`COMMIT`)
+}
+
+// Whoever waits for a fence that another transaction is making holds none behind it.
+func TestFencesBehindOneThatIsBeingMadeAreNotTaken(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	maker, other := s.beside(), s.beside()
+	maker.exec(`BEGIN; ` + enter(41, "r2"))
+	entered := make(chan error, 1)
+	go func() {
+		_, err := s.conn.PgConn().Exec(t.Context(), allOf(42, 3, `true`)).ReadAll()
+		entered <- err
+	}()
+	maker.awaitBlocked(s.conn.PgConn().PID())
+
+	other.exec(`SET lock_timeout = '1ms'; BEGIN; ` + enter(41, "r3") + `; ROLLBACK`)
+	maker.exec(`COMMIT`)
+	require.NoError(t, <-entered)
+	require.Equal(t, "3", s.one(`SELECT count(*) FROM fencedb.fences WHERE last_fencing_token = 42`))
+}
+
 // begin begins a transaction with a statement that enters, and returns its answer.
 func (s *session) begin(enters string) (answer string) {
 	s.Helper()
