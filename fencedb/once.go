@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// The statements of an idempotency key, which docs/postgres.md has for every language. The claim
+// The statements of an idempotency key, which docs/protocol.md has for every language. The claim
 // waits for a transaction that has claimed the key, and leaves the row locked where it is done or
 // another role's, so nobody forgets it before the next statement.
 const (

@@ -24,7 +24,7 @@ func (s *session) as(role, sql string) string {
 	return refused.Code
 }
 
-// claim and end are the statements of an idempotency key, as docs/postgres.md has them.
+// claim and end are the statements of an idempotency key, as docs/protocol.md has them.
 const (
 	claim = `INSERT INTO fencedb.once AS o (key, fingerprint) VALUES ('%s', %s) ON CONFLICT (key) DO UPDATE SET fingerprint = excluded.fingerprint, claimed_at = excluded.claimed_at
 		WHERE NOT o.done AND o.role = current_user`

@@ -827,7 +827,7 @@ REVOKE ALL ON fencedb.events, fencedb.event_id, fencedb.audit, fencedb.history F
 REVOKE ALL ON FUNCTION fencedb.keep_events, fencedb.forget_events, fencedb.log_event, fencedb.record, fencedb.note_foreign FROM PUBLIC;
 
 -- Durable idempotency keys: a key is done in the transaction that has the effect, or not at all.
--- Three statements use them, as the role that writes; docs/postgres.md has them, and fencedb.Once.
+-- Three statements use them, as the role that writes; docs/protocol.md has them, and fencedb.Once.
 
 CREATE TABLE fencedb.once (
     key         text COLLATE "C" PRIMARY KEY CHECK (key <> '' AND octet_length(key) <= 512),
