@@ -24,9 +24,18 @@
 //
 //	v1 1795178573132056 0d3f7c3e-5c0b-4a0e-9d5e-0f6f7f0f3c11 9500 1795178573140 table:12
 //
-// That is the version, the token, the lease id, the remaining milliseconds when it was sent, the
-// time of sending (in milliseconds since 1970, by the sender's clock), and the resource,
-// percent-encoded. Several grants are joined by commas.
+// That is six words, with one space between them:
+//
+//   - the version; a receiver refuses any other
+//   - the token, decimal
+//   - the lease id, a UUID in lower case, with dashes
+//   - the remaining milliseconds when it was sent
+//   - the time of sending, in milliseconds since 1970, by the sender's clock
+//   - the resource, percent-encoded: at least everything but letters, digits and -_.~:$&+=@
+//     (a + is a +)
+//
+// Several grants are joined by commas, or are several header fields, of 64 KiB in all. In gRPC the
+// line is the metadata fencing-grant.
 //
 // # Time
 //
