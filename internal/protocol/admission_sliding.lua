@@ -1,17 +1,17 @@
--- admission_sliding.lua: admits a request if fewer than limit were admitted in the window that ends now, wherever that begins.
+-- admission_sliding.lua: admits a request if fewer than limit requests were admitted in the window that ends now.
 --
 -- KEYS[1] log, a sorted set: admitted requests by the time of their admission in microseconds
 -- ARGV[1] limit, > 0
 -- ARGV[2] window, milliseconds, > 0
 -- ARGV[3] id of the request, a unique UUID
 --
--- Returns {'admitted', count, milliseconds}  requests in the window with this one, and after how long there will be none
+-- Returns {'admitted', count, milliseconds}  requests in the window with this one, and when the last of them leaves it
 --         {'refused', count, milliseconds, milliseconds}  one more is admitted after the first time, the whole
 --                                            limit after the second; nothing was counted
 --         {'corrupt', key, problem}
 --
--- The next request repairs a missing expiry. Entries from the future, because Redis's clock was set back, count as
--- entries of now, for one window at most.
+-- The next request repairs a missing expiry. If Redis's clock was set back, entries have a time in the future; each is
+-- set to the time now, so it counts for one window at most.
 
 expect(1, 3)
 local key = KEYS[1]
@@ -23,14 +23,14 @@ local wrong = mistyped(key, 'zset')
 if wrong then return wrong end
 local now = clock()
 
--- The log goes when its newest entry has left the window, and not sooner: the expiry is reckoned from the time that the
--- entries have, and not from the one at which Redis began the script, which may be long before on a slow machine.
+-- The log expires when its newest entry leaves the window. The expiry is reckoned from now, by which entries are dated:
+-- PEXPIRE would reckon from when Redis began the script, which on a slow machine may be much earlier.
 local function expire()
   redis.call('PEXPIREAT', key, digits(math.ceil(now / 1000) + window))
 end
 
--- Writes only if there is something to remove: the first write of a script decides whether a server without memory allows the
--- others.
+-- Removes only if there is something to remove: after its first write, Redis no longer refuses a script for lack of
+-- memory, and a removal is allowed without memory.
 local past = digits(now - window * 1000)
 if redis.call('ZCOUNT', key, '-inf', past) > 0 then redis.call('ZREMRANGEBYSCORE', key, '-inf', past) end
 for _, early in ipairs(redis.call('ZRANGEBYSCORE', key, '(' .. digits(now), '+inf')) do
@@ -51,5 +51,5 @@ local function leaves(rank)
   return digits(math.max(math.ceil((at - now) / 1000) + window, 1))
 end
 
--- If the limit was lowered, more than the oldest entry has to leave before one is admitted.
+-- If the limit was lowered, several entries have to leave before a request is admitted.
 return {'refused', digits(count), leaves(count - limit), leaves(-1)}

@@ -1,19 +1,19 @@
--- common.lua: the helpers of all scripts of the protocol: leases, semaphores, once and admission. It is put in front of
--- each script before the script is loaded, or behind the script's common case, and does nothing by itself.
+-- common.lua: the helpers of all scripts of the protocol: leases, semaphores, once and admission. The loader puts it
+-- before each script, or after the script's common case. It does nothing by itself.
 --
 -- Rules for all scripts:
---   * A script checks its arguments before anything else: the number of KEYS and ARGV, and the form of each. A wrong
---     argument is an error of the client. It ends the script with an error reply, and nothing was changed. (The common
---     cases of acquire, extend and release check only the number.)
---   * A script that meets a key of another type says so before it has changed anything, because Redis does not roll a script
---     back. (Waiters that are dead it may have taken out. Where it takes a waiter out of a queue that cannot be read, it
---     leaves that undone, without a word.)
+--   * A script first checks its arguments: the number of KEYS and ARGV, and the form of each. A wrong argument is a
+--     mistake of the client: the script ends with an error reply and changes nothing. (The common cases of acquire,
+--     extend and release check only the number.)
+--   * A script reports a key of the wrong type before its first write, because Redis does not roll a script back. There
+--     are two exceptions. It may have removed dead waiters by then. And if a queue has the wrong type, a script that
+--     only has to remove a waiter from it skips that without an error.
 --   * Time comes from Redis only. Clients send durations, never points in time.
---   * A script touches only the KEYS that it was given, and publishes to the channel that goes with them. All of them share
---     one hash tag, so one Cluster slot.
---   * Every reply is an array of strings, but for what eval.lua brings back. The first element says what happened. Any
---     script may answer
---       {'corrupt', key, problem}   a key of the protocol holds something else; nothing was changed
+--   * A script touches only the KEYS that it was given, and publishes only to the channel of these keys. All of them
+--     share one hash tag, so one Cluster slot.
+--   * Every reply is an array of strings, except for the result that eval.lua returns. The first element names the
+--     outcome. Any script may answer
+--       {'corrupt', key, problem}   the key holds something that the protocol did not write; nothing was changed
 --   * Lua numbers are doubles: they are exact up to 2^53, and tostring prints large ones as 1.79e+15. Tokens and times
 --     stay below 2^53, and the function digits prints them.
 
@@ -35,8 +35,8 @@ local function expect(keys, args)
   end
 end
 
--- Refuses keys that are not these fields of one resource, from KEYS[first] on: a client that mixed them up would take the
--- resource from others, or stand in a queue that nobody reads.
+-- Refuses the keys from KEYS[first] on unless they are these fields of one resource. A client that mixed them up could
+-- take a resource that another holds, or wait in a queue that nobody reads.
 local function fields(first, ...)
   local head
   for n, field in ipairs({...}) do
@@ -57,15 +57,15 @@ local function whole(arg, least, name)
   return n
 end
 
--- The argument, which is one of these words.
-local function one_of(given, name, ...) -- in Lua 5.1 arg is a name of its own here
+-- The argument, which must be one of these words.
+local function one_of(given, name, ...) -- not named arg, which a vararg function of Lua 5.1 defines itself
   for _, word in ipairs({...}) do
     if given == word then return given end
   end
   refuse(name .. ' is unknown: ' .. given)
 end
 
--- A UUID in lower case, as all clients must write it: scripts compare ids as text.
+-- The argument as a UUID. It must be in lower case, because scripts compare ids as text.
 local function uuid(arg, name)
   if not string.find(arg, '^%x%x%x%x%x%x%x%x%-%x%x%x%x%-%x%x%x%x%-%x%x%x%x%-%x%x%x%x%x%x%x%x%x%x%x%x$') or string.find(arg, '%u') then
     refuse(name .. ' must be a UUID in lower case, got ' .. arg)
@@ -79,14 +79,14 @@ local function name_of(arg, name)
   return arg
 end
 
--- How long the last token is remembered: at least for as long as the lease.
+-- How long Redis remembers the last token. That must be at least the TTL: the last token must outlive the lease.
 local function retention_of(arg, ttl)
   local retention = whole(arg, 1, 'fence retention')
   if retention < ttl then refuse('fence retention must be at least the ttl, got ' .. arg) end
   return retention
 end
 
--- What the functions below take as q: the waiters of one resource, and how to send them news.
+-- Makes the q of the functions below: the queue of one resource, and how to send news to its waiters.
 local function queue_of(queue, alive, publish)
   one_of(publish, 'publish command', 'PUBLISH', 'SPUBLISH')
   return {queue = queue, alive = alive, publish = publish, channel = (string.gsub(queue, 'queue$', 'wake'))}
@@ -96,21 +96,21 @@ local function corrupt(key, problem)
   return {'corrupt', key, problem}
 end
 
--- The reply if the key holds another type than the one wanted; nil if it does not exist or fits.
+-- The 'corrupt' reply if the key is of another type; nil if the type fits or the key does not exist.
 local function mistyped(key, wanted)
   local kind = redis.call('TYPE', key).ok
   if kind ~= 'none' and kind ~= wanted then return corrupt(key, 'is a ' .. kind .. ', not a ' .. wanted) end
 end
 
--- What the command answers about a key of that type. The second result is the reply if the key holds another; then the
--- command did nothing. So no TYPE comes before it.
+-- Runs a command for keys of that type, and returns its answer. If the key is of another type, Redis refuses the
+-- command, and the second result is the 'corrupt' reply. So no TYPE is needed before it.
 local function typed(kind, command, key, ...)
   local answer = redis.pcall(command, key, ...)
   if type(answer) ~= 'table' or not answer.err then return answer end
   return nil, mistyped(key, kind) or error(answer)
 end
 
--- The string at the key, or nothing if there is none. The second result is the reply if the key is corrupt.
+-- The string at the key, or false if there is none. The second result is the reply if the key is corrupt.
 local function read(key)
   return typed('string', 'GET', key)
 end
@@ -123,7 +123,7 @@ end
 
 -- Tokens ---------------------------------------------------------------------------------------------------------------
 
--- The last token issued, 0 if none is known. The second result is the reply if the key is corrupt.
+-- The last token issued; 0 if Redis remembers none. The second result is the reply if the key is corrupt.
 local function read_fence(key)
   local value, wrong = read(key)
   if wrong then return nil, wrong end
@@ -133,17 +133,17 @@ local function read_fence(key)
   return last
 end
 
--- The token after last. The clock is the floor, so a counter that was lost does not start again from 1. A result above
--- MAX_WHOLE means that the tokens are exhausted.
+-- The token after last. It is at least Redis's clock, so tokens rise even after Redis has lost the last one. A result
+-- above MAX_WHOLE means that the tokens are exhausted.
 local function next_token(last, now)
   return math.max(last + 1, now)
 end
 
 -- Revocations ----------------------------------------------------------------------------------------------------------
 
--- The key ended is a sorted set of who was revoked lately, "<lease id>:<token>:...", for those to find: they look before
--- their time would have been over. A newer one has a higher score.
-local MOST_REVOKED = 100 -- that are kept
+-- The key ended is a sorted set of recent revocations, "<lease id>:<token>:...". The former holder finds its entry
+-- there when it next renews or releases. A newer revocation has a higher score.
+local MOST_REVOKED = 100 -- entries kept for a resource
 local MINUTE = 60000
 
 local function was_revoked(ended, name)
@@ -153,7 +153,7 @@ local function was_revoked(ended, name)
   return false
 end
 
--- left is how long the holder would have held, in milliseconds.
+-- Adds a revocation. left is the time that the lease had left, in milliseconds: the entry is kept at least for so long.
 local function note_revoked(ended, entry, score, left)
   redis.call('ZADD', ended, digits(score), entry)
   redis.call('ZREMRANGEBYRANK', ended, 0, -1 - MOST_REVOKED)
@@ -162,52 +162,53 @@ end
 
 -- Waiters --------------------------------------------------------------------------------------------------------------
 --
--- A waiter is an acquisition, by its lease id. A request that arrives behind the withdrawal of its acquisition is granted
--- or queued like any other: that may block the resource for one TTL.
+-- A waiter is an acquisition that waits; its lease id identifies it. A request that arrives after the withdrawal of its
+-- acquisition is granted or queued like any other, which may block the resource for one TTL.
 --
---   queue  sorted set: the lease ids that wait, by arrival (microseconds)
+--   queue  sorted set: the lease ids of the waiters, by arrival (microseconds)
 --   alive  hash: for each of them "<until>:<asked>:<turn>:<look>@<listener>", in milliseconds
---            until  the time until which the waiter counts as alive: it must ask again before then
+--            until  when the waiter counts as dead, unless it has asked again by then
 --            asked  when its latest request was answered, rounded up
---            turn   until when it has the right of way, because it was called since; 0: it was not called; 1: it was
---                   called in this queue before and asked when its turn had lapsed
---            look   when it asks next, as it was told
+--            turn   until when it has the right of way, if it was called since it asked; 0: it was not called;
+--                   1: it has let a turn in this queue lapse
+--            look   when it will ask by itself, as Redis has told it
 --
--- A listener is a process. It subscribes to "<channel>:<listener>", and no other process does. The channel is the name of
--- the queue with "wake" for "queue".
---   'free <id>'       ask now, it is your turn
---   'look <id> <ms>'  the waiter before you has its turn now; ask in ms, because it may not have heard
+-- A listener is a process. Only this process subscribes to "<channel>:<listener>". The channel has the name of the
+-- queue with "wake" instead of "queue". The messages are
+--   'free <id>'       it is your turn: ask now
+--   'look <id> <ms>'  the waiter before you was called: ask in ms milliseconds, because it may not have heard
 -- An empty message has no meaning.
 --
--- A waiter that asks when its turn has lapsed is told from then on when it is called, and has no right of way: it may be
--- so far away that it would let the resource stand idle each time. It is granted what is free when its request comes.
+-- A waiter that asks only after its turn has lapsed loses the right of way for good: it may be so far away that the
+-- resource would stand idle at each of its turns. It is still called, and gets the lease if the resource is free when
+-- its request arrives.
 --
--- A waiter whose process does not listen is skipped and keeps its place: its connection may be about to be made again,
--- and then it asks. A waiter that has asked a moment ago has its turn all the same: it was told to wait, and is about
--- to listen. A waiter whose turn has lapsed keeps its place too, without right of way, until it asks. All of its listener
--- that have not asked since are skipped with it: the process was stopped, or is cut off.
+-- A waiter whose process does not listen is skipped and keeps its place: the process may be reconnecting, and will ask
+-- then. A waiter that asked a moment ago is not skipped, because it is just about to listen. A waiter whose turn has
+-- lapsed keeps its place too, without right of way, until it asks. The later waiters of its listener are skipped as
+-- well if they have not asked since: their process was stopped, or is cut off.
 
 -- In milliseconds. Part of the protocol: all clients of a resource must agree.
 local PATIENCE = 5000     -- a waiter asks again at least this often, whatever it was told
-local GRACE = 1000        -- how late it may be with that before it counts as dead
-local ANSWER = 500        -- how long a waiter that was called keeps its right of way
-local FRESH = 250         -- how long after its request a waiter may take until it listens
+local GRACE = 1000        -- a waiter that is later than this counts as dead
+local ANSWER = 500        -- how long a waiter that was called has the right of way
+local FRESH = 250         -- how long a waiter may take from its request until it listens
 
-local LATE = 1 -- as the turn of a waiter: it has had one, which lapsed before it asked
+local LATE = 1 -- the turn of a waiter that has let a turn lapse
 
-local MOST_TOLD = 9 -- waiters: one is called, the others look. So many places are read at first.
-local LOOK = 500 -- the number of places that one script looks at; the next script looks further
+local MOST_TOLD = 9 -- waiters that one wake tells: it calls one, and the others look; also the places read at first
+local LOOK = 500 -- places that one script visits at most; the next script gets further
 
 local function queue_fault(q)
   return mistyped(q.queue, 'zset') or mistyped(q.alive, 'hash')
 end
 
--- The first places in the queue. The second result is the reply if it is corrupt.
+-- The first lease ids in the queue. The second result is the reply if the queue is corrupt.
 local function front_of(queue)
   return typed('zset', 'ZRANGE', queue, 0, MOST_TOLD - 1)
 end
 
--- A key that is corrupt stays as it is.
+-- Removes waiters. A corrupt key stays as it is.
 local function leave(q, ...)
   if select('#', ...) == 0 then return end
   q.front = nil
@@ -225,8 +226,8 @@ local function waiter(id, entry)
     listener = listener}
 end
 
--- Puts the waiter at the end, or leaves it at its place. It counts as alive until it has to ask again. Returns the reply if a
--- key is corrupt; then nothing was changed.
+-- Puts the waiter at the end of the queue; one that is in the queue keeps its place. It is to ask again after wait
+-- milliseconds. Returns the reply if a key is corrupt; then nothing was changed.
 local function enqueue(q, mine, listener, wait)
   local ms = math.floor(q.now / 1000)
   local new, wrong = typed('zset', 'ZADD', q.queue, 'NX', digits(q.now), mine)
@@ -247,7 +248,7 @@ local function enqueue(q, mine, listener, wait)
   redis.call('PEXPIRE', q.alive, PATIENCE + GRACE)
 end
 
--- The number of waiters.
+-- The number of living waiters.
 local function waiters(q)
   local ms, n = math.floor(q.now / 1000), 0
   for _, entry in ipairs(redis.call('HVALS', q.alive)) do
@@ -256,12 +257,14 @@ local function waiters(q)
   return n
 end
 
--- Visits the living waiters in order until visit answers true or the waiter mine is reached, and takes these out of the
--- queue: the dead; waiters that claim to live longer than is possible (Redis's clock was set back since); and half an
--- entry (the other key was evicted). Those whose turn has lapsed are passed over. If LOOK places were not enough, it
--- returns the waiters that were there, perhaps none. The caller takes them out, so that the next script gets further. The
--- second result is the reply if a key is corrupt. What has read the front of the queue leaves it in q.front. A waiter
--- that visit marks as changed is written.
+-- Visits the living waiters in order, until visit returns true or the walk reaches the waiter mine. It skips waiters
+-- whose turn has lapsed. It removes dead waiters, waiters that claim to live longer than is possible (Redis's clock was
+-- set back since), and waiters without an entry in alive (that key was evicted). It writes the waiters that visit marks
+-- as changed.
+--
+-- If LOOK places were not enough, it returns their waiters that are left, perhaps none; the caller removes them, so
+-- that the next script gets further. The second result is the reply if a key is corrupt. A script that has read the
+-- front of the queue before puts it into q.front, which saves reading it again.
 local function walk(q, mine, visit)
   local ms = math.floor(q.now / 1000)
   local dropped, kept, lapsed, changed = {}, {}, {}, {}
@@ -300,14 +303,14 @@ local function walk(q, mine, visit)
   if not stopped and from >= LOOK then return kept end
 end
 
--- Sends news to the waiter. Answers whether its process listens. A process whose connection broke unnoticed counts as
--- listening; one whose ACL forbids it does not.
+-- Sends news to the waiter, and returns whether its process listens. A process whose connection broke unnoticed counts
+-- as listening. If the ACL of this script's caller forbids publishing, nobody counts as listening.
 local function tell(q, w, news)
   local heard = redis.pcall(q.publish, q.channel .. ':' .. w.listener, news)
   return type(heard) == 'number' and heard > 0
 end
 
--- Calls the waiter. Returns for how many milliseconds it has right of way, or nil if it has none.
+-- Calls the waiter. Returns for how many milliseconds it has the right of way; nil if it has none.
 local function call(q, w)
   local ms = math.floor(q.now / 1000)
   if w.turn == LATE then
@@ -319,15 +322,15 @@ local function call(q, w)
     if left > 0 and left <= FRESH + 1 then return left end -- asked was rounded up
     return nil
   end
-  if w.turn == 0 or w.turn > ms + ANSWER then -- or Redis's clock was set back
+  if w.turn == 0 or w.turn > ms + ANSWER then -- the latter if Redis's clock was set back
     w.turn, w.changed = ms + ANSWER, true
   end
   return w.turn - ms
 end
 
--- Calls the first waiter that listens. The eight behind it are told when to look, one of each listener, and more if none of
--- them listens. Who looks by then anyway is not told again: where many wait for short work, it is one message for each
--- hand-over.
+-- Calls the first waiter that listens. It tells the next eight waiters when to ask, one of each listener, and goes on
+-- to more if none of them listens. A waiter that will ask by then anyway is not told again: so where many wait for
+-- short work, a hand-over costs one message.
 local function wake(q)
   q.now = q.now or clock()
   local wait
@@ -354,8 +357,8 @@ local function wake(q)
   if deaf and not wait then leave(q, unpack(deaf)) end
 end
 
--- Milliseconds after which to ask again for what is free, because a waiter that listens stands before this one; nil if
--- it is its turn. The second result is the reply if a key is corrupt.
+-- Milliseconds after which to ask again for a free resource, because a waiter before this one has the right of way; nil
+-- if it is this one's turn. The second result is the reply if a key is corrupt.
 local function before(q, mine)
   local wait
   local deaf, wrong = walk(q, mine, function(w)

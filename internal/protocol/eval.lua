@@ -1,16 +1,18 @@
--- eval.lua: runs a script of the caller if the exact lease holds its resource and no newer token was issued. The check and
--- the script are one step. The caller's script comes in front, as a function: local function script(KEYS, ARGV) ... end
+-- eval.lua: runs a script of the caller if the exact lease holds its resource and no newer token was issued. The check
+-- and the script are one step. The caller's script is put before this one, as: local function script(KEYS, ARGV) ...
+-- end
 --
--- KEYS[1] owner   KEYS[2] fence   KEYS[3] ended   KEYS[4...] those of the caller's script
+-- KEYS[1] owner   KEYS[2] fence   KEYS[3] ended   KEYS[4...] keys of the caller's script
 -- ARGV[1] lease id   ARGV[2] token
 -- ARGV[3] number of the script's keys   ARGV[4] number of its arguments   ARGV[5...] its arguments
 --
--- Returns {'ran', result}  the script has run; its result may be any reply, and is missing if it is nil
+-- Returns {'ran', result}  the caller's script has run; its result may be any reply, and is missing if it is nil
 --         {'gone'}         nobody holds the resource: the lease expired, or its key was lost. Nothing was changed.
 --         {'taken'}        another lease holds the resource. Nothing was changed.
 --         {'revoked'}      this lease was revoked. Nothing was changed.
---         {'stale', last}  the lease holds, but a newer token was issued or the last token was raised. Nothing was changed.
---         {'corrupt', key, problem}  of owner and fence
+--         {'stale', last}  the lease holds, but a newer token was issued or the last token was raised. Nothing was
+--                          changed.
+--         {'corrupt', key, problem}  of owner or fence
 
 local keys = whole(ARGV[3] or '0', 0, 'number of keys')
 local args = whole(ARGV[4] or '0', 0, 'number of arguments')

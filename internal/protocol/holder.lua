@@ -1,4 +1,5 @@
--- holder.lua: the one holder of a lease. It is put behind common.lua. The key owner is "<lease id>:<token>:<label>".
+-- holder.lua: the helpers of the scripts of leases. The loader puts it after common.lua. The key owner holds "<lease
+-- id>:<token>:<label>".
 
 -- The holder as {id, token (string), label}, or nil if the resource is free. The second result is the reply if the key
 -- is corrupt.
@@ -10,7 +11,7 @@ local function read_owner(key)
   return {id = id, token = token, label = label}
 end
 
--- The holder as above with left, the milliseconds until its lease expires.
+-- The same, with left: the milliseconds until the lease expires.
 local function read_owner_and_left(key)
   local held, wrong = read_owner(key)
   if not held then return nil, wrong end

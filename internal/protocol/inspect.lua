@@ -1,11 +1,13 @@
--- inspect.lua: what Redis knows about a resource, for people. Changes nothing.
+-- inspect.lua: returns what Redis knows about a resource. Changes nothing.
 --
 -- KEYS[1] owner   KEYS[2] fence   KEYS[3] queue   KEYS[4] alive   KEYS[5] ended
 --
--- Returns {'inspected', lease id, token, milliseconds left, last token, milliseconds it is remembered, waiters, revoked,
+-- Returns {'inspected', lease id, token, milliseconds left, last token, milliseconds it is remembered, waiters,
+-- revoked,
 --          label}
---           lease id '' and label '', token '0', left '0' if nobody holds; last token '0' if none is known; milliseconds '-1': for ever;
---           revoked: the latest, "<lease id>:<token>:<revocation id>:<new token>", or ''
+--           If nobody holds, lease id and label are '', token and milliseconds left '0'. The last token is '0' if Redis
+--           remembers none; it is remembered for '-1' if it never expires, '-2' if there is none. revoked is the latest
+--           revocation, "<lease id>:<token>:<revocation id>:<new token>", or ''.
 --         {'corrupt', key, problem}
 
 expect(5, 0)

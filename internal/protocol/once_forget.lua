@@ -1,4 +1,4 @@
--- once_forget.lua: removes a recorded result. A claim in flight is left alone.
+-- once_forget.lua: removes a recorded result. It does not touch a claim.
 --
 -- KEYS[1] record
 --

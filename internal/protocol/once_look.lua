@@ -1,12 +1,12 @@
--- once_look.lua: the state of a key. Changes nothing.
+-- once_look.lua: returns the state of a key. Changes nothing.
 --
--- KEYS[1] owner, of the lease on the key   KEYS[2] record
+-- KEYS[1] owner, of the lease that claims the key   KEYS[2] record
 --
--- Returns {'done', fingerprint, result, milliseconds}   a result is recorded and replayed for so long, '-1': for ever;
---                                                       fingerprint is '' if the first caller gave no request
---         {'running', lease id, token, milliseconds, label}   claimed, for so long unless it is renewed; the label says
---                                                       who runs it
---         {'absent'}
+-- Returns {'done', fingerprint, result, milliseconds}   the result is recorded, and replayed for that time, '-1': for
+--                                                       ever; fingerprint is '' if the run had no request
+--         {'running', lease id, token, milliseconds, label}   the key is claimed, for that time unless the claim is
+--                                                       renewed; label is that of the runner
+--         {'absent'}                                    there is neither a result nor a claim
 --         {'corrupt', key, problem}
 
 expect(2, 0)

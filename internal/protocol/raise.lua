@@ -1,4 +1,5 @@
--- raise.lua: lifts the last token to at least a floor, when the data store is ahead. Holders keep their leases.
+-- raise.lua: lifts the last token to at least a floor, when the data store has seen a higher one. A holder keeps its
+-- lease, but is stale if the last token has risen above its own.
 --
 -- KEYS[1] fence
 -- ARGV[1] floor, a token   ARGV[2] fence retention, milliseconds, > 0

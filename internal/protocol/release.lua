@@ -4,14 +4,14 @@
 -- ARGV[1] lease id   ARGV[2] token
 -- ARGV[3] PUBLISH or SPUBLISH
 --
--- Returns {'released'}  it was held, and is free now
---         {'gone'}      it expired, or its key was lost. No other holder was touched.
+-- Returns {'released'}  the lease held its resource, which is free now
+--         {'gone'}      nobody holds the resource: the lease expired, or its key was lost. Nothing was changed.
 --         {'taken'}     another lease holds the resource. Nothing was changed.
---         {'revoked'}   this lease was revoked. No other holder was touched.
---         {'corrupt', key, problem}  of the owner; if another key is wrong, the lease is released all the same
+--         {'revoked'}   this lease was revoked. Nothing was changed.
+--         {'corrupt', key, problem}  of the owner; if another key is corrupt, the lease is released all the same
 
--- The common case, before the helpers as in acquire.lua: it is held, and nobody waits. So many places are read at first as
--- front_of reads.
+-- The common case, before the helpers as in acquire.lua: the lease holds, and there are no waiters. The same places are
+-- read as by front_of.
 local front = #KEYS == 4 and #ARGV == 3 and redis.pcall('ZRANGE', KEYS[2], 0, 8)
 if front and not front.err and #front == 0 then
   local held, mine = redis.pcall('GET', KEYS[1]), ARGV[1] .. ':' .. ARGV[2] .. ':'
@@ -32,7 +32,9 @@ local q = queue_of(KEYS[2], KEYS[3], ARGV[3])
 local held, wrong = read_owner(owner)
 if wrong then return wrong end
 if held and held.id == id and held.token == token then
-  redis.call('DEL', owner) -- first: a server that refuses writes refuses here; without memory it allows the others after this one
+  -- The first write. A server that refuses writes refuses it, so nothing was changed. A server without memory allows
+  -- it, and after it the other writes of this script.
+  redis.call('DEL', owner)
   if not front.err then q.front = front end
   wake(q)
   return {'released'}

@@ -1,17 +1,17 @@
--- revoke.lua: ends the holder of the resource and issues a new last token, so the former holder is stale from now on.
--- For operators, and for supervisors that take over from a holder that they take for dead. The first waiter that
--- listens is called, as by a release.
+-- revoke.lua: ends the lease on the resource and issues a new last token, so the former holder is stale from now on. It
+-- calls the first waiter that listens, as a release does. For operators, and for supervisors that take over from a
+-- holder that seems dead.
 --
 -- KEYS[1] owner   KEYS[2] fence   KEYS[3] queue   KEYS[4] alive   KEYS[5] ended
 -- ARGV[1] revocation id, new for each revocation
--- ARGV[2] the token to take over from, or 0 for whatever stands
+-- ARGV[2] the token to take over from: refused if a later one was issued; 0: no condition
 -- ARGV[3] fence retention, milliseconds, > 0
 -- ARGV[4] PUBLISH or SPUBLISH
 --
--- Returns {'revoked', new token, lease id, token}  the new token is the last token; this revocation ended the
---                     lease named, or nobody held the resource (lease id of zeros, token 0). Asking again with the
---                     same revocation id gives the same answer for a minute, and changes nothing.
---         {'passed', last}  the token to take over from is not the last any more: another was faster. Nothing was changed.
+-- Returns {'revoked', new token, lease id, token}  the new token is the last token. This revocation ended the lease
+--                     with that id and token; if nobody held the resource, the id has only zeros, and the token is 0.
+--                     The same request again, within a minute, gives the same answer and changes nothing.
+--         {'passed', last}  the token to take over from is no longer the last: another was faster. Nothing was changed.
 --         {'exhausted'}     tokens have reached 2^53; nothing was changed
 --         {'corrupt', key, problem}
 
@@ -37,7 +37,7 @@ end
 held = held or {id = '00000000-0000-0000-0000-000000000000', token = '0', left = 0}
 if from > 0 and math.max(last, tonumber(held.token)) > from then return {'passed', digits(last)} end
 q.now = clock()
-local new = next_token(math.max(last, from, tonumber(held.token)), q.now) -- the last token may have been evicted
+local new = next_token(math.max(last, from, tonumber(held.token)), q.now) -- fence may be evicted
 if new > MAX_WHOLE then return {'exhausted'} end
 
 redis.call('SET', fence, digits(new), 'PX', digits(retention))

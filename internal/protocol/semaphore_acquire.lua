@@ -1,18 +1,18 @@
--- semaphore_acquire.lua: grants a permit to one more holder, if one is free and it is this caller's turn.
+-- semaphore_acquire.lua: grants a permit, if one is free and it is this caller's turn.
 --
 -- KEYS[1] owner   KEYS[2] fence   KEYS[3] queue   KEYS[4] alive
 -- ARGV[1] lease id, new for each acquisition   ARGV[2] label of the holder, for people
 -- ARGV[3] ttl, milliseconds, > 0
 -- ARGV[4] fence retention, milliseconds, >= ttl
--- ARGV[5] 'try': leave no trace when refused; 'wait': queue up
--- ARGV[6] PUBLISH or SPUBLISH   ARGV[7] listener, where the waiter hears of its turn
--- ARGV[8] limit, > 0: how many may hold at once. Programs may have different ones.
+-- ARGV[5] 'try': leave no trace when refused; 'wait': join the queue
+-- ARGV[6] PUBLISH or SPUBLISH   ARGV[7] listener: the name under which the waiter's process is woken
+-- ARGV[8] limit, > 0: how many may hold at once. Programs may have different limits.
 --
--- Returns {'granted', token}  held by this lease id for ttl from now. Asking again gives the same token and a full ttl, so a
---                             lost reply costs nothing.
---         {'held', milliseconds, '1', label}  all permits are taken, and the label is that of the holder whose time ends
---                             next; or another waits with right of way, and label is ''. Retry after that time. No token
---                             was used and no holder's time moved.
+-- Returns {'granted', token}  this lease id holds a permit for ttl from now. The same request again gives the same
+--                             token and a full ttl, so a lost reply does no harm.
+--         {'held', milliseconds, '1', label}  all permits are taken, and label is that of the holder for whose permit
+--                             the caller has to wait; or a waiter has the right of way, and label is ''. Retry after
+--                             that time. No token was used and no permit's expiry moved.
 --         {'exhausted'}       tokens have reached 2^53; no permit was granted
 --         {'corrupt', key, problem}
 
@@ -52,7 +52,7 @@ if token > MAX_WHOLE then return {'exhausted'} end
 
 local wait, others = nil, ''
 if taken >= limit then
-  local next = 2 * (taken - limit) + 1 -- where others have a higher limit, more than one has to leave
+  local next = 2 * (taken - limit) + 1 -- if others have a higher limit, several permits have to expire first
   wait, others = math.ceil((tonumber(all[next + 1]) - now) / 1000), string.match(all[next], '[^:]*$')
 elseif waited then
   wait, wrong = before(q, id)
@@ -64,10 +64,10 @@ if wait then
 end
 
 redis.call('SET', fence, digits(token), 'PX', digits(retention))
-redis.call('ZREMRANGEBYSCORE', owner, '-inf', digits(now)) -- who holds no more
+redis.call('ZREMRANGEBYSCORE', owner, '-inf', digits(now)) -- the expired permits
 hold(owner, id .. ':' .. digits(token) .. ':' .. label, now, ttl)
 if waited then
   leave(q, id)
-  if taken + 1 < limit then wake(q) end -- one call for each permit
+  if taken + 1 < limit then wake(q) end -- call a waiter for the next free permit
 end
 return {'granted', digits(token)}

@@ -1,4 +1,4 @@
--- semaphore_extend.lua: gives the exact holder a new time to live. Never makes a holder.
+-- semaphore_extend.lua: gives the exact permit a new TTL. Never creates a permit.
 --
 -- KEYS[1] owner   KEYS[2] fence   KEYS[3] ended
 -- ARGV[1] lease id   ARGV[2] token
@@ -6,9 +6,9 @@
 -- ARGV[4] fence retention, milliseconds, >= ttl
 --
 -- Returns {'extended'}  held for ttl from now
---         {'gone'}      its time ran out, or Redis lost it
---         {'revoked'}   it was revoked
---         {'corrupt', key, problem}  of the owner; no other key can keep a holder from renewing
+--         {'gone'}      the permit expired, or Redis lost it
+--         {'revoked'}   the permit was revoked
+--         {'corrupt', key, problem}  of the owner; a corrupt key of another field does not keep a holder from renewing
 
 expect(3, 4)
 fields(1, 'owner', 'fence', 'ended')

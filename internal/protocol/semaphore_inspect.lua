@@ -1,9 +1,9 @@
--- semaphore_inspect.lua: who holds, for people. Changes nothing.
+-- semaphore_inspect.lua: returns the holders of a resource. Changes nothing.
 --
 -- KEYS[1] owner   KEYS[2] alive
 --
--- Returns {'inspected', waiters, "<lease id>:<token>:<label>", milliseconds left, ...}  the last two for each
---                     holder, the one whose time ends first in front
+-- Returns {'inspected', waiters, "<lease id>:<token>:<label>", milliseconds left, ...}  the last two for each holder,
+--                     the next to expire first
 --         {'corrupt', key, problem}
 
 expect(2, 0)

@@ -4,10 +4,10 @@
 -- ARGV[1] lease id   ARGV[2] token
 -- ARGV[3] PUBLISH or SPUBLISH
 --
--- Returns {'released'}  it was held and is free now
---         {'gone'}      its time ran out, or Redis lost it; no other holder was touched
---         {'revoked'}   it was revoked; no other holder was touched
---         {'corrupt', key, problem}  of the owner; if another key is wrong, the permit is released all the same
+-- Returns {'released'}  the permit was held, and is free now
+--         {'gone'}      the permit expired, or Redis lost it; nothing was changed
+--         {'revoked'}   the permit was revoked; nothing was changed
+--         {'corrupt', key, problem}  of the owner; if another key is corrupt, the permit is released all the same
 
 expect(4, 3)
 fields(1, 'owner', 'queue', 'alive', 'ended')

@@ -1,12 +1,12 @@
--- semaphore_revoke.lua: ends one holder and calls the first waiter that listens. For operators, and for supervisors that take
--- a holder for dead.
+-- semaphore_revoke.lua: ends one permit and calls the first waiter that listens. For operators, and for supervisors of
+-- a holder that seems dead.
 --
 -- KEYS[1] owner   KEYS[2] ended   KEYS[3] queue   KEYS[4] alive
 -- ARGV[1] lease id
 -- ARGV[2] PUBLISH or SPUBLISH
 --
--- Returns {'revoked'}  it held, or this was asked before; it holds no more
---         {'gone'}     it does not hold. Nothing was changed.
+-- Returns {'revoked'}  the permit with this lease id is over: by this request, or by one before it
+--         {'gone'}     no permit has this lease id. Nothing was changed.
 --         {'corrupt', key, problem}
 
 expect(4, 2)

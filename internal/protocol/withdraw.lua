@@ -1,13 +1,14 @@
--- withdraw.lua: ends an acquisition whose caller has given up: it leaves the queue, and loses the lease if the
--- reply to the grant was lost. The lease id identifies it; the caller does not know the token. If the resource is free
--- then, the first waiter that listens is called, because the waiter that leaves may have been called already.
+-- withdraw.lua: ends an acquisition whose caller has given up. The acquisition leaves the queue, and gives back its
+-- lease if it was granted one and the reply was lost. The lease id identifies it, because the caller does not know the
+-- token. If the resource is free then, the first waiter that listens is called: the waiter that leaves may have had the
+-- turn.
 --
 -- KEYS[1] owner   KEYS[2] queue   KEYS[3] alive
 -- ARGV[1] lease id
 -- ARGV[2] PUBLISH or SPUBLISH
 --
 -- Returns {'withdrawn'}  this lease id neither holds nor waits
---         {'corrupt', key, problem}  of the owner; if another key is wrong, the acquisition is ended all the same
+--         {'corrupt', key, problem}  of the owner; if another key is corrupt, the acquisition is ended all the same
 
 expect(3, 2)
 fields(1, 'owner', 'queue', 'alive')
