@@ -264,11 +264,7 @@ func TestEveryPageIsShort(t *testing.T) {
 	t.Parallel()
 	for page, text := range pages(t) {
 		if strings.HasPrefix(page, "../docs/") {
-			longest := 600
-			if page == "../docs/postgres.md" { // of which writers, owners of tables and operators read a part each
-				longest = 800
-			}
-			require.Less(t, strings.Count(text, "\n"), longest, page)
+			require.Less(t, strings.Count(text, "\n"), 600, page)
 		}
 	}
 }
