@@ -15,33 +15,33 @@ import (
 	"github.com/fencedb/fencedb/internal/protocol"
 )
 
-// acquisition is one call of the program, for one resource or several. It asks in steps. On the way
-// from [Issuer.Acquire] to Redis and back one calls the other:
+// acquisition is one call of the program that acquires one resource or several. From
+// [Issuer.Acquire] to Redis, each of these functions calls the next:
 //
-//	acquire       begins and ends the call, for tracers and for Close, and begins anew where the data
-//	              store does not take the leases
-//	obtain        in one step, or one step for each resource
-//	wait          the line in this process (lines.go), then Redis's queue
-//	ask           what is granted, or who holds
-//	protocol.Ask  attempts, until one has an answer
+//	acquire       begins and ends the call, for tracers and for Close; repeats it if the leases could
+//	              not be sealed
+//	obtain        asks for all resources in one step, or for each resource in a step of its own
+//	wait          waits in the line of this process (lines.go), then in Redis's queue
+//	ask           asks Redis: the answer is the leases, or who holds
+//	protocol.Ask  makes attempts, until one has an answer
 type acquisition struct {
 	options
 	core      *core
-	caller    context.Context // gives its values to the leases
+	caller    context.Context // of the call; its values go to the leases
 	id        uuid.UUID       // of the leases, and of the waiter
-	text      word            // the same
+	text      word            // id as a string
 	resources []string
 	keys      []*protocol.Keys // of the resources, in their order
 	step      *step            // the latest
-	raised    int              // how often the last token was, because it was behind the fence
-	behind    behind           // what goes on behind the call
-	open      openCall         // from its beginning to its end
+	raised    int              // how often a last token was raised, because the fence was ahead of it
+	behind    behind           // what the call gives back in the background
+	open      openCall         // from the beginning of the call to its end
 
-	// Redis may have a place in the queue, or a grant that was not heard, for resources[from:to].
+	// For resources[from:to] Redis may have a place in the queue, or a grant whose reply was lost.
 	from, to  int
-	withdrawn atomic.Bool // what the requests were granted is being taken back
+	withdrawn atomic.Bool // withdraw has begun, so grants of late requests are withdrawn too
 
-	room struct { // of what is above, for one resource
+	room struct { // for the fields above, if there is one resource: saves allocations
 		resource [1]string
 		keys     [1]*protocol.Keys
 		step     step
@@ -64,9 +64,9 @@ func newAcquisition(ctx context.Context, c *core, resources []string, opts []Opt
 	return a, nil
 }
 
-// acquire is every acquisition, of one resource, or of several in the byte order that all keep. It
-// has the leases sealed before their holder learns that it holds. Close ends it, and takes its
-// leases back. It ends its tracing, after a panic too.
+// acquire is every acquisition, of one resource or of several in byte order. It has the leases
+// sealed before it returns them. If Close begins meanwhile, the call fails and its leases are
+// released. The tracing of the call ends in any case, even after a panic.
 func (i *Issuer) acquire(ctx context.Context, resources []string, opts []Option) (leases Leases, err error) {
 	if err := i.ready(resources...); err != nil {
 		return nil, err
@@ -80,7 +80,7 @@ func (i *Issuer) acquire(ctx context.Context, resources []string, opts []Option)
 	err = errPanicked
 	returned := false
 	defer func() {
-		if !returned { // but panicked: nobody gets what was granted
+		if !returned { // a panic: the caller does not get the leases
 			a.behind.giveBack(a.caller, leases...)
 			a.withdraw()
 		}
@@ -96,7 +96,7 @@ func (i *Issuer) acquire(ctx context.Context, resources []string, opts []Option)
 	defer i.registry.ended(&a.open)
 	asking, waiting, cancel := a.limit(ctx)
 	defer cancel()
-	var blocked error // why the latest leases could not be sealed
+	var blocked error // why the leases could not be sealed the last time
 	for pause := pollFirst; ; pause = min(2*pause, pollLast) {
 		got, failed := a.obtain(asking, waiting)
 		if failed != nil {
@@ -122,11 +122,11 @@ func (i *Issuer) acquire(ctx context.Context, resources []string, opts []Option)
 	return leases, err
 }
 
-// firstAnswer is how long Redis has for an answer if a caller waits for less.
+// firstAnswer is how long Redis has at least for an answer, even if [WaitAtMost] is shorter.
 const firstAnswer = 250 * time.Millisecond
 
-// limit bounds the waiting as [WaitAtMost] says, and requests by the same time or firstAnswer,
-// whichever is later.
+// limit returns a context for the waiting, which [WaitAtMost] bounds, and one for the requests,
+// which the greater of [WaitAtMost] and firstAnswer bounds.
 func (a *acquisition) limit(ctx context.Context) (asking, waiting context.Context, cancel context.CancelFunc) {
 	if a.patience == nil {
 		return ctx, ctx, func() {}
@@ -137,16 +137,15 @@ func (a *acquisition) limit(ctx context.Context) (asking, waiting context.Contex
 	return asking, waiting, func() { cancelWaiting(); cancelAsking() }
 }
 
-// obtain asks for everything at once where one script can see it, and otherwise for one resource
-// after the other. It also waits for one resource after the other. It gives all back if one is
-// refused.
+// obtain asks for all resources at once if one script can see them all. Otherwise, or if it has to
+// wait, it takes one resource after the other, and gives all back if one is refused.
 func (a *acquisition) obtain(asking, waiting context.Context) (Leases, error) {
 	a.from = 0
 	inOneScript := a.core.store.spans(a.keys)
 	if len(a.resources) == 1 || inOneScript && a.noWait {
 		return a.newStep(0, len(a.resources)).wait(asking, waiting)
 	}
-	var refused *HeldError // by an answer about all
+	var refused *HeldError // the answer about all resources
 	if inOneScript {
 		all, err := a.newStep(0, len(a.resources)).ask(asking, modeTry, a.core.cfg.TTL)
 		held, is := errors.AsType[*HeldError](err)
@@ -175,7 +174,7 @@ func (a *acquisition) obtain(asking, waiting context.Context) (Leases, error) {
 			continue
 		}
 		over := waiting.Err() != nil && (errors.Is(err, ErrUnreachable) || errors.Is(err, context.Cause(waiting)))
-		if refused != nil && over && !errors.Is(err, ErrHeld) { // that was the last answer
+		if refused != nil && over && !errors.Is(err, ErrHeld) { // refused is then the last answer of Redis
 			refused.Cause = context.Cause(waiting)
 			return nil, refused
 		}
@@ -185,8 +184,8 @@ func (a *acquisition) obtain(asking, waiting context.Context) (Leases, error) {
 	return leases, nil
 }
 
-// withdraw removes what a failed acquisition may have left in Redis: a place in the queue, or a
-// grant whose reply was lost.
+// withdraw removes, in the background, what a failed acquisition may have left in Redis: a place in
+// the queue, or a grant whose reply was lost.
 func (a *acquisition) withdraw() {
 	a.withdrawn.Store(true)
 	if a.from < a.to {
@@ -219,16 +218,16 @@ func (a *acquisition) failed(err error) error {
 type step struct {
 	of        *acquisition
 	core      *core
-	from, to  int // of its resources
+	from, to  int // the step is for of.resources[from:to]
 	resources []string
 	keys      []*protocol.Keys
 	waits     *tracing // nil until the resource was found taken
 }
 
-// newStep begins a step for the resources from n up to m.
+// newStep begins a step for the resources from n to m-1.
 func (a *acquisition) newStep(n, m int) *step {
 	s := &a.room.step
-	if a.step != nil { // a late request of a step before may still use it
+	if a.step != nil { // a late request of an earlier step may still use the room
 		s = new(step)
 	}
 	*s = step{of: a, core: a.core, from: n, to: m, resources: a.resources[n:m], keys: a.keys[n:m]}
@@ -236,9 +235,9 @@ func (a *acquisition) newStep(n, m int) *step {
 	return s
 }
 
-// wait asks when its turn comes: it stands in this process's line and then in Redis's queue. There
-// it asks whenever it is woken, and after the retry-after of the latest refusal. Where the call
-// does not wait, it asks once. It is for one resource otherwise.
+// wait waits in the line of this process, and then in Redis's queue. There it asks, and asks again
+// whenever it is woken, and after the retry-after of the latest refusal. With NoWait it asks once,
+// for any number of resources. Otherwise the step has one resource.
 func (s *step) wait(asking, waiting context.Context) (leases Leases, err error) {
 	ttl := s.core.cfg.TTL
 	if s.of.noWait {
@@ -256,7 +255,7 @@ func (s *step) wait(asking, waiting context.Context) (leases Leases, err error) 
 	}
 	defer l.leave()
 	var last *HeldError
-	if s.waits != nil { // the callers in front of it have found it taken
+	if s.waits != nil { // it has waited in the line, so the resource was taken
 		last = s.held(0)
 	}
 	for backoff := pollFirst; ; backoff = min(2*backoff, pollLast) {
@@ -269,7 +268,7 @@ func (s *step) wait(asking, waiting context.Context) (leases Leases, err error) 
 		}
 		leases, err = s.ask(asking, modeWait, left)
 		if asking.Err() != nil {
-			<-waiting.Done() // which ends with asking, a moment later
+			<-waiting.Done() // waiting ends a moment after asking
 		}
 		err = l.note(waiting, err)
 		refused, held := errors.AsType[*HeldError](err)
@@ -281,7 +280,7 @@ func (s *step) wait(asking, waiting context.Context) (leases Leases, err error) 
 			last = refused
 			s.sleep(waiting, l, last.RetryAfter, backoff)
 			err = l.refused()
-		case protocol.Transient(err) && !errors.Is(err, redis.ErrClosed): // which no waiting ends
+		case protocol.Transient(err) && !errors.Is(err, redis.ErrClosed): // a closed client stays closed
 			left = ttl - time.Since(since)
 			if left > 0 && protocol.Sleep(waiting, min(protocol.Jitter(backoff), max(left/2, pollFirst))) {
 				err = nil
@@ -296,8 +295,8 @@ func (s *step) wait(asking, waiting context.Context) (leases Leases, err error) 
 	}
 }
 
-// still is the refusal of a step whose waiting has ended. It says who does not answer the front of
-// the line, if that is so: then nobody knows who holds.
+// still is the refusal of a step whose waiting has ended. If Redis does not answer the front of the
+// line, it is not known who holds, and the refusal says which server is silent.
 func (s *step) still(waiting context.Context, l *line, came time.Time, refused *HeldError) *HeldError {
 	refused.Cause = context.Cause(waiting)
 	since, why := l.silent(came)
@@ -311,7 +310,7 @@ func (s *step) still(waiting context.Context, l *line, came time.Time, refused *
 	return refused
 }
 
-// held is the refusal of the nth resource, whoever holds it.
+// held is the refusal of the nth resource, without a holder.
 func (s *step) held(n int) *HeldError {
 	return &HeldError{Resource: s.resources[n], permit: s.core.cfg.permits > 0}
 }
@@ -324,7 +323,7 @@ func (s *step) beginWait(ctx context.Context) {
 	}
 }
 
-// endWait notes that the waiting is over, if there was any.
+// endWait notes that the waiting is over, if the resource was found taken.
 func (s *step) endWait(leases Leases, err error) {
 	if s.waits != nil {
 		if l := leases.first(); l != nil {
@@ -334,7 +333,8 @@ func (s *step) endWait(leases Leases, err error) {
 	}
 }
 
-// sleep returns when the waiter is woken, or should have been.
+// sleep returns when the waiter is woken to ask, or when it is time to ask by itself: after held,
+// or after the time in the latest "look" message.
 func (s *step) sleep(ctx context.Context, l *line, held, backoff time.Duration) {
 	woken := l.woken(s.of.text.(string))
 	if woken == nil {
@@ -361,17 +361,18 @@ func (s *step) sleep(ctx context.Context, l *line, held, backoff time.Duration) 
 // spread makes d a little longer, so that not all waiters ask at once.
 func spread(d time.Duration) time.Duration { return d + protocol.Below(d/20+time.Millisecond) }
 
-// How often to ask a store that cannot wake waiters.
+// The first and the longest pause of an acquisition that is not woken: after a request that failed,
+// after a seal that failed, or without a subscription.
 const (
 	pollFirst = 10 * time.Millisecond
 	pollLast  = time.Second
 )
 
-// ask asks until there is an answer, all leases or a [HeldError], or until bound has passed. An
-// answer that arrives after its own trust window counts as none.
+// ask asks until there is an answer, which is all leases or a [HeldError], or until bound has
+// passed. A grant that arrives after the trust window of its leases does not count.
 func (s *step) ask(ctx context.Context, how mode, bound time.Duration) (Leases, error) {
 	core := s.core
-	if ctx.Err() == nil { // or nothing is sent
+	if ctx.Err() == nil { // otherwise nothing is sent
 		s.of.to = max(s.of.to, s.to)
 	}
 	call := core.store.acquire(s.keys, s.of.text, how)
@@ -387,7 +388,7 @@ func (s *step) ask(ctx context.Context, how mode, bound time.Duration) (Leases, 
 	case err != nil:
 		return nil, err
 	case answer.tokens == nil:
-		if how == modeTry && !answer.again { // which leaves no trace in Redis
+		if how == modeTry && !answer.again { // such a request leaves no trace in Redis
 			s.of.to = s.from
 		}
 		held := s.held(answer.index)
@@ -404,10 +405,10 @@ func (s *step) ask(ctx context.Context, how mode, bound time.Duration) (Leases, 
 
 var errTooLate = fmt.Errorf("%w: the answer took longer than the lease lasts", ErrUnreachable)
 
-// Abandoned implements [protocol.Caller]. When the request that was cut short has ended after all,
-// its result is withdrawn once more: it may have waited for a connection and reached Redis long
-// after the withdrawal, which would leave a waiter or a holder without a caller. Only one that
-// arrives when the client has given it up too blocks the resource, for one TTL at most.
+// Abandoned implements [protocol.Caller]. The abandoned request may have waited for a connection
+// and reached Redis after the withdrawal, and so have left a waiter or a holder without a caller.
+// So the acquisition is withdrawn once more when the request has ended. Only a request that reaches
+// Redis after the client, too, has given it up blocks the resource, for one TTL at most.
 func (s *step) Abandoned() (ended func()) {
 	o := s.core.registry.owe(new(owed), s.resources...)
 	return func() {

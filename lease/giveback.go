@@ -13,31 +13,32 @@ import (
 )
 
 const (
-	// releaseTime is how long a call waits for a release, which goes on behind it.
+	// releaseTime is how long Release waits for an outcome. The release goes on in the background.
 	releaseTime = 5 * time.Second
 
-	// minGiveBack is for leases so short that their TTL leaves no time for an answer.
+	// minGiveBack is how long a release is tried at least. It is for a TTL that is too short for an
+	// answer.
 	minGiveBack = 100 * time.Millisecond
 )
 
 // registry lists what an issuer has to end: calls that may be granted something, leases that are
-// held, and what it owes to Redis. However much it lists, its mutex is held for a short time only,
-// except at the beginning of Close.
+// held, and leases and waiters that have to be given back to Redis. However long the lists are, its
+// mutex is held for a short time only, except at the beginning of Close.
 //
-// Lock order: the mu of a lease before this one.
+// Lock order: the mu of a lease before that of the registry.
 type registry struct {
 	redis *protocol.Sender
-	lasts time.Duration // for how long what is owed can matter: no lease lasts longer
+	lasts time.Duration // how long anything that has to be given back lasts in Redis at most
 
 	mu     sync.Mutex
 	closed bool                   // Close has begun; guarded by mu
 	calls  map[*openCall]struct{} // guarded by mu
 	leases map[*Lease]struct{}    // guarded by mu
-	owed   owed                   // the ring of those that can matter, the oldest behind it; guarded by mu
-	many   int                    // in the ring; guarded by mu
-	open   int                    // of those, without an outcome; guarded by mu
-	first  []*owed                // whose first attempt is made together, in a millisecond; guarded by mu
-	fewer  chan struct{}          // closed when nothing is left; nil until somebody waits; guarded by mu
+	owed   owed                   // the head of a ring of those that have not expired, the oldest first; guarded by mu
+	many   int                    // how many are in the ring; guarded by mu
+	open   int                    // how many in the ring are not settled; guarded by mu
+	first  []*owed                // these wait a millisecond for a first attempt together; guarded by mu
+	fewer  chan struct{}          // closed when nothing is left to end; nil until somebody waits; guarded by mu
 }
 
 func newRegistry(redis *protocol.Sender, ttl time.Duration) *registry {
@@ -47,11 +48,11 @@ func newRegistry(redis *protocol.Sender, ttl time.Duration) *registry {
 	return r
 }
 
-// openCall is one that may be granted something.
+// openCall is a call that may be granted something.
 type openCall struct{ cancel context.CancelCauseFunc }
 
-// begin counts a call until the call ends. The context of the call ends with ctx and when Close
-// begins.
+// begin lists a call until ended is called for it. It returns the context of the call, which ends
+// with ctx or when Close begins.
 func (r *registry) begin(ctx context.Context, call *openCall) (context.Context, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -75,7 +76,8 @@ func (r *registry) ended(call *openCall) {
 	r.lessened()
 }
 
-// close begins the end; it returns false if the end has begun before.
+// close ends the context of every call, and refuses new calls. It returns false if it was called
+// before.
 func (r *registry) close() (first bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -86,8 +88,9 @@ func (r *registry) close() (first bool) {
 	return first
 }
 
-// wait returns true when nothing is held and nothing that is owed can matter any more, or false
-// when ctx ends before. What has expired does not matter any more, even if its request never ends.
+// wait returns true when no call and no lease is left, and everything was given back or has expired
+// in Redis. It returns false if ctx ends before. It does not wait for a request about a lease that
+// has expired.
 func (r *registry) wait(ctx context.Context) bool {
 	for {
 		nothing, expires := r.nothing()
@@ -106,8 +109,8 @@ func (r *registry) wait(ctx context.Context) bool {
 	}
 }
 
-// nothing is closed when nothing is held or owed; nil if that is so. Before that time all that is
-// owed can matter.
+// nothing returns a channel that is closed when nothing is left to end; nil if nothing is. Nothing
+// that has to be given back expires before the time expires.
 func (r *registry) nothing() (closed <-chan struct{}, expires time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -124,11 +127,11 @@ func (r *registry) nothing() (closed <-chan struct{}, expires time.Time) {
 	return r.fewer, r.owed.after.until
 }
 
-// done reports whether nothing is held, and nothing is asked for or being given back. The caller
-// holds mu.
+// done reports whether there is no call, no lease, and nothing that has to be given back. The
+// caller holds mu.
 func (r *registry) done() bool { return len(r.calls) == 0 && len(r.leases) == 0 && r.open == 0 }
 
-// lessened is called after something was taken out. The caller holds mu.
+// lessened is called after something was removed. The caller holds mu.
 func (r *registry) lessened() {
 	if r.fewer != nil && r.done() {
 		close(r.fewer)
@@ -142,7 +145,7 @@ func (r *registry) closing() bool {
 	return r.closed
 }
 
-// hold and letGo follow the life of a lease. The caller holds the lease's mu.
+// hold lists a lease, and letGo removes it when it ends. The caller holds the lease's mu.
 func (r *registry) hold(l *Lease) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -162,12 +165,12 @@ func (r *registry) allHeld() []*Lease {
 	return slices.Collect(maps.Keys(r.leases))
 }
 
-// mostBlocked is how many resources an error names at most: Close returns soon after its context
-// has ended, however much is left.
+// mostBlocked is how many resources an error names at most. With a bound, Close returns soon after
+// its context has ended, however many are left.
 const mostBlocked = 100
 
-// left is the error that names what may still be blocked, and what has not ended, when Close stops
-// waiting because of cause; nil if there is nothing.
+// left is the error of a Close that stops waiting because of cause. It names the resources that may
+// still be blocked, or says that calls have not ended; nil if nothing is left.
 func (r *registry) left(cause error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -177,20 +180,20 @@ func (r *registry) left(cause error) error {
 	for d := r.owed.after; d != &r.owed && looked < mostBlocked; d = d.after {
 		looked++
 		for _, resource := range d.resources {
-			latest[resource] = Blocked{resource, d.until, d.last} // a later one reaches further
+			latest[resource] = Blocked{resource, d.until, d.last} // the ring is in the order of until
 		}
 	}
-	for l := range r.leases { // those that Close has not come to
+	for l := range r.leases { // the leases that Close has not yet ended
 		if looked == mostBlocked {
 			break
 		}
 		looked++
-		latest[l.resource] = Blocked{Resource: l.resource, Until: now.Add(r.lasts)} // if it is renewed just now
+		latest[l.resource] = Blocked{Resource: l.resource, Until: now.Add(r.lasts)} // it may just have been renewed
 	}
 	switch {
 	case len(latest) == 0 && (cause == nil || r.done()):
 		return nil
-	case len(latest) == 0: // a call is of no resources
+	case len(latest) == 0: // only calls are left, whose resources are not listed
 		return protocol.Also(fmt.Errorf("lease: close: calls of this issuer have not ended yet: %s", protocol.WhyEnded(cause)), cause)
 	}
 	e := &NotGivenBackError{More: r.many + len(r.leases) - looked, Cause: cause}
@@ -200,39 +203,40 @@ func (r *registry) left(cause error) error {
 	return e
 }
 
-// owed is what has to be given back: a lease, what an acquisition may have been granted, a place in
-// the queue. Its requests are sent until they are answered or cannot matter any more.
+// owed is something that has to be given back to Redis: a lease, or what an acquisition may have
+// got, a lease or a place in the queue. Its requests are sent until they are answered or it has
+// expired in Redis.
 type owed struct {
 	registry *registry
-	calls    []protocol.Call // one for each resource; none: a request of an acquisition has yet to end
-	lease    *Lease          // that is released; nil: what was asked for is withdrawn
+	calls    []protocol.Call // one for each resource; empty: a request of an acquisition is still under way
+	lease    *Lease          // the lease to release; nil: an acquisition is withdrawn
 	trace    tracing         // of the release; its context gives its values to the attempts
 
-	over error // why the lease was lost before; nil if its holder trusted it until a release
-	err  error // what became of the release; set before it is settled
-	done bool  // it was answered; set before it is settled
+	over error // why the lease was lost before the release; nil if it was not
+	err  error // the outcome of the release; set before it is settled
+	done bool  // the release was answered; set before it is settled
 
-	// That of one of the requests of the latest attempt, a transient one if there is any; nil if all
-	// were answered. For whoever makes the attempt.
+	// failed is the error of one request of the latest attempt, a transient error if there is any;
+	// nil if all were answered. Only the goroutine that makes the attempt uses it.
 	failed error
 
 	resources     []string
-	one           [1]string        // of resources
-	oneCall       [1]protocol.Call // of calls
-	until         time.Time        // by then it has expired
-	before, after *owed            // in the ring; nil if it cannot matter any more; guarded by the registry's mu
-	settled       bool             // guarded by the registry's mu
+	one           [1]string        // room for resources
+	oneCall       [1]protocol.Call // room for calls
+	until         time.Time        // when it has expired in Redis
+	before, after *owed            // in the ring; nil outside of it; guarded by the registry's mu
+	settled       bool             // no more attempts are made; guarded by the registry's mu
 	waited        chan struct{}    // closed when it is settled; nil until somebody waits; guarded by the registry's mu
 	last          error            // of the latest attempt; guarded by the registry's mu
 }
 
-// owe registers what has to be given back. All that is owed has to be settled.
+// owe registers something that has to be given back. The caller sees to it that it is settled.
 func (r *registry) owe(o *owed, resources ...string) *owed {
 	o.registry = r
 	o.resources = append(o.one[:0], resources...)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	o.until = time.Now().Add(r.lasts) // so the ring is in the order of that time
+	o.until = time.Now().Add(r.lasts) // with mu held, so the ring is in the order of until
 	o.before, o.after = r.owed.before, &r.owed
 	o.before.after, r.owed.before = o, o
 	r.many++
@@ -240,14 +244,14 @@ func (r *registry) owe(o *owed, resources ...string) *owed {
 	return o
 }
 
-// forgetExpired takes out what cannot matter any more. The caller holds mu.
+// forgetExpired removes from the ring what has expired in Redis. The caller holds mu.
 func (r *registry) forgetExpired() {
 	for now := time.Now(); r.many > 0 && !r.owed.after.until.After(now); {
 		r.forget(r.owed.after)
 	}
 }
 
-// forget takes one out of the ring. The caller holds mu.
+// forget removes one from the ring. The caller holds mu.
 func (r *registry) forget(o *owed) {
 	o.before.after, o.after.before = o.after, o.before
 	o.before, o.after = nil, nil
@@ -258,7 +262,7 @@ func (r *registry) forget(o *owed) {
 	r.lessened()
 }
 
-// attempt sends the requests of all in one round trip, and notes in each what failed.
+// attempt sends the requests of all in one round trip, and sets failed in each.
 func (r *registry) attempt(ctx context.Context, all ...*owed) {
 	calls := slices.Clip(all[0].calls)
 	for _, o := range all[1:] {
@@ -279,7 +283,7 @@ func (r *registry) attempt(ctx context.Context, all ...*owed) {
 	}
 }
 
-// attemptAll makes the first attempt for all. Those that need another make it on their own.
+// attemptAll makes the first attempt for all. Each that needs more attempts makes them by itself.
 func (r *registry) attemptAll(ctx context.Context, all []*owed) {
 	r.attempt(ctx, all...)
 	for _, o := range all {
@@ -291,7 +295,7 @@ func (r *registry) attemptAll(ctx context.Context, all []*owed) {
 	}
 }
 
-// gather has the first attempt made together with what else is gathered within a millisecond. So a
+// gather makes the first attempt together for all that is gathered within a millisecond. So a
 // thousand callers that are cancelled at once cost a few requests, however busy their process is.
 func (r *registry) gather(o *owed) {
 	r.mu.Lock()
@@ -314,15 +318,15 @@ func (r *registry) gather(o *owed) {
 	})
 }
 
-// goOn makes attempts in the background until one has an answer that counts or the time is over.
-// The end of a caller's context does not stop it: a caller that was cancelled has to give back too.
+// goOn makes attempts in the background until one has an answer that is not transient, or until has
+// passed. The end of the caller's context does not stop it: a cancelled call has to give back too.
 func (o *owed) goOn() {
 	go func() {
-		err := o.failed                  // if there was an attempt before
-		defer func() { o.settle(err) }() // also if the caller's code ends the goroutine
+		err := o.failed                  // of an earlier attempt, if there was one
+		defer func() { o.settle(err) }() // also if code of the caller ends the goroutine
 		err = protocol.Insist(context.WithoutCancel(o.trace.ctx), time.Until(o.until), err, func(ctx context.Context) error {
 			o.registry.attempt(ctx, o)
-			if o.failed != nil || o.last != nil { // which nobody else writes
+			if o.failed != nil || o.last != nil { // only this goroutine writes last now, so it reads without mu
 				o.note(o.failed)
 			}
 			return o.failed
@@ -331,7 +335,7 @@ func (o *owed) goOn() {
 	}()
 }
 
-// end is called after the last attempt.
+// end settles it after the last attempt.
 func (o *owed) end() {
 	defer o.settle(o.failed) // also if a tracer panics
 	o.trace.end(0, o.err)
@@ -343,8 +347,8 @@ func (o *owed) settle(err error) {
 	defer r.mu.Unlock()
 	o.last = protocol.Latest(o.last, err)
 	switch {
-	case o.after == nil: // it has expired
-	case err != nil && r.closed: // Close says what became of it
+	case o.after == nil: // it has expired, and is not in the ring
+	case err != nil && r.closed: // it stays in the ring, for the error of Close
 		r.open--
 		r.lessened()
 	default:
@@ -356,7 +360,7 @@ func (o *owed) settle(err error) {
 	}
 }
 
-// whenSettled is closed when it is settled.
+// whenSettled returns a channel that is closed when it is settled.
 func (o *owed) whenSettled() <-chan struct{} {
 	o.registry.mu.Lock()
 	defer o.registry.mu.Unlock()
@@ -387,8 +391,8 @@ func (o *owed) isSettled() bool {
 	return o.settled
 }
 
-// wait returns nil when it is settled, and otherwise why it stopped waiting: ctx has ended, or most
-// has passed.
+// wait returns nil when it is settled. Otherwise it returns why it stopped waiting: ctx has ended,
+// or most has passed.
 func (o *owed) wait(ctx context.Context, most time.Duration) error {
 	if o.isSettled() {
 		return nil
@@ -408,11 +412,10 @@ func (o *owed) wait(ctx context.Context, most time.Duration) error {
 	return context.Cause(ctx)
 }
 
-// behind is the work of one call in the background: it gives back what the call was granted but
-// does not return.
+// behind is what one call gives back in the background: what it was granted but does not return.
 type behind struct{ all []*owed }
 
-// owes adds one, and forgets those that are settled.
+// owes adds o, and forgets those that are settled.
 func (b *behind) owes(o *owed) {
 	b.all = append(slices.DeleteFunc(b.all, (*owed).isSettled), o)
 }
@@ -427,8 +430,8 @@ func (b *behind) giveBack(ctx context.Context, leases ...*Lease) {
 	}
 }
 
-// wait waits for all; it returns false if ctx ends before. A call that goes on with its lease
-// id has to wait, or it would get once more what it is giving back.
+// wait waits until all are settled; it returns false if ctx ends before. An acquisition that asks
+// again with its lease id has to wait, or Redis would grant it the very lease that it gives back.
 func (b *behind) wait(ctx context.Context) bool {
 	for _, o := range b.all {
 		select {
@@ -440,8 +443,9 @@ func (b *behind) wait(ctx context.Context) bool {
 	return ctx.Err() == nil
 }
 
-// waitBriefly waits for all, but no longer than protocol.Grace, and not for a caller whose
-// context has ended: thousands that are cancelled at once would wait for each other's requests.
+// waitBriefly waits until all are settled, for protocol.Grace at most. It does not wait if the
+// context of the caller has ended: thousands that are cancelled at once would wait for each other's
+// requests.
 func (b *behind) waitBriefly(ctx context.Context) {
 	if len(b.all) > 0 && ctx.Err() == nil {
 		ctx, cancel := context.WithTimeout(ctx, protocol.Grace)
@@ -450,18 +454,18 @@ func (b *behind) waitBriefly(ctx context.Context) {
 	}
 }
 
-// Blocked is a resource that nobody can acquire before Until, on this process's clock, although
-// nobody works on it.
+// Blocked is a resource that may stay blocked until Until, on this process's clock, although nobody
+// works on it.
 type Blocked struct {
 	Resource string
 	Until    time.Time
-	Err      error // of the latest attempt to release it, nil if that is under way
+	Err      error // of the latest attempt to release it; nil if that is still under way
 }
 
-// NotGivenBackError is what [Issuer.Close] could not give back in time.
+// NotGivenBackError is the error of an [Issuer.Close] that could not release everything in time.
 type NotGivenBackError struct {
-	Blocked []Blocked // by resource, of a hundred leases and requests
-	More    int       // leases and requests beside those
+	Blocked []Blocked // sorted by resource; from a hundred leases and requests at most
+	More    int       // how many leases and requests there are beside these
 	Cause   error     // why Close did not wait any longer; nil if there was nothing left to wait for
 }
 

@@ -15,10 +15,10 @@ import (
 // [Issuer.Close], so that no resource stays blocked.
 type Issuer struct {
 	*core
-	opts []Option // of With
+	opts []Option // from With
 }
 
-// core is what the leases and acquisitions of one Issuer have in common.
+// core is what the leases and acquisitions of one Issuer share.
 type core struct {
 	cfg      Config
 	store    *store
@@ -28,25 +28,29 @@ type core struct {
 	names    *names
 }
 
-// names remembers the names of the resources that were used lately.
+// names caches the keys of the resources that were used lately.
 type names struct {
 	mu   sync.Mutex
 	keys map[string]*protocol.Keys // guarded by mu
 }
 
-// New checks the configuration; errors are [ErrInvalid] and name the field. It does not talk to
-// Redis. The client stays the caller's: the issuer neither closes it nor uses its retries. It is a
-// *redis.Client or a *redis.ClusterClient. A wrapper is refused, because New cannot tell how its
-// waiters are woken; add a hook to the client instead. A panic in a hook fails the request. A
-// Cluster's client with ClusterSlots of its own counts as one of plain servers, such as a Sentinel
-// group that is read by latency; Issuer.Check notices if that is wrong.
+// New makes an issuer. It checks the configuration: errors are [ErrInvalid] and name the field. It
+// does not talk to Redis.
+//
+// The client is a *redis.Client or a *redis.ClusterClient. The issuer neither closes it nor uses
+// its retries. A wrapper is refused, because New cannot tell how to wake waiters through it; add a
+// hook to the client instead. A panic in a hook fails the request. A ClusterClient with its own
+// ClusterSlots option counts as a client of plain servers, such as a Sentinel group that is read by
+// latency; [Issuer.Check] finds out if that is wrong.
 //
 // With ContextTimeoutEnabled in the client's options, a call whose context cannot end, such as
-// [context.Background], sends its requests itself, and so do renewals and what goes on in the
-// background. Other requests are handed to a goroutine, since a call returns when its context ends
-// and the client may not. Those that are handed over at the same time travel in one pipeline,
-// except on a Cluster. None waits for others, each is bounded by its own context, and one that was
-// not answered travels alone when it is sent again. So a hook of the client sees pipelines as well.
+// [context.Background], sends its requests on its own goroutine, and so do releases that go on in
+// the background. All other requests are handed to another goroutine, because the call has to
+// return
+// when its context ends and the client may not. Requests that are handed over at the same time
+// share a pipeline, except on a Cluster; so a hook of the client sees pipelines as well. Each
+// request is bounded by its own context and waits for no other. A request that is sent again after
+// it was not answered shares no pipeline.
 func New(client redis.UniversalClient, cfg Config) (*Issuer, error) {
 	if err := checkClient(client); err != nil {
 		return nil, err
@@ -66,7 +70,7 @@ func New(client redis.UniversalClient, cfg Config) (*Issuer, error) {
 	}}, nil
 }
 
-// ready refuses an Issuer that was not made by New, and names that cannot be resources.
+// ready refuses an Issuer that was not made by New, and invalid names of resources.
 func (i *Issuer) ready(resources ...string) error {
 	if i == nil || i.core == nil {
 		return protocol.Invalid("an Issuer or a Semaphore is made by lease.New or lease.NewSemaphore")
@@ -96,14 +100,14 @@ func (c *core) keys(resource string) *protocol.Keys {
 
 const mostNames = 1000
 
-// With returns the issuer with options for every acquisition, before those of the call itself. It
-// is how guard.Desk's Exec, Query and QueryRow get options: by a desk of their own.
+// With returns an issuer that applies the options to every acquisition, before the options of the
+// call itself. guard.Desk's Exec, Query and QueryRow, which take none, get options in this way:
 //
 //	impatient := guard.New(issuer.With(lease.NoWait()), pool)
 //	tag, err := impatient.Exec(ctx, "table:12", `UPDATE ...`)
 //
-// All else is shared with i: its leases, and [Issuer.Close]. [Issuer.Lead] waits as it always does.
-// A call refuses [WaitAtMost] together with [NoWait], wherever each comes from.
+// Everything else is shared with i: its leases, and [Issuer.Close]. [Issuer.Lead] waits as it
+// always does. A call refuses [WaitAtMost] together with [NoWait], even if one comes from With.
 func (i *Issuer) With(opts ...Option) *Issuer {
 	if i == nil {
 		return nil // refused by every method
@@ -111,9 +115,9 @@ func (i *Issuer) With(opts ...Option) *Issuer {
 	return &Issuer{i.core, slices.Concat(i.opts, opts)}
 }
 
-// Sealed returns the issuer with seal as its [Config.Seal], also for [Issuer.Lead], or i itself if
-// its Config has one. All else is shared with i: its leases, its waiters, and [Issuer.Close].
-// Package guard makes one for the work that has to be sealed.
+// Sealed returns an issuer with seal as its [Config.Seal], also for [Issuer.Lead]; if the Config of
+// i has a Seal, it returns i itself. Everything else is shared with i: its leases, its waiters, and
+// [Issuer.Close]. Package guard uses it for work that has to be sealed.
 func (i *Issuer) Sealed(seal func(ctx context.Context, grants ...Grant) error) *Issuer {
 	if i == nil || i.core == nil || i.cfg.Seal != nil {
 		return i
@@ -123,33 +127,34 @@ func (i *Issuer) Sealed(seal func(ctx context.Context, grants ...Grant) error) *
 	return &Issuer{&sealing, i.opts}
 }
 
-// Acquire waits for its turn: first come, first served. "Waiting" above says how.
+// Acquire acquires a lease on the resource. It waits for its turn: first come, first served. The
+// package documentation describes how, under "Waiting".
 //
-// The context bounds the waiting, and so does [WaitAtMost]. If the time ends while another seems to
-// hold the resource, the error is [ErrHeld] joined with why the context ended; the waiter leaves
-// the queue in the background. With [NoWait], Acquire asks once: [ErrHeld] with the time after
+// ctx bounds the waiting, and so does [WaitAtMost]. If the time ends while another seems to hold
+// the resource, the error is [ErrHeld] and also the cause of the context; the waiter leaves the
+// queue in the background. With [NoWait], Acquire asks once, and [ErrHeld] carries the time after
 // which to ask again. Acquire waits through an outage of Redis, such as a fail-over or a server
 // that hangs, for one TTL from the first request without an answer.
 //
-// A request that goes unanswered is sent again with the same lease id; so a lost answer does no
-// harm. With [NoWait] it is sent three times at most, within one TTL. Cancelling ctx ends the
-// attempt at once; a lease that it may have got is released in the background, until the TTL is
-// over; [Issuer.Close] waits for it. After the return, ctx has no influence on the lease. Every
-// error means that this call holds nothing. After [ErrUnreachable] the resource may stay blocked
-// for up to one TTL.
+// A request without an answer is sent again with the same lease id, so a lost answer does no harm.
+// With [NoWait] it is sent three times at most, within one TTL. If ctx is cancelled, Acquire
+// returns at once; a lease that it may have got is released in the background, until the TTL is
+// over, and [Issuer.Close] waits for that. After Acquire has returned, the end of ctx has no effect
+// on the lease. Every error means that this call holds nothing. After [ErrUnreachable] the resource
+// may stay blocked for up to one TTL.
 func (i *Issuer) Acquire(ctx context.Context, resource string, opts ...Option) (*Lease, error) {
 	leases, err := i.acquire(ctx, []string{resource}, opts)
 	return leases.first(), err
 }
 
-// AcquireAll acquires all resources, or none. Up to 1000 resources; one that is named twice counts
-// once. It waits for the resources that are not free; ctx and [WaitAtMost] bound the whole. While
-// it waits for one, it holds those that come before it in byte order. Every acquisition keeps that
-// order, so two of them cannot wait for each other. With [NoWait] it does not wait: [ErrHeld] names
-// the first that is not free.
+// AcquireAll acquires leases on all resources, or none. It takes up to 1000 resources; one that is
+// named twice counts once. It waits for the resources that are not free; ctx and [WaitAtMost] bound
+// the whole call. While it waits for one resource, it holds those before it in byte order. Every
+// acquisition keeps this order, so two of them cannot wait for each other. With [NoWait] it does
+// not wait, and [ErrHeld] names the first resource that is not free.
 //
-// All free resources are acquired in one request. On a Cluster, where resources live on different
-// shards, they are acquired one after the other, always in the same order, and released if one is
+// If all are free, they are acquired in one request. On a Cluster, where resources live on
+// different shards, they are acquired one after the other in byte order, and released if one is
 // refused.
 func (i *Issuer) AcquireAll(ctx context.Context, resources []string, opts ...Option) (Leases, error) {
 	resources = slices.Compact(slices.Sorted(slices.Values(resources)))
@@ -166,19 +171,26 @@ func (i *Issuer) AcquireAll(ctx context.Context, resources []string, opts ...Opt
 // Redis busy.
 const maxResources = 1000
 
-// Do acquires the resource, waits if necessary, runs fn and releases the lease, also when fn
-// panics. The context of fn ends with ctx or with the lease, whichever is first; [context.Cause]
-// tells which.
+// Do acquires a lease on the resource, as [Issuer.Acquire] does, runs fn under it, and releases the
+// lease, even if fn panics. The context of fn ends with ctx or with the lease, whichever is first;
+// [context.Cause] tells which.
 //
-// Nil means that fn returned nil and that the lease was valid, by this process's clock, until then,
-// or until fn released it. If a stopped process lost the lease before fn began, fn is not run, and
-// the error is the cause. If fn returned nil and the lease was lost while it ran, the error is
-// [ErrWorkDone]: what fn wrote behind a fence stands, what it wrote without one may conflict with
-// another holder's work. If fn failed, the error is that of fn, and the cause of the loss if the
-// lease was lost: [IsLost] tells if that means "busy". A release that Redis does not answer, or
-// refuses for a moment, is not an error: Do waits for one attempt, a quarter of the TTL or three
-// seconds at most. The others go on in the background, and in the end the lease expires in Redis.
-// If ctx or the lease is over, Do returns as soon as fn returns.
+// What Do returns:
+//
+//   - nil: fn returned nil, and until then, or until fn released it, the lease was valid by this
+//     process's clock.
+//   - [ErrWorkDone]: fn returned nil, but the lease was lost while fn ran. What fn wrote behind a
+//     fence stands; what it wrote without one may conflict with another holder's work.
+//   - The error of fn, joined with the cause of the loss if the lease was lost: [IsLost] reports
+//     whether to answer "busy".
+//   - The cause of the loss, if the process was stopped and lost the lease before fn began. fn was
+//     not run.
+//   - The error of the acquisition. fn was not run.
+//
+// A release that Redis does not answer, or refuses for a moment, is not an error. Do waits for its
+// first attempt, for at most a quarter of the TTL and at most three seconds; more attempts go on in
+// the background, and in the end the lease expires in Redis. If ctx or the lease is over, Do
+// returns as soon as fn returns.
 func (i *Issuer) Do(ctx context.Context, resource string,
 	fn func(ctx context.Context, l *Lease) error, opts ...Option) error {
 	if fn == nil {
@@ -191,7 +203,8 @@ func (i *Issuer) Do(ctx context.Context, resource string,
 	return Leases{l}.do(ctx, func(ctx context.Context) error { return fn(ctx, l) })
 }
 
-// DoAll is [Issuer.Do] for several resources. The context that fn gets ends with any of the leases.
+// DoAll is [Issuer.Do] for several resources. The context of fn ends with the first of the leases
+// that ends.
 func (i *Issuer) DoAll(ctx context.Context, resources []string,
 	fn func(ctx context.Context, ls Leases) error, opts ...Option) error {
 	if fn == nil {
@@ -204,18 +217,18 @@ func (i *Issuer) DoAll(ctx context.Context, resources []string,
 	return leases.do(ctx, func(ctx context.Context) error { return fn(ctx, leases) })
 }
 
-// Close ends the issuer's work in good order, for a program that shuts down. Acquisitions fail with
-// [ErrClosed] from now on, also those that wait; every lease that is held ends, with an error that
-// is [ErrReleased] and [ErrClosed], and is released; and Close waits for the releases of earlier
-// calls that go on in the background. When it returns nil, nothing is held, nothing waits, and
-// nothing is sent any more. A connection on which waiters listened closes a moment later, and a
+// Close ends the issuer's work in good order, for a program that shuts down. From now on,
+// acquisitions fail with [ErrClosed], also those that wait. Every lease ends, with a cause that is
+// both [ErrReleased] and [ErrClosed], and is released. Close waits for these releases, and for
+// those of earlier calls in the background. When it returns nil, nothing is held, nothing waits,
+// and nothing more is sent. A connection on which waiters listened closes a moment later, and a
 // renewal that was under way ends within [Config.RenewTimeout].
 //
-// If ctx ends first, the error is a [*NotGivenBackError] that names what could not be released yet,
-// a hundred resources at most, and until when each stays blocked at most. The releases go on until
-// then; calling Close again waits for them again. Close is safe for concurrent use. It does not
-// close the client: close it afterwards. End the work under a lease before Close; the context of a
-// lease ends with it.
+// If ctx ends first, the error is a [*NotGivenBackError]. It names the resources that were not
+// released yet, a hundred at most, and when each of them is free at the latest. The releases go on
+// until then; another Close waits for them again. Close is safe for concurrent use. It does not
+// close the client: close that afterwards. End the work under the leases before Close, because
+// their contexts end with it.
 func (i *Issuer) Close(ctx context.Context) error {
 	if err := i.ready(); err != nil {
 		return err
@@ -223,10 +236,10 @@ func (i *Issuer) Close(ctx context.Context) error {
 	if i.registry.close() {
 		ended := make(chan struct{})
 		go i.registry.releaseAll(context.WithoutCancel(ctx), ended)
-		_, _ = protocol.Await(ctx, ended) // also where ctx is over, the leases end with Close
+		_, _ = protocol.Await(ctx, ended) // even if ctx is over, all leases end before Close returns
 	}
 	for !i.registry.wait(ctx) {
-		if err := i.registry.left(context.Cause(ctx)); err != nil { // or the last was settled at the same time
+		if err := i.registry.left(context.Cause(ctx)); err != nil { // nil if the last release has just ended
 			return err
 		}
 	}

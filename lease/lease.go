@@ -12,37 +12,37 @@ import (
 	"github.com/fencedb/fencedb/internal/protocol"
 )
 
-// Lease is the right to work on one resource for a limited time. It is over when its
-// [Lease.Context] is. It is safe for concurrent use. A Lease that no [Issuer] has granted, nil or
-// zero, is over: its methods answer with zero values and [ErrInvalid].
+// Lease is the right to work on one resource for a limited time. It ends when its [Lease.Context]
+// ends. It is safe for concurrent use. A Lease that no [Issuer] has granted, nil or zero, is over:
+// its methods return zero values and [ErrInvalid].
 type Lease struct {
 	core     *core
 	resource string
 	id       uuid.UUID
 	term     term
 
-	holdEnd time.Time // no renewal reaches beyond; zero for no bound
+	holdEnd time.Time // the lease is not renewed beyond it; zero: no bound
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	life   *tracing // ended by end; nil if nobody traces
+	life   *tracing // OpHold, ended by end; nil if nobody traces
 
 	mu         sync.Mutex
 	validUntil time.Time      // guarded by mu; only grows, until the lease ends before it
-	expiring   chan time.Time // nil until it is asked for, or there is something to say; guarded by mu
-	expiry     *time.Timer    // calls tick when to warn, then at validUntil; guarded by mu
-	ended      error          // why it is over, nil while it is not; guarded by mu, set once
+	expiring   chan time.Time // nil until Expiring is called or there is a warning; guarded by mu
+	expiry     *time.Timer    // calls tick at the time of the warning, then at validUntil; guarded by mu
+	ended      error          // why the lease is over, nil while it is not; guarded by mu, set once
 	lastFail   error          // of the latest renewal, nil if it succeeded; guarded by mu
 
-	unsealed bool   // and so not renewed; guarded by mu
-	due      *batch // whose renewal comes next, nil if none does; guarded by the watchdog's mu
+	unsealed bool   // the lease is not renewed until it is sealed; guarded by mu
+	due      *batch // the batch of its next renewal; nil: there is none; guarded by the watchdog's mu
 
 	back   *owed // the latest release, nil before the first; guarded by mu
-	unsure bool  // a release was sent and never answered; for one release at a time
+	unsure bool  // a release was sent and never answered; used by one release at a time
 }
 
-// newLease starts the lease on the nth resource, which was granted to a request sent at that time:
-// trust and MaxHold count from there.
+// newLease starts the lease on the nth resource. sent is when the request was sent to which the
+// lease was granted: the trust window and MaxHold count from then.
 func (s *step) newLease(n int, token int64, sent time.Time) *Lease {
 	until := s.core.trustedUntil(sent, s.core.cfg.TTL)
 	c := s.core
@@ -58,7 +58,7 @@ func (s *step) newLease(n int, token int64, sent time.Time) *Lease {
 	l.ctx, l.cancel = context.WithCancelCause(life)
 	l.life = hold.kept()
 	l.validUntil = until
-	l.mu.Lock() // the timer may fire before it is stored
+	l.mu.Lock() // the timer may fire before expiry is set
 	defer l.mu.Unlock()
 	l.expiry = time.AfterFunc(time.Until(l.warnAt()), l.tick)
 	c.registry.hold(l)
@@ -66,8 +66,8 @@ func (s *step) newLease(n int, token int64, sent time.Time) *Lease {
 	return l
 }
 
-// trustedUntil is the trust window: the clock read before the request was sent, plus the TTL asked
-// for, less the margin.
+// trustedUntil is the end of the trust window: the time before the request was sent, plus the TTL
+// that it asked for, less the margin.
 func (c *core) trustedUntil(sent time.Time, ttl time.Duration) time.Time {
 	return sent.Add(ttl - c.cfg.Margin)
 }
@@ -75,7 +75,7 @@ func (c *core) trustedUntil(sent time.Time, ttl time.Duration) time.Time {
 // Resource is what the lease is for, as given to the acquisition.
 func (l *Lease) Resource() string { return l.some().resource }
 
-// Token is the fencing token: greater than that of every earlier lease on the resource.
+// Token is the fencing token. It is greater than that of every earlier lease on the resource.
 func (l *Lease) Token() int64 { return l.some().term.token }
 
 // LeaseID is unique to this acquisition.
@@ -85,9 +85,9 @@ func (l *Lease) LeaseID() uuid.UUID { return l.some().id }
 // each other. Package fencedb refuses it as a grant.
 func (l *Lease) IsPermit() bool { return l.granted() == nil && l.core.cfg.permits > 0 }
 
-// Released reports whether its own holder has given the lease back. Package fencedb asks, because a
-// write under such a lease is a mistake and not a loss. It is false if [Issuer.Close] has released
-// the lease.
+// Released reports whether the holder itself has released the lease; it is false if [Issuer.Close]
+// has. Package fencedb asks, because a write under a lease that its holder has released is a
+// mistake of the program, and not a loss.
 func (l *Lease) Released() bool {
 	if l.granted() != nil {
 		return false
@@ -98,8 +98,8 @@ func (l *Lease) Released() bool {
 }
 
 // ValidUntil is the time, on this process's clock, until which the lease may be trusted. Renewals
-// move it on. Once the lease is over, it is the time when that became known, so that package
-// fencedb begins nothing under it.
+// move it on. Once the lease is over, ValidUntil is not later than the time when that became known,
+// so package fencedb begins nothing under it.
 func (l *Lease) ValidUntil() time.Time {
 	l = l.some()
 	l.mu.Lock()
@@ -107,12 +107,12 @@ func (l *Lease) ValidUntil() time.Time {
 	return l.validUntil
 }
 
-// Context ends when the lease does, at ValidUntil at the latest, even if Redis never answers again.
-// Work under it. [context.Cause] tells why: [ErrReleased], [ErrExpired], [ErrUnreachable],
+// Context ends when the lease does: at ValidUntil at the latest, even if Redis never answers again.
+// Work under it. [context.Cause] tells why it ended: [ErrReleased], [ErrExpired], [ErrUnreachable],
 // [ErrLost] or [ErrRevoked].
 //
-// It carries the values of the context that the lease was acquired with, but not its end:
-// cancelling that context after the acquisition does not end the lease.
+// It carries the values of the context that the lease was acquired with, but does not end with that
+// context.
 func (l *Lease) Context() context.Context {
 	if l.granted() != nil {
 		return neverGranted
@@ -120,7 +120,7 @@ func (l *Lease) Context() context.Context {
 	return l.ctx
 }
 
-// some is the zero Lease for nil.
+// some is l, or the zero Lease if l is nil.
 func (l *Lease) some() *Lease {
 	if l == nil {
 		return new(Lease)
@@ -128,7 +128,7 @@ func (l *Lease) some() *Lease {
 	return l
 }
 
-// granted refuses a Lease that was not granted by an Issuer, nil or zero.
+// granted refuses a Lease that no Issuer has granted, nil or zero.
 func (l *Lease) granted() error {
 	if l == nil || l.core == nil {
 		return errNeverGranted
@@ -136,7 +136,7 @@ func (l *Lease) granted() error {
 	return nil
 }
 
-// What a Lease answers that was not granted by an Issuer.
+// The error and the context of a Lease that no Issuer has granted.
 var (
 	errNeverGranted = protocol.Invalid("this Lease was not granted by an Issuer")
 	neverGranted    = func() context.Context {
@@ -146,8 +146,8 @@ var (
 	}()
 )
 
-// Err returns nil while the lease may be trusted, and then the cause of its end. It reads the
-// clock, so in a process that was stopped it is right even before the timers have run. It does not
+// Err returns nil while the lease may be trusted, and the cause of its end after that. It reads the
+// clock, so after a stop of the process it is right even before the timers have run. It does not
 // ask Redis.
 func (l *Lease) Err() error {
 	if err := l.granted(); err != nil {
@@ -166,7 +166,7 @@ func (l *Lease) check(now time.Time) error {
 	return l.ended
 }
 
-// overdue is the cause of an end by the clock. The caller holds mu.
+// overdue is the cause of a lease that ends by the clock. The caller holds mu.
 func (l *Lease) overdue() error {
 	switch {
 	case errors.Is(l.lastFail, ErrUnreachable):
@@ -180,7 +180,7 @@ func (l *Lease) overdue() error {
 	}
 }
 
-// end is called once, with mu held.
+// end ends the lease. It is called once, with mu held.
 func (l *Lease) end(cause error) {
 	l.ended = cause
 	if now := time.Now(); now.Before(l.validUntil) {
@@ -195,10 +195,10 @@ func (l *Lease) end(cause error) {
 	}
 }
 
-// Expiring receives ValidUntil when the lease comes within [Config.WarnBefore] of its end, because
-// renewal is off or keeps failing. That is the time to start no new work. A later successful
-// renewal withdraws the warning. Another warning may follow; it replaces one that was not received.
-// The channel is never closed.
+// Expiring returns a channel of warnings. It receives ValidUntil when the lease comes within
+// [Config.WarnBefore] of its end, because renewal is off or keeps failing. Start no new work then.
+// A later renewal may still succeed, and another warning may follow; it replaces one that was not
+// received. The channel is never closed.
 func (l *Lease) Expiring() <-chan time.Time {
 	if l.granted() != nil {
 		return nil
@@ -215,11 +215,11 @@ func (l *Lease) warnings() chan time.Time {
 	return l.expiring
 }
 
-// warnAt is when to warn. The caller holds mu.
+// warnAt is when Expiring warns. The caller holds mu.
 func (l *Lease) warnAt() time.Time { return l.validUntil.Add(-l.core.cfg.WarnBefore) }
 
-// tick runs when the timer fires. A renewal may have moved both times on since; then the timer was
-// reset as well.
+// tick runs when the timer fires: at the time of the warning, and at the end. A renewal may have
+// moved both times on since; then it has reset the timer too.
 func (l *Lease) tick() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -236,11 +236,11 @@ func (l *Lease) tick() {
 	l.expiry.Reset(time.Until(l.validUntil))
 }
 
-// Verify asks Redis whether the lease still holds its resource. If not, the lease is over, with
-// [ErrLost].
+// Verify asks Redis whether the lease still holds its resource. If it does not, the lease ends,
+// with [ErrLost].
 //
-// The answer is out of date when it arrives. Use it to inform people, or to decide whether to
-// start. Only the data store can refuse a stale holder.
+// The answer is out of date when it arrives. Use it to inform people, or to decide whether to begin
+// work. Only the data store can refuse a stale holder.
 func (l *Lease) Verify(ctx context.Context) (Verdict, error) {
 	if err := l.granted(); err != nil {
 		return 0, err

@@ -9,44 +9,45 @@ import (
 	"github.com/fencedb/fencedb/internal/protocol"
 )
 
-// lines are the queues inside this process, one per resource with waiters. Only the first of a line
-// stands in Redis's queue, so many goroutines cost Redis one waiter and one subscription.
+// lines are the queues inside this process, one for each resource with waiters. Only the front of a
+// line is in Redis's queue, so many goroutines cost Redis one waiter and one subscription.
 type lines struct {
-	subscribe func(channel, waiter string) *subscription // nil result: the store cannot wake waiters
+	subscribe func(channel, waiter string) *subscription // nil: waiters cannot be woken now
 
-	mu        sync.Mutex       // before that of a line
-	byChannel map[string]*line // those with waiters; guarded by mu
+	mu        sync.Mutex       // locked before the mu of a line
+	byChannel map[string]*line // guarded by mu
 }
 
-// line is the queue for one resource. The waiter at the front talks to Redis; the others wait until
-// they come to the front. An empty line stays for a moment, with its subscription, so a resource
-// under steady contention costs no subscription at each turn.
+// line is the queue for one resource. The waiter at the front asks Redis; the others wait until
+// they come to the front. An empty line is kept for a moment, with its subscription, so a resource
+// under steady contention does not need a new subscription at each turn.
 type line struct {
 	lines   *lines
 	channel string
 
-	subscription *subscription // belongs to whoever is at the front
+	subscription *subscription // only the waiter at the front uses it
 
 	mu     sync.Mutex
-	behind []*place    // guarded by mu
-	gone   int         // how many of those have given up; guarded by mu
-	empty  *time.Timer // removes the line; nil while someone is at the front; guarded by mu and by that of the lines
+	behind []*place    // of the waiters after the front; guarded by mu
+	gone   int         // how many of behind have given up; guarded by mu
+	empty  *time.Timer // removes the line; nil while there is a front; guarded by mu and the mu of the lines
 
-	// Since when Redis has not answered the front of the line, zero if it has answered, and what it
-	// said last. A line waits through an outage for one TTL, and its waiters share that time: they do
-	// not spend it one after the other. Guarded by mu.
+	// unanswered is since when Redis has not answered the front of the line, zero if it has
+	// answered; why is the latest error. A line waits through an outage for one TTL. Its waiters
+	// share that time, and do not spend it one after the other. Guarded by mu.
 	unanswered time.Time
 	why        error
 }
 
-// place is the place of a waiter after the front of a line. A waiter that gives up marks its place:
-// thousands that are cancelled at once would wait for each other if each searched for its own.
+// place is the place of a waiter after the front of a line. A waiter that gives up only marks its
+// place. If each searched for its place to remove it, thousands that are cancelled at once would
+// wait for each other.
 type place struct {
-	front chan struct{} // closed when it is the front
+	front chan struct{} // closed when the waiter comes to the front
 	gone  bool          // guarded by the mu of the line
 }
 
-// asks notes that the front asks now.
+// asks notes that the front asks Redis now.
 func (l *line) asks() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -55,8 +56,8 @@ func (l *line) asks() {
 	}
 }
 
-// note records the outcome of the front's request, and adds to it what Redis said before. An error
-// that comes when ctx has ended is about this caller and says nothing about Redis.
+// note records the outcome of the front's request, and returns it with what earlier requests found
+// out. An error after the end of ctx is about this caller and says nothing about Redis.
 func (l *line) note(ctx context.Context, err error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -70,8 +71,8 @@ func (l *line) note(ctx context.Context, err error) error {
 	return err
 }
 
-// silent returns since when Redis has not answered the front, for a waiter that came at that time,
-// and what is known of the silence. If Redis has answered, the time is now.
+// silent returns since when Redis has not answered the front, counted from the time when the waiter
+// came, and the latest error. If Redis has answered, it returns the present time.
 func (l *line) silent(came time.Time) (since time.Time, why error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -85,8 +86,8 @@ func (l *line) silent(came time.Time) (since time.Time, why error) {
 	}
 }
 
-// join returns when the caller is at the front, or when ctx ends before that, with the cause. It
-// calls busy before it waits.
+// join returns when the caller is at the front; or when ctx ends before that, with the cause. If it
+// has to wait, it calls busy first.
 func (ls *lines) join(ctx context.Context, channel string, busy func(context.Context)) (*line, error) {
 	l, p := ls.enter(channel)
 	if p == nil {
@@ -98,13 +99,14 @@ func (ls *lines) join(ctx context.Context, channel string, busy func(context.Con
 		return l, nil
 	case <-ctx.Done():
 		if !l.quit(p) {
-			l.leave() // the caller came to the front at the same moment
+			l.leave() // the caller came to the front at that moment
 		}
 		return l, context.Cause(ctx)
 	}
 }
 
-// enter takes a place and returns it; nil if the caller is at the front already.
+// enter returns the line and the caller's place in it; the place is nil if the caller is at the
+// front.
 func (ls *lines) enter(channel string) (*line, *place) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -126,7 +128,7 @@ func (ls *lines) enter(channel string) (*line, *place) {
 	return l, p
 }
 
-// quit gives a place up. It returns false if that place is the front by now.
+// quit gives up a place. It returns false if the waiter has come to the front by now.
 func (l *line) quit(p *place) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -136,14 +138,14 @@ func (l *line) quit(p *place) bool {
 	default:
 	}
 	p.gone = true
-	if l.gone++; l.gone > len(l.behind)/2 { // so each is moved once for each that gives up
+	if l.gone++; l.gone > len(l.behind)/2 { // so a removal moves fewer places than have given up
 		l.behind = slices.DeleteFunc(l.behind, func(p *place) bool { return p.gone })
 		l.gone = 0
 	}
 	return true
 }
 
-// next lets the next waiter come to the front; it returns false if there is none. The caller holds
+// next lets the next waiter come to the front. It returns false if there is none. The caller holds
 // mu.
 func (l *line) next() bool {
 	for len(l.behind) > 0 {
@@ -158,8 +160,8 @@ func (l *line) next() bool {
 	return false
 }
 
-// leave lets the next waiter come to the front. If there is none, the line ends, or stays for the
-// time linger, with its subscription.
+// leave is called by the front. It lets the next waiter come to the front. If there is none, the
+// line ends; if it has a subscription, it is kept for the time linger first.
 func (l *line) leave() {
 	l.mu.Lock()
 	more := l.next()
@@ -173,7 +175,7 @@ func (l *line) leave() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
-	case l.next(): // who came meanwhile
+	case l.next(): // a waiter came meanwhile
 	case l.subscription == nil:
 		l.remove()
 	default:
@@ -183,7 +185,7 @@ func (l *line) leave() {
 			defer ls.mu.Unlock()
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			if l.empty == empty { // or someone came as the timer fired
+			if l.empty == empty { // otherwise a waiter came as the timer fired
 				l.remove()
 			}
 		})
@@ -199,7 +201,7 @@ func (l *line) remove() {
 	}
 }
 
-// close removes empty lines at once. It is called when no caller joins any more.
+// close removes empty lines at once. It is called after the last caller has joined.
 func (ls *lines) close() {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -212,14 +214,14 @@ func (ls *lines) close() {
 	}
 }
 
-// listenFor sets whose news counts from now on.
+// listenFor sets the waiter whose news counts from now on.
 func (l *line) listenFor(waiter string) {
-	if l.subscription != nil { // which the line may have from a waiter before
+	if l.subscription != nil { // an earlier front has made it
 		l.subscription.listenFor(waiter)
 	}
 }
 
-// refused is why Redis does not let this process listen; nil if it does.
+// refused is why Redis does not allow this process to listen; nil if it does.
 func (l *line) refused() error {
 	if l.subscription == nil {
 		return nil
@@ -227,8 +229,8 @@ func (l *line) refused() error {
 	return l.subscription.told().refused
 }
 
-// woken receives when the waiter should ask again: it was called, or a message may have been
-// missed. Nil if the store cannot wake waiters.
+// woken returns a channel that receives when there is news for the waiter, or a message may have
+// been missed. It subscribes if necessary. Nil: the waiter cannot be woken now.
 func (l *line) woken(waiter string) <-chan struct{} {
 	if s := l.subscription; s != nil && (s.moved() || l.refused() != nil) {
 		s.close()

@@ -11,17 +11,20 @@ import (
 	"github.com/fencedb/fencedb/internal/protocol"
 )
 
-// Release gives the lease back. First its context ends, with [ErrReleased]. Then the request is
-// sent, and sent again while Redis does not answer or refuses it for a moment (a [*RefusedError]
-// that passes), until the TTL is over. That goes on in the background: ctx, and five seconds, bound
-// only how long Release waits for the outcome. The request uses only the values of ctx. If ctx is
-// over already, Release still waits for 30 ms, in which a working Redis answers.
+// Release releases the lease. First the context of the lease ends, with [ErrReleased]. Then the
+// request is sent, and sent again while Redis does not answer or refuses it for a moment (a
+// [*RefusedError] that passes), until the TTL is over. These attempts go on in the background: ctx,
+// and a limit of five seconds, bound only how long Release waits for the outcome. The attempts take
+// the values of ctx, but do not end with it. If ctx has ended already, Release still waits for 30
+// ms, in which a working Redis answers.
 //
-// It returns nil when the lease is released. If the lease was over before, the error is the cause
-// of [Lease.Context], and no other holder was touched. If the outcome is not known yet, the error
-// is the refusal of Redis, or [ErrUnreachable]: the release is still being tried, and in the end
-// the lease expires in Redis; [Issuer.Close] waits for that. Release may be called again: it waits
-// for the same outcome, tries once more if there was none, and changes nothing after an answer.
+// It returns nil if the lease is released. If the lease was over before, the error is the cause of
+// [Lease.Context], and no other holder was touched. If the outcome is not known yet, the error is
+// [ErrUnreachable] or the refusal of Redis: the release is still being tried, and in the end the
+// lease expires in Redis; [Issuer.Close] waits for that.
+//
+// Release may be called again. It waits for the outcome of the first call. If that had none, it
+// tries again; if it had one, it changes nothing.
 func (l *Lease) Release(ctx context.Context) error {
 	if err := l.granted(); err != nil {
 		return err
@@ -46,8 +49,8 @@ func (l *Lease) Release(ctx context.Context) error {
 	return fmt.Errorf("lease: release %q is still being tried: %w", l.resource, cause)
 }
 
-// beginRelease ends the lease for that reason, an [ErrReleased]. The caller gives it back, unless
-// that has happened or is under way.
+// beginRelease ends the lease with why, an [ErrReleased], and returns its release. If begun, the
+// caller has to make the attempts; otherwise the release is under way or was answered.
 func (l *Lease) beginRelease(ctx context.Context, why error) (o *owed, begun bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -60,11 +63,11 @@ func (l *Lease) beginRelease(ctx context.Context, why error) (o *owed, begun boo
 	if !errors.Is(over, ErrReleased) {
 		o.over = over
 	}
-	// Before the lease ends, or Close would see neither.
+	// The release is registered before the lease ends, or for a moment Close would see neither.
 	l.core.registry.owe(o, l.resource)
 	defer func() {
 		l.back = o
-		if !begun { // but a tracer panicked
+		if !begun { // a tracer has panicked
 			o.goOn()
 		}
 	}()
@@ -75,9 +78,9 @@ func (l *Lease) beginRelease(ctx context.Context, why error) (o *owed, begun boo
 	return o, true
 }
 
-// tryHere makes the first attempt. The caller does that itself, because it takes longer to start a
-// goroutine and to be woken by it. What is left to do goes on in the background, also when ctx ends
-// meanwhile.
+// tryHere makes the first attempt on the goroutine of the caller, because starting another and
+// being woken by it takes longer. If more attempts are needed, or ctx ends meanwhile, the release
+// goes on in the background.
 func (o *owed) tryHere(ctx context.Context) {
 	if ctx.Err() != nil {
 		o.goOn()
@@ -86,7 +89,7 @@ func (o *owed) tryHere(ctx context.Context) {
 	b, cancel := protocol.Within(o.trace.ctx, protocol.OneOfMany(time.Until(o.until)))
 	defer cancel()
 	o.registry.attempt(b, o)
-	over := ctx.Err() != nil // which says nothing about Redis
+	over := ctx.Err() != nil // then failed says nothing about Redis
 	if o.failed != nil && (over || protocol.Transient(o.failed)) {
 		if !over {
 			o.note(o.failed)
@@ -97,11 +100,11 @@ func (o *owed) tryHere(ctx context.Context) {
 	o.end()
 }
 
-// releaseAll ends all leases, closes ended, and gives them back, many in one request and few
-// requests at a time. The first are sent while others end.
+// releaseAll ends all leases, closes ended, and releases the leases: many in one request, and few
+// requests at a time. The first requests are sent while other leases have yet to end.
 func (r *registry) releaseAll(ctx context.Context, ended chan<- struct{}) {
 	leases := r.allHeld()
-	batches := make(chan []*owed, len(leases)/batchLimit+1) // so that no request keeps a lease from its end
+	batches := make(chan []*owed, len(leases)/batchLimit+1) // room for all, so no request delays the end of a lease
 	for range min(4, cap(batches)) {
 		go func() {
 			for all := range batches {
@@ -127,8 +130,8 @@ func (r *registry) releaseAll(ctx context.Context, ended chan<- struct{}) {
 	close(ended)
 }
 
-// released takes the outcome of an attempt to release in. If an earlier request went unanswered, it
-// may have been carried out; then a lease that is gone is no error.
+// released records the outcome of an attempt to release. If an earlier request went unanswered, it
+// may have been carried out; then it is not an error that the lease is gone.
 func (o *owed) released(result outcome, err error) {
 	l := o.lease
 	l.unsure = l.unsure || errors.Is(err, ErrUnreachable)

@@ -11,25 +11,26 @@ import (
 	"github.com/fencedb/fencedb/internal/protocol"
 )
 
-// Extend renews the lease for a full TTL from now, or up to [Config.MaxHold]. Renewal does this
-// automatically; call Extend when renewal is off, or before a long step.
+// Extend renews the lease for a full TTL from now, but not beyond [Config.MaxHold]. The issuer does
+// this automatically; call Extend if renewal is off, or before a long step.
 //
-// It returns nil when ValidUntil has moved on, or MaxHold allows no more. After [ErrUnreachable]
-// the lease stays valid until ValidUntil; any other cause of [Lease.Context] says that it is over.
-// Cancelling ctx stops the waiting, not the request. Extend never revives a lease that is over.
+// It returns nil if ValidUntil has moved on, or if MaxHold allows no more. After [ErrUnreachable]
+// the lease stays valid until ValidUntil; an error that is another cause of [Lease.Context] means
+// that the lease is over. Cancelling ctx stops the waiting, not the request. Extend never revives a
+// lease that is over.
 func (l *Lease) Extend(ctx context.Context) error {
 	if err := l.granted(); err != nil {
 		return err
 	}
 	e, err := l.beginRenewal(ctx, time.Now())
-	if err != nil { // nothing is asked, but work goes on after its lease
+	if err != nil { // nothing is sent, but tracers learn that work goes on after its lease
 		t := l.trace(ctx, OpExtend)
 		t.end(0, fmt.Errorf("%w: %w", errNotSent, err))
 	}
 	if err != nil || e == nil {
 		return err
 	}
-	// The answer does not matter once the lease is over.
+	// Once the lease is over, the answer does not matter.
 	ctx, stop := context.WithCancelCause(e.trace.ctx)
 	defer stop(nil)
 	defer context.AfterFunc(l.ctx, func() { stop(context.Cause(l.ctx)) })()
@@ -38,7 +39,7 @@ func (l *Lease) Extend(ctx context.Context) error {
 	return e.end(protocol.Ask(ctx, s.redis, l.core.cfg.TTL, s.extend(l.term, e.ttl), decodeExtend))
 }
 
-// renewal asks for a lease to last for ttl from when it is sent.
+// renewal is one renewal of a lease: for ttl, from when the request is sent.
 type renewal struct {
 	lease *Lease
 	ttl   time.Duration
@@ -46,8 +47,8 @@ type renewal struct {
 	trace tracing
 }
 
-// beginRenewal returns what to send, or nil if MaxHold leaves nothing to gain. Each renewal that
-// was begun must be ended.
+// beginRenewal returns the renewal to send, or nil if MaxHold leaves nothing to gain. Each renewal
+// that was begun must be ended.
 func (l *Lease) beginRenewal(ctx context.Context, now time.Time) (*renewal, error) {
 	ttl, err := l.gain(now)
 	if err != nil || ttl == 0 {
@@ -56,7 +57,7 @@ func (l *Lease) beginRenewal(ctx context.Context, now time.Time) (*renewal, erro
 	return &renewal{l, ttl, now, l.trace(ctx, OpExtend)}, nil
 }
 
-// gain is the TTL that a renewal now asks for; 0 if MaxHold leaves nothing to gain.
+// gain is the TTL for a renewal at that time; 0 if MaxHold leaves nothing to gain.
 func (l *Lease) gain(now time.Time) (time.Duration, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -73,9 +74,10 @@ func (l *Lease) gain(now time.Time) (time.Duration, error) {
 	return ttl, nil
 }
 
-// end takes the answer in. Trust counts from when the request was sent: a slow answer must
-// not stretch the lease. Once the lease is over, the answer changes nothing. So nobody waits for a
-// renewal that is under way; in Redis it names its lease and creates nothing.
+// end ends the renewal with its answer. The trust window counts from when the request was sent: a
+// slow answer must not stretch the lease. Once the lease is over, the answer changes nothing, so
+// nothing waits for a renewal that is under way. In Redis a late renewal cannot touch another
+// lease.
 func (r *renewal) end(result outcome, err error) error {
 	err = r.take(result, err)
 	r.trace.end(time.Until(r.lease.ValidUntil()), err)
@@ -92,7 +94,7 @@ func (r *renewal) take(result outcome, err error) error {
 		return protocol.Latest(err, over)
 	case err != nil && r.trace.ctx.Err() == context.Canceled,
 		r.trace.ctx.Err() != nil && errors.Is(err, protocol.ErrUnasked):
-		// By the caller, which says nothing about Redis.
+		// The caller has cancelled, which says nothing about Redis.
 		return byCaller(r.trace.ctx, err)
 	case err != nil:
 		l.lastFail = err
@@ -111,37 +113,37 @@ func (r *renewal) take(result outcome, err error) error {
 	return err
 }
 
-// watchdog renews the leases of one issuer, those that are due at about the same time in one
-// request.
+// watchdog renews the leases of one issuer. Leases that are due at about the same time are renewed
+// in one request.
 //
-// Lock order: a lease's mu before the watchdog's. So the watchdog never calls a lease while it
-// holds its own.
+// Lock order: the mu of a lease before that of the watchdog. So the watchdog never calls a lease
+// while it holds its own mu.
 type watchdog struct {
 	store *store
 	cfg   Config
 
 	mu      sync.Mutex
-	batches []*batch // those with room for more; guarded by mu
-	spare   *batch   // that has none, and whose timer is stopped; nil: none; guarded by mu
+	batches []*batch // the batches that leases may still join; guarded by mu
+	spare   *batch   // an empty batch with a stopped timer, to be used again, or nil; guarded by mu
 }
 
-// batch are leases that one request renews.
+// batch is a set of leases that one request renews.
 type batch struct {
-	at, last time.Time   // when the first and the last of them are due; guarded by the watchdog's mu
-	timer    *time.Timer // renews them when the first is due
-	leases   []*Lease    // guarded by the watchdog's mu; none once the renewal has begun
+	at, last time.Time   // when its first and its last lease are due; guarded by the watchdog's mu
+	timer    *time.Timer // renews all when the first is due
+	leases   []*Lease    // guarded by the watchdog's mu; nil once the renewal has begun
 }
 
 const (
 	batchLimit = 256 // renewals in one request
-	// A batch is gathered from what is due within this part of the interval, whatever comes first. If
-	// only those joined that are due later, each that is due earlier would begin a batch of its own,
-	// and there would be two or three times as many requests.
+	// All leases of a batch are due within this fraction of RenewEvery: RenewEvery/batchWindow. A
+	// lease may also join if it is due before the others. If it began a new batch instead, there
+	// would be two or three times as many requests.
 	batchWindow = 16
 )
 
-// watch schedules the next renewal of a lease that was granted or renewed by a request sent at that
-// time. The caller holds the lease's mu, and the lease is not over.
+// watch schedules the next renewal of a lease. sent is when the request was sent that acquired or
+// renewed it. The caller holds the lease's mu, and the lease is not over.
 func (w *watchdog) watch(l *Lease, sent time.Time) {
 	w.schedule(l, sent.Add(protocol.Jitter(w.cfg.RenewEvery)))
 }
@@ -152,8 +154,8 @@ func (w *watchdog) retry(l *Lease) {
 	w.schedule(l, time.Now().Add(protocol.Jitter(w.cfg.RenewEvery/4)))
 }
 
-// schedule puts the lease into a batch that is due at about that time, or into a new one. None is
-// renewed later than it is due. The caller holds the lease's mu.
+// schedule puts the lease into a batch that is due at about that time, or into a new one. A batch
+// is renewed when its first lease is due, so no renewal is late. The caller holds the lease's mu.
 func (w *watchdog) schedule(l *Lease, at time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -177,7 +179,7 @@ func (w *watchdog) schedule(l *Lease, at time.Time) {
 	}
 	if at.Before(b.at) {
 		b.at = at
-		b.timer.Reset(time.Until(at)) // if it has fired already, it fires once more, for nothing
+		b.timer.Reset(time.Until(at)) // a timer that has fired already fires once more, to no effect
 	}
 	if at.After(b.last) {
 		b.last = at
@@ -188,7 +190,7 @@ func (w *watchdog) schedule(l *Lease, at time.Time) {
 	}
 }
 
-// forget cancels the renewal of a lease that is over, or not sealed yet.
+// forget cancels the next renewal of a lease that is over, or not sealed yet.
 func (w *watchdog) forget(l *Lease) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -206,13 +208,13 @@ func (w *watchdog) forget(l *Lease) {
 	}
 }
 
-// remove lets nobody join a batch any more. The caller holds mu.
+// remove closes a batch, so no lease joins it any more. The caller holds mu.
 func (w *watchdog) remove(b *batch) {
 	w.batches = slices.DeleteFunc(w.batches, func(other *batch) bool { return other == b })
 }
 
-// renew sends one request for all leases of the batch that are still alive, and makes their next
-// appointments.
+// renew renews all leases of the batch that are not over, in one request. The answers schedule
+// their next renewals.
 func (w *watchdog) renew(b *batch) {
 	w.mu.Lock()
 	leases := b.leases
@@ -226,15 +228,15 @@ func (w *watchdog) renew(b *batch) {
 	now := time.Now()
 	var begun []*renewal
 	for _, l := range leases {
-		if r, _ := l.beginRenewal(l.ctx, now); r != nil { // the error is why there is none
+		if r, _ := l.beginRenewal(l.ctx, now); r != nil { // an error means that the lease is over
 			begun = append(begun, r)
 		}
 	}
 	if len(begun) == 0 {
 		return
 	}
-	// Not on this goroutine, as a context without an end would be sent: a hook, a dialer or a
-	// credentials provider of the client that stands still must not keep the next renewals back.
+	// This context can end, so another goroutine sends the requests: a hook, a dialer or a
+	// credentials provider of the client that hangs must not hold up the next renewals.
 	most := w.cfg.RenewTimeout
 	ctx, cancel := context.WithTimeoutCause(context.Background(), most, protocol.NoAnswer(most))
 	defer cancel()

@@ -17,29 +17,30 @@ const (
 	pause    = 20 * time.Millisecond // before the second attempt, doubled before the third
 
 	longestPause = 500 * time.Millisecond
-	longest      = 3 * time.Second        // for one attempt of many
-	shortest     = 100 * time.Millisecond // for the same
+	longest      = 3 * time.Second        // that one of many attempts may take
+	shortest     = 100 * time.Millisecond // that one of many attempts may take, however many there are
 )
 
 // Patience bounds requests that nothing else bounds.
 const Patience = 5 * time.Second
 
-// FenceRetention is how long Redis remembers a last token where the program says nothing else.
+// FenceRetention is how long Redis remembers a last token by default.
 const FenceRetention = 24 * time.Hour
 
-// What people are warned of.
+// Limits beyond which people are warned.
 const (
-	LongTTL = time.Hour // nobody waits that long for a holder that has died
+	LongTTL = time.Hour // a holder that dies blocks its resource for that long
 
-	// MaxClockDifference, between Redis and the data store, is more than NTP allows. Tokens only need
-	// Redis's clock not to go back, but people compare times in tokens, logs and rows.
+	// MaxClockDifference is that between the clocks of Redis and the data store. NTP keeps them
+	// closer. Tokens need only that Redis's clock does not go back, but people compare times in
+	// tokens, logs and rows.
 	MaxClockDifference = time.Second
 )
 
-// Ask is Query in up to three attempts within bound, until one has an answer that is not transient.
-// Otherwise the error is that of the last attempt: [ErrUnreachable] or the refusal. An attempt that
-// hangs leaves half of the time to those after it. It is for scripts that do no harm when they run
-// twice.
+// Ask makes up to three attempts at a Query within bound, until the outcome of one is not
+// [Transient]. If all are, the error is that of the last attempt: [ErrUnreachable] or the refusal.
+// An attempt that hangs leaves half of the remaining time to later ones. Ask is for scripts that do
+// no harm when they run twice.
 func Ask[T any](ctx context.Context, s *Sender, bound time.Duration, c Call,
 	decode func(Reply) (T, error)) (none T, err error) {
 	end := time.Now().Add(bound)
@@ -64,9 +65,9 @@ func Ask[T any](ctx context.Context, s *Sender, bound time.Duration, c Call,
 	return none, err
 }
 
-// Insist makes attempts within bound, until one has an answer that is not transient, ctx ends, or
-// the client is closed. It is for releases behind the caller. err is that of an attempt before, nil
-// if there was none.
+// Insist makes attempts within bound, until the outcome of one is not [Transient], ctx ends, or the
+// client is closed. It is for releases in the background. err is that of an earlier attempt, nil if
+// there was none.
 func Insist(ctx context.Context, bound time.Duration, err error, attempt func(ctx context.Context) error) error {
 	end := time.Now().Add(bound)
 	for wait := pause; ; wait = min(2*wait, longestPause) {
@@ -86,7 +87,7 @@ func Insist(ctx context.Context, bound time.Duration, err error, attempt func(ct
 // OneOfMany is how long one attempt of many within bound may take.
 func OneOfMany(bound time.Duration) time.Duration { return min(max(bound/4, shortest), longest) }
 
-// Ended adds the cause of the end of ctx, if it has ended, to an earlier error.
+// Ended adds the cause of ctx, if that has ended, to an earlier error.
 func Ended(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
 		return Also(fmt.Errorf("%w; %s", err, WhyEnded(cause)), cause)
@@ -94,7 +95,7 @@ func Ended(ctx context.Context, err error) error {
 	return err
 }
 
-// Jitter is between four fifths of d and d.
+// Jitter is a random duration between four fifths of d and d.
 func Jitter(d time.Duration) time.Duration { return d - Below(d/5+1) }
 
 // Chance is where this package and package lease get their random numbers from. The simulation of
@@ -112,7 +113,7 @@ func NewID() (id uuid.UUID) {
 // Below is a random duration from 0 to less than d.
 func Below(d time.Duration) time.Duration { return time.Duration(Chance() % uint64(d)) }
 
-// sleepUntil is Sleep that also returns false if end comes before d is over.
+// sleepUntil is Sleep, but also returns false if end comes before d is over.
 func sleepUntil(ctx context.Context, end time.Time, d time.Duration) bool {
 	return Sleep(ctx, min(d, time.Until(end))) && time.Now().Before(end)
 }

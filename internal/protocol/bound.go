@@ -9,21 +9,22 @@ import (
 	"time"
 )
 
-// Within bounds requests. When the bound ends, the cause of the context is [ErrUnreachable],
-// whether a request was sent by then or not. Any other cause comes from the caller.
+// Within bounds requests in time. When the time is over, the cause of the context is
+// [ErrUnreachable], whether a request was sent by then or not. Any other cause comes from the
+// caller.
 func Within(ctx context.Context, most time.Duration) (context.Context, context.CancelFunc) {
 	b := newBound(ctx, most, false)
 	return b, b.stop
 }
 
-// bound is a context that ends with the caller's or when its time is over. Nearly every request is
-// answered long before. So what the standard library prepares for the end is made when somebody
-// asks for it; await does without.
+// bound is a context that ends with that of the caller, or when its time is over. Nearly every
+// request is answered long before. So the context of the standard library, with its timer, is made
+// only when somebody asks for it; await does without it.
 type bound struct {
 	context.Context // the caller's
 	most            time.Duration
 	end             time.Time
-	again           bool          // an attempt has failed before
+	again           bool          // an earlier attempt has failed
 	over            chan struct{} // closed by stop
 
 	mu     sync.Mutex
@@ -87,7 +88,7 @@ func (b *bound) Err() error {
 	if err := b.made().Err(); err != nil {
 		return err
 	}
-	return b.Context.Err() // which tells those that were made of it a moment later
+	return b.Context.Err() // which ends a moment before the contexts derived from it
 }
 
 // Value implements [context.Context]. The standard library asks it for the cause too.
@@ -104,8 +105,9 @@ func Endless(ctx context.Context) bool {
 	return done == nil || ctx.Value(lasting{}) == done
 }
 
-// Lasting is ctx, which is ended only by an owner who then waits for the requests that are under
-// way. What is derived from it and has an end of its own is not.
+// Lasting marks ctx as one that counts as endless: when its owner ends it, the owner waits for the
+// requests that are under way. Contexts that are derived from it and have an end of their own do
+// not inherit the mark.
 func Lasting(ctx context.Context) context.Context {
 	return context.WithValue(ctx, lasting{}, ctx.Done())
 }
@@ -119,8 +121,8 @@ func (b *bound) quiet() bool {
 	return b.whole == nil && !b.stopped() && b.Context.Err() == nil && time.Now().Before(b.end)
 }
 
-// within is the bound for the client library, which asks for Done with every request: it ends when
-// nobody waits for the answer any more.
+// within is the bound as the client library gets it. The library asks for Done with every request;
+// this Done costs nothing, and is closed when nobody waits for the answer any more.
 type within bound
 
 // Deadline implements [context.Context].
@@ -137,7 +139,7 @@ func (w *within) Err() error {
 	return nil
 }
 
-// forClient is ctx as the client library gets it.
+// forClient returns ctx as the client library gets it.
 func forClient(ctx context.Context) context.Context {
 	if b, ours := ctx.(*bound); ours {
 		return (*within)(b)
@@ -145,26 +147,26 @@ func forClient(ctx context.Context) context.Context {
 	return ctx
 }
 
-// NoAnswer is the [ErrUnreachable] of a bound that has ended. Every bound has one and hardly any
-// text is read, so that is made when it is asked for.
+// NoAnswer is the [ErrUnreachable] of a bound whose time is over. Every bound has one and hardly
+// any is read, so its text is made only when it is asked for.
 type NoAnswer time.Duration
 
 func (n NoAnswer) Error() string {
 	return fmt.Sprintf("%v: no answer within %v", ErrUnreachable, short(time.Duration(n)))
 }
 
-// short is d in whole milliseconds, unless that is nothing.
+// short is d in whole milliseconds, or d itself if that would be 0.
 func short(d time.Duration) time.Duration { return cmp.Or(d.Round(time.Millisecond), d) }
 
 // Unwrap returns ErrUnreachable.
 func (NoAnswer) Unwrap() error { return ErrUnreachable }
 
-// Bounded returns when f does or ctx ends, whichever is first. f makes a request about the key, or
-// one that is about none. In the second case the error is [ErrUnreachable], and the server may
-// still act on what f has sent. If ctx was over before, f is not called, and the error is
-// [ErrUnasked], with its cause. (The client library observes contexts only if its owner has
-// configured that.) An f that ends its goroutine or panics has failed. Other errors are sorted as
-// [Failed] does.
+// Bounded calls f, which makes a request about the key ("" if it is about none), and returns when f
+// returns or ctx ends, whichever is first. It is needed because the client library respects
+// contexts only if it is configured to. If ctx ends first, the error is [ErrUnreachable], and the
+// server may still act on what f has sent. If ctx had ended before, f is not called, and the error
+// is [ErrUnasked], with the cause of ctx. An f that panics or ends its goroutine has failed. Other
+// errors are sorted as [Failed] does.
 func Bounded[T any](ctx context.Context, s *Sender, request, key string, f func() (T, error)) (answer T, err error) {
 	sent := time.Now()
 	if ctx.Err() != nil {
@@ -192,8 +194,8 @@ func Bounded[T any](ctx context.Context, s *Sender, request, key string, f func(
 	return result.Value, nil
 }
 
-// Recover is deferred where code of the caller's runs on a goroutine of ours, such as a hook of the
-// client: a panic there would end the process, and nobody could recover it.
+// Recover is deferred where code of the caller, such as a hook of the client, runs on a goroutine
+// of this package: a panic there would end the process, and the caller could not recover it.
 func Recover(failed func(error)) {
 	if p := recover(); p != nil {
 		failed(fmt.Errorf("a hook of the client, or a function of the caller's, panicked: %v", p))
@@ -202,8 +204,8 @@ func Recover(failed func(error)) {
 
 var errGoexit = errors.New("the function has ended its goroutine")
 
-// Grace is how long a call whose time is over still waits for what goes on behind it. A working
-// Redis answers within that time.
+// Grace is how long a call whose context has ended still waits for its work in the background. A
+// working Redis answers within that time.
 const Grace = 30 * time.Millisecond
 
 // Await receives an answer, or returns false when ctx has been over for Grace.

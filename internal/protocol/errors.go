@@ -10,7 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Package lease documents what each of them means.
+// Package lease documents what each error means.
 var (
 	ErrInvalid     = errors.New("lease: invalid")
 	ErrCorrupt     = errors.New("lease: corrupt key")
@@ -19,8 +19,8 @@ var (
 	ErrUnreachable = errors.New("lease: redis unreachable")
 )
 
-// ErrUnasked: nothing was sent, because the context was over before. Its cause is in the error too.
-// It says nothing about Redis.
+// ErrUnasked: nothing was sent, because the context had ended before. The error also has the cause
+// of the context. It says nothing about Redis.
 var ErrUnasked = errors.New("redis was not asked")
 
 func unasked(ctx context.Context) error {
@@ -28,34 +28,35 @@ func unasked(ctx context.Context) error {
 	return Also(fmt.Errorf("%w: %s", ErrUnasked, WhyEnded(cause)), cause)
 }
 
-// ErrNoFunction is the [ErrInvalid] of a call whose function is nil: nothing is asked for it.
+// ErrNoFunction is the [ErrInvalid] of a call whose function is nil. Redis was not asked.
 var ErrNoFunction = Invalid("the function is nil")
 
-// Invalid is an [ErrInvalid].
+// Invalid makes an [ErrInvalid].
 func Invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
 }
 
-// Outcome is an error that answers lease.IsLost.
+// Outcome is an error that says for lease.IsLost what became of the work.
 type Outcome struct {
 	text string
 	lost bool
 }
 
-// Lost says that another holder has the resource, or may have it by now.
+// Lost makes an error that says: another holder has the resource, or may have it by now.
 func Lost(text string) error { return &Outcome{text, true} }
 
-// Settled says that the work was done, or may have been: what else the error says about the lease
-// does not make it lost work.
+// Settled makes an error that says: the work was done, or may have been. It is not lost, even if
+// the same error also says that the lease was.
 func Settled(text string) error { return &Outcome{text, false} }
 
 func (e *Outcome) Error() string { return e.text }
 
-// LeaseLost is for lease.IsLost.
+// LeaseLost is called by lease.IsLost.
 func (e *Outcome) LeaseLost() bool { return e.lost }
 
-// LostIn is what the errors in the tree of err say about the work, those of other packages among
-// them: that it was lost, and that it was done or may have been, or must not be tried again.
+// LostIn returns what the errors in the tree of err say about the work, through their method
+// LeaseLost, which errors of other packages may have too. lost: the work was lost. settled: it was
+// done, or may have been, or must not be tried again.
 func LostIn(err error) (lost, settled bool) {
 	if e, asked := err.(interface{ LeaseLost() bool }); asked {
 		lost, settled = e.LeaseLost(), !e.LeaseLost()
@@ -88,8 +89,8 @@ type oneLine struct{ error }
 func (e oneLine) Error() string { return strings.ReplaceAll(e.error.Error(), "\n", "; ") }
 func (e oneLine) Unwrap() error { return e.error }
 
-// Failed sorts what went wrong with a request: the caller's context, no answer, or an error that
-// Redis answered.
+// Failed turns the error of a request into one of this package: the context of the caller had
+// ended, there is no answer, or Redis has answered with an error.
 func Failed(ctx context.Context, request string, err error) error {
 	switch {
 	case errors.Is(err, ErrUnasked):
@@ -97,7 +98,7 @@ func Failed(ctx context.Context, request string, err error) error {
 	case !answered(err):
 		return unanswered(ctx, err)
 	}
-	if errors.Is(err, redis.Nil) { // which is no error of Redis's, and no answer of a script's
+	if errors.Is(err, redis.Nil) { // no script answers nil
 		return fmt.Errorf("%w: nothing, to %s", ErrProtocol, request)
 	}
 	for _, refusal := range refusals {
@@ -108,7 +109,7 @@ func Failed(ctx context.Context, request string, err error) error {
 	return fmt.Errorf("lease: redis refused %s: %w", request, err)
 }
 
-// answered reports whether err is what Redis has answered.
+// answered reports whether err is an answer of Redis.
 func answered(err error) bool {
 	var answer redis.Error
 	return errors.As(err, &answer)
@@ -131,7 +132,7 @@ func (e *RefusedError) Error() string {
 	return text
 }
 
-// Is makes every RefusedError an [ErrRefused], and equal to another with its Code.
+// Is makes every RefusedError an [ErrRefused], and equal to another one with the same Code.
 func (e *RefusedError) Is(target error) bool {
 	other, same := target.(*RefusedError)
 	return target == ErrRefused || same && other.Code == e.Code
@@ -151,11 +152,11 @@ const (
 	Denied     = "NOPERM"
 )
 
-// kinds are the answers of a Redis that works but refuses this request now. It refuses a script at
-// its first write or before, so nothing was changed.
+// kinds are the refusals by a Redis that works. It refuses a script at its first write or before,
+// so nothing was changed.
 var kinds = map[string]struct {
-	text      string // what is wrong; what to do
-	transient bool   // usually over soon
+	text      string // what is wrong, and what to do
+	transient bool   // it usually ends soon
 }{
 	NoMemory:   {"is out of memory; raise maxmemory, or find what fills it", false},
 	NoReplicas: {"has too few replicas; bring one back, or ask for fewer", false},
@@ -180,12 +181,12 @@ var refusals = []struct {
 	{redis.IsTryAgainError, NoSlot},
 	{Moved, NoSlot},
 	{coded("MISCONF"), CannotSave},
-	{coded("BUSY "), Busy}, // not BUSYGROUP, of a script of the caller
+	{coded("BUSY "), Busy}, // the space excludes BUSYGROUP, which a script of the caller may cause
 	{redis.IsMaxClientsError, Busy},
 	{redis.IsAuthError, Denied},
 	{redis.IsPermissionError, Denied},
-	{coded("ACL failure in script"), Denied},               // of a command within a script, which has no code
-	{coded("The user executing the script can't"), Denied}, // the same until Redis 7.0
+	{coded("ACL failure in script"), Denied},               // a command in a script was denied: the error has no code
+	{coded("The user executing the script can't"), Denied}, // the same, until Redis 7.0
 }
 
 // IsRefused reports whether Redis refuses for that reason.
@@ -199,8 +200,8 @@ func coded(code string) func(error) bool {
 	return func(err error) bool { return redis.HasErrorPrefix(err, code) }
 }
 
-// Moved reports whether the slot is, or soon will be, served by another server. A Cluster client
-// follows automatically, unless it was given the server.
+// Moved reports whether another server serves the slot, or soon will. A Cluster client follows the
+// redirection automatically, unless the request was made to a given server.
 func Moved(err error) bool {
 	_, moved := redis.IsMovedError(err)
 	_, moving := redis.IsAskError(err)
@@ -218,8 +219,9 @@ func refused(err error) error {
 	return nil
 }
 
-// Latest is err, the outcome of the latest attempt. If that had no answer, it also carries what is
-// known from an attempt before, and since when there was none.
+// Latest returns err, the outcome of the latest attempt, which came after an attempt with the
+// outcome before. If the latest had no answer, the result also carries what is known from before:
+// the reason of its failure, and since when there was no answer.
 func Latest(before, err error) error {
 	if first, silent := errors.AsType[*unreachable](before); silent {
 		err = allSince(first.since, err)
@@ -230,13 +232,15 @@ func Latest(before, err error) error {
 	return err
 }
 
-// later is the error of an attempt without an answer, after one that has failed for a reason.
+// later is the error of an attempt without an answer, after an attempt that failed for a known
+// reason.
 type later struct{ error, before error }
 
 func (e *later) Error() string   { return fmt.Sprintf("%v; an earlier attempt: %v", e.error, e.before) }
 func (e *later) Unwrap() []error { return []error{e.error, e.before} }
 
-// allSince is err, of a request without an answer, for all requests without one from that time on.
+// allSince makes err, the error of one request without an answer, that of all requests without an
+// answer since first.
 func allSince(first time.Time, err error) error {
 	switch e := err.(type) {
 	case *later:
@@ -251,8 +255,8 @@ func allSince(first time.Time, err error) error {
 	return err
 }
 
-// known is why an attempt has failed, the refusal or what the network said; nil if it had no answer
-// in its time.
+// known is why an attempt has failed, the refusal or the error of the network; nil if the attempt
+// only had no answer in its time.
 func known(err error) error {
 	if e, ok := errors.AsType[*later](err); ok {
 		return e.before
@@ -265,11 +269,11 @@ func known(err error) error {
 
 // unreachable is the [ErrUnreachable] of one request, which may or may not have been carried out.
 type unreachable struct {
-	cause error         // what the client library could not do; or why the context ended
+	cause error         // the error of the client library; or why the context ended
 	ended bool          // the context has ended, which says nothing about Redis
 	whom  string        // who did not answer: a server, or the pool of connections to it; "": not known
-	since time.Time     // when it was sent, or the first of those without an answer; zero: not known
-	took  time.Duration // for how long an answer was waited for since then
+	since time.Time     // when the request was sent, or the first of several without an answer; zero: not known
+	took  time.Duration // from since until the caller stopped waiting
 }
 
 func (e *unreachable) Error() string {
@@ -296,7 +300,8 @@ func (e *unreachable) Error() string {
 
 func (e *unreachable) Unwrap() []error { return []error{ErrUnreachable, e.cause} }
 
-// WhyEnded tells why a context of the caller's has ended. "context canceled" would not say whose.
+// WhyEnded says in words why a context of the caller has ended. "context canceled" would not say
+// whose context it was.
 func WhyEnded(cause error) string {
 	switch cause {
 	case context.Canceled:
@@ -318,13 +323,14 @@ func unanswered(ctx context.Context, err error) error {
 	return &unreachable{cause: err}
 }
 
-// Unanswered is the [ErrUnreachable] of a caller whose ctx has ended. It says who has not answered
-// about the key since that time.
+// Unanswered is the [ErrUnreachable] of a caller whose ctx has ended. It names the server of the
+// key, which has not answered since that time.
 func (s *Sender) Unanswered(ctx context.Context, key string, since time.Time) error {
 	return s.silent(unanswered(ctx, ctx.Err()), key, since)
 }
 
-// silent adds to an [ErrUnreachable] who did not answer about the key since that time.
+// silent adds to an [ErrUnreachable] the server of the key, which has not answered since that time.
+// It returns other errors as they are.
 func (s *Sender) silent(err error, key string, since time.Time) error {
 	e, is := err.(*unreachable)
 	if !is {
@@ -335,8 +341,8 @@ func (s *Sender) silent(err error, key string, since time.Time) error {
 	return &named
 }
 
-// whom names the server of a key, or all of a Cluster for none; the pool of connections to it if
-// that is used up.
+// whom names the server of the key, or the pool of connections to it if that is used up. Without a
+// key, it names all servers of a Cluster.
 func (s *Sender) whom(key string, e *unreachable) string {
 	client, known := s.client.(*redis.Client)
 	if s.cluster != nil && key == "" {
@@ -344,7 +350,7 @@ func (s *Sender) whom(key string, e *unreachable) string {
 	}
 	if s.cluster != nil {
 		over, cancel := context.WithCancel(context.Background())
-		cancel() // asks nobody
+		cancel() // so that the look-up sends nothing
 		master, err := s.cluster.MasterForKey(over, key)
 		if err != nil {
 			return strings.Join(s.cluster.Options().Addrs, ", ")
@@ -355,7 +361,7 @@ func (s *Sender) whom(key string, e *unreachable) string {
 		return "redis"
 	}
 	addr, size := client.Options().Addr, client.Options().PoolSize
-	if addr == "FailoverClient" { // which the client library calls it
+	if addr == "FailoverClient" { // the client library's name for it
 		addr = "the primary of the Sentinel group"
 	}
 	stats := client.PoolStats()

@@ -20,12 +20,12 @@ const (
 //
 //	lease:v1:{tenant/table:12}:owner
 //
-// Nothing outside of this file knows this grammar.
+// Only this file knows this grammar.
 type Key struct {
 	Kind      string // "" is LeaseKind
 	Namespace string // "" for none
 	Resource  string // or its Digest
-	Field     string // "owner"
+	Field     string // such as "owner"
 }
 
 const (
@@ -33,9 +33,9 @@ const (
 	end     = "}:"
 )
 
-// escaper keeps the tag whole and names apart: a brace would end or begin the tag, and a slash
-// would blur the end of the namespace. The escape character is escaped itself, so two different
-// names never meet.
+// escaper keeps names from breaking the grammar: a brace would begin or end the tag, and a slash
+// would end the namespace. It also escapes the escape character, so different names have different
+// keys.
 var (
 	escaper   = strings.NewReplacer("%", "%25", "{", "%7B", "}", "%7D", "/", "%2F")
 	unescaper = strings.NewReplacer("%25", "%", "%7B", "{", "%7D", "}", "%2F", "/")
@@ -44,8 +44,8 @@ var (
 
 func (k Key) String() string { return k.head() + end + k.Field }
 
-// Pattern is a glob for SCAN. It matches the keys of all resources that begin with k.Resource, and
-// without a namespace also those of other namespaces: check with ParseKey.
+// Pattern is a glob for SCAN. It matches the keys of all resources that begin with k.Resource. If
+// k.Namespace is "", it also matches keys of other namespaces: check with ParseKey.
 func (k Key) Pattern() string { return globber.Replace(k.head()) + "*" + end + k.Field }
 
 func (k Key) head() string {
@@ -58,7 +58,7 @@ func (k Key) head() string {
 	return k.Kind + version + escaper.Replace(k.Namespace) + "/" + escaper.Replace(k.Resource)
 }
 
-// ParseKey reads what String writes. It answers false for any other name.
+// ParseKey reads what String writes. It returns false for any other name.
 func ParseKey(name string) (k Key, ok bool) {
 	kind, rest, isOurs := strings.Cut(name, version)
 	tag, field, whole := strings.Cut(rest, end)
@@ -70,13 +70,13 @@ func ParseKey(name string) (k Key, ok bool) {
 	return k, isOurs && whole && k.String() == name
 }
 
-// Digest stands in keys for the name of a resource that Redis must not see.
+// Digest replaces, in keys, the name of a resource that Redis must not see.
 func Digest(resource string) string {
 	sum := sha256.Sum256([]byte(resource))
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// KeyOf is the key of a field of a resource, with its digest if hashed.
+// KeyOf is a key of the resource, without its field; with the resource's digest if hashed.
 func KeyOf(kind, namespace, resource string, hashed bool) Key {
 	if hashed {
 		resource = Digest(resource)
@@ -90,17 +90,18 @@ func (k Key) For(field string) string {
 	return k.String()
 }
 
-// Keys are the names of one resource in Redis: strings, in the form in which commands take them.
+// Keys are the names of one resource in Redis: strings, as the values that commands take.
 type Keys struct {
-	Owner   any // "<lease id>:<token>:<label>", expires with the lease; of a semaphore a sorted set of those
-	Fence   any // last token issued, expires with Config.FenceRetention
-	Queue   any // sorted set: the lease ids that wait, by arrival
-	Alive   any // hash: how each of those stands (common.lua)
-	Ended   any // "<lease id>:<token>:..." of a lease that was revoked, for its holder to find
-	Channel any // "<channel>:<listener>" is where one process hears of its turn; not a key
+	Owner   any // "<lease id>:<token>:<label>", expires with the lease; of a semaphore a sorted set of these
+	Fence   any // the last token issued; expires after Config.FenceRetention
+	Queue   any // sorted set: the lease ids of the waiters, by arrival
+	Alive   any // hash: the state of each waiter (common.lua)
+	Ended   any // sorted set: "<lease id>:<token>:..." of the leases revoked lately, for their former holders
+	Channel any // not a key: "<channel>:<listener>" is where one process is told of its turn
 }
 
-// Trial is how the resources of Issuer.Check begin, which last for seconds and guard nothing.
+// Trial begins the names of the resources of Issuer.Check, which last for seconds and guard
+// nothing.
 const Trial = "fencedb.check:"
 
 // KeysOf are the names of a resource of a lease or a semaphore.
@@ -117,8 +118,7 @@ func KeysOf(kind, namespace, resource string, hashed bool) *Keys {
 	return &Keys{name("owner"), name("fence"), name("queue"), name("alive"), name("ended"), name("wake")}
 }
 
-// Tag is what all names of the resource have in common: names with this tag are in one Cluster
-// slot.
+// Tag is the hash tag of all names of the resource: keys with this tag are in one Cluster slot.
 func (k Keys) Tag() string {
 	owner := k.Owner.(string)
 	return owner[strings.Index(owner, "{") : strings.Index(owner, end)+1]
@@ -130,7 +130,8 @@ const (
 	MaxResource  = 512
 )
 
-// CheckRequired is [CheckName] of a name that must not be empty. example is a good one.
+// CheckRequired is [CheckName] for a name that must not be empty. example is a valid name, for the
+// error.
 func CheckRequired(what, name, example string, limit int) error {
 	if name == "" {
 		return Invalid("%s is empty; name it, such as %q", what, example)
@@ -138,7 +139,7 @@ func CheckRequired(what, name, example string, limit int) error {
 	return CheckName(what, name, limit)
 }
 
-// CheckName refuses what cannot be part of a key, with [ErrInvalid]. limit is in bytes.
+// CheckName refuses, with [ErrInvalid], a name that cannot be part of a key. limit is in bytes.
 func CheckName(what, name string, limit int) error {
 	switch {
 	case len(name) > limit:

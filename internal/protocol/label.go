@@ -6,13 +6,12 @@ import (
 	"strings"
 )
 
-// MostLabel is the greatest length of a label as it is stored, in bytes. The scripts check it too.
+// MostLabel is the greatest length of a stored label in bytes. The scripts check it too.
 const MostLabel = 64
 
-// EscapeLabel writes who holds as it is stored, for people: it stands in the key owner already, so
-// it costs no command, and scripts do not read it. Z and two hexadecimal digits stand for a byte
-// that is no letter, digit or dash, and for Z itself: "bookingZ40host-7Z3a4711" is
-// booking@host-7:4711.
+// EscapeLabel writes the label of a holder as it is stored in the key owner. It is for people: the
+// scripts do not read it. A byte other than a letter, digit or dash, and Z itself, becomes Z and
+// two hexadecimal digits: booking@host-7:4711 becomes "bookingZ40host-7Z3a4711".
 func EscapeLabel(holder string) string {
 	var b strings.Builder
 	for i := range len(holder) {

@@ -8,12 +8,12 @@ import (
 
 // News is a message to a waiter, as common.lua publishes it.
 type News struct {
-	ID   string        // for which waiter; "" if it says nothing
-	Look time.Duration // ask after that time; 0: now
+	ID   string        // the lease id of the waiter; "" if the message has no meaning
+	Look time.Duration // ask after this time; 0: now
 }
 
-// ReadNews reads "free <id>" or "look <id> <ms>". Any other message that begins with a word and an
-// id is a reason to ask.
+// ReadNews reads "free <id>" or "look <id> <ms>". Any other message of a word and an id means: ask
+// now.
 func ReadNews(message string) News {
 	words := strings.Fields(message)
 	if len(words) < 2 {

@@ -16,18 +16,19 @@ type Reply struct {
 	Script string
 	Word   string
 	Args   []string
-	Value  any // of eval.lua, which has no Args
+	Value  any // the result of a script in eval.lua, whose reply has no Args
 
 	Sent      time.Time // when this process sent the request
-	Again     bool      // an attempt before has failed, and may be carried out later
-	Confirmed int       // by how many replicas, of [Call.Replicas]
+	Again     bool      // an earlier attempt has failed, and may yet be carried out
+	Confirmed int       // how many of [Call.Replicas] have confirmed
 
-	odd bool // an argument was not what was read
+	odd bool // an argument did not have the form in which it was read
 }
 
 const ran = "ran"
 
-// decode reads the form that all replies share, and the answer that every script may give.
+// decode reads the form that all replies share, and the answer "corrupt", which every script may
+// give.
 func decode(ctx context.Context, script string, cmd *redis.Cmd) (Reply, error) {
 	if err := cmd.Err(); err != nil {
 		return Reply{}, Failed(ctx, script, err)
@@ -60,7 +61,7 @@ func decode(ctx context.Context, script string, cmd *redis.Cmd) (Reply, error) {
 	return r, nil
 }
 
-// Is reports whether the reply is that word with that number of arguments.
+// Is reports whether the reply has that word and that number of arguments.
 func (r Reply) Is(word string, args int) bool { return r.Word == word && len(r.Args) == args }
 
 // Unknown is the error for an answer that no version of the script gives. It does not show
@@ -69,7 +70,7 @@ func (r Reply) Unknown() error {
 	return fmt.Errorf("%w: %s answered %q with %d arguments", ErrProtocol, r.Script, r.Word, len(r.Args))
 }
 
-// OneOf decodes the replies of scripts that answer with one of these words and nothing else.
+// OneOf decodes the replies of scripts that answer only one of these words, without arguments.
 func OneOf[T any](words map[string]T) func(Reply) (T, error) {
 	return func(r Reply) (answer T, err error) {
 		answer, known := words[r.Word]
@@ -80,16 +81,16 @@ func OneOf[T any](words map[string]T) func(Reply) (T, error) {
 	}
 }
 
-// Only decodes the replies of scripts whose only answer is that word.
+// Only decodes the replies of scripts that answer only that word, without arguments.
 func Only(word string) func(Reply) (struct{}, error) {
 	return OneOf(map[string]struct{}{word: {}})
 }
 
-// MaxNumber is the largest number in a reply: what Lua's doubles hold exactly.
+// MaxNumber is the largest number in a reply: Lua's doubles hold whole numbers exactly up to it.
 const MaxNumber = 1<<53 - 1
 
-// Number reads argument i, a whole number from least to [MaxNumber], sent as a decimal string. If
-// it is something else, [Reply.Err] says so afterwards.
+// Number reads argument i, a decimal string of a whole number from least to [MaxNumber]. If the
+// argument is anything else, [Reply.Err] says so afterwards.
 func (r *Reply) Number(i int, least int64) int64 {
 	n, err := strconv.ParseInt(r.Args[i], 10, 64)
 	r.odd = r.odd || err != nil || n < least || n > MaxNumber
@@ -115,7 +116,7 @@ func (r *Reply) Parts(i, least int) Reply {
 	return Reply{Script: r.Script, Word: r.Word, Args: append(parts, make([]string, max(least-len(parts), 0))...)}
 }
 
-// Err is Unknown if an argument was not what was read.
+// Err is Unknown if an argument did not have the form in which it was read.
 func (r *Reply) Err() error {
 	if r.odd {
 		return r.Unknown()

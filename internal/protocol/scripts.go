@@ -1,13 +1,14 @@
-// Package protocol is the protocol of leases and of the blocks beside them: the names of keys, the
-// Lua scripts, one request to Redis and its answer.
+// Package protocol is the protocol of leases, semaphores, once and admission: the names of keys,
+// the Lua scripts, one request to Redis and its answer.
 //
-// Scripts run by one set of rules: they are sent by digest, and in full to a server that does not
-// know them; the client library never sends one again by itself; a request returns when its answer
-// is there or its context ends; all replies have one form; and each way to fail has one error. What
-// to do after a failure is not decided here, except by Ask and Insist, which make attempts.
+// One set of rules holds for all scripts. A script is sent by its digest, and in full to a server
+// that does not know it. The client library never sends a script again by itself. A request returns
+// when its answer is there or its context ends. All replies have one form, and each way to fail has
+// one error. The callers decide what to do after a failure; only Ask and Insist make several
+// attempts.
 //
-// The errors are those of package lease, which exports and documents them. They are declared here
-// because once and admission need them too.
+// Package lease exports and documents the errors. They are declared here because once and admission
+// need them too.
 package protocol
 
 import (
@@ -18,19 +19,20 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// The scripts are the protocol; docs and clients in other languages read the same files.
+// The scripts are the protocol; the docs and clients in other languages read these same files.
 //
 //go:embed *.lua
 var lua embed.FS
 
-// Holding are the scripts by which a caller gets, keeps and returns a lease or a permit. Both kinds
-// take the same KEYS and ARGV and give the same answers, except that Acquire of a semaphore also
-// takes the limit, and Inspect lists its holders.
+// Holding are the scripts by which a caller gets, keeps and returns a lease or a permit. Those of
+// leases and of semaphores take the same KEYS and ARGV and give the same answers, with two
+// exceptions: Acquire of a semaphore also takes the limit, and its Inspect reads other keys and
+// lists the holders.
 type Holding struct {
 	Acquire, Extend, Release, Withdraw, Inspect Script
 }
 
-// All scripts, by what they serve.
+// All scripts.
 var (
 	LeaseHolding = Holding{lease("acquire"), lease("extend"), lease("release"), lease("withdraw"), lease("inspect")}
 	Revoke       = lease("revoke")
@@ -39,7 +41,7 @@ var (
 	SemaphoreHolding = Holding{semaphore("acquire"), semaphore("extend"), semaphore("release"), semaphore("withdraw"), semaphore("inspect")}
 	SemaphoreRevoke  = semaphore("revoke")
 
-	OnceLook   = lease("once_look") // at the lease on its key
+	OnceLook   = lease("once_look") // it also reads the lease that claims the key
 	OnceRecord = load("once_record")
 	OnceForget = load("once_forget")
 
@@ -49,7 +51,8 @@ var (
 
 var eval = lease("eval")
 
-// Eval is the script that runs another one under a lease. It is kept, as Redis keeps it.
+// Eval is the script that runs a script of the caller under a lease. This process keeps each such
+// script for as long as it lives, as Redis does.
 func Eval(script string) Script {
 	known, ok := evals.Load(script)
 	if !ok {
@@ -58,16 +61,16 @@ func Eval(script string) Script {
 	return known.(Script)
 }
 
-var evals sync.Map // of Script, by the text of the inner one
+var evals sync.Map // of Script, by the text of the caller's script
 
 func lease(name string) Script     { return load(name, "holder") }
 func semaphore(name string) Script { return load("semaphore_"+name, "holders") }
 
-// behindCommonCase is the line of a script before which its common case ends.
+// behindCommonCase is the line of a script after its common case.
 const behindCommonCase = "-- The helpers come here.\n"
 
-// load puts common.lua and the other helpers that a script uses in front of it, or behind its
-// common case, which needs none.
+// load puts common.lua and the other helpers that a script uses before it, or after its common
+// case, which uses none.
 func load(name string, helpers ...string) Script {
 	common, rest, found := strings.Cut(text(name), behindCommonCase)
 	if !found {
@@ -83,7 +86,7 @@ func load(name string, helpers ...string) Script {
 func text(file string) string {
 	text, err := lua.ReadFile(file + ".lua")
 	if err != nil {
-		panic(err) // a name above is wrong; no program starts with that
+		panic(err) // a name above is wrong; no program would start
 	}
 	return string(text) + "\n"
 }
@@ -95,7 +98,7 @@ type Script struct {
 	digest any // a string
 }
 
-// NewScript makes a script of a whole source.
+// NewScript makes a script of its complete source.
 func NewScript(name, source string) Script {
 	return Script{Name: name, Source: source, digest: redis.NewScript(source).Hash()}
 }

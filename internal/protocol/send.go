@@ -19,34 +19,34 @@ type Call struct {
 	script Script
 	words  []any // the command by digest
 
-	// Replicas is how many have to confirm what the script has written, and Within for how long to
-	// wait for them, by a WAIT on the same connection. [Reply.Confirmed] is how many did.
+	// Replicas is how many replicas have to confirm what the script has written, and Within is how
+	// long a WAIT on the same connection waits for them. [Reply.Confirmed] is how many did.
 	Replicas int
 	Within   time.Duration
 
-	// Caller is told when ctx ends before the answer is there. May be nil.
+	// Caller learns when ctx ends before the answer is there. May be nil.
 	Caller Caller
 }
 
-// Caller is who has made a call.
+// Caller has made a call.
 type Caller interface {
-	// Abandoned is called when the caller stops waiting for the answer, and what it returns when that
-	// comes, or when it is known that there is none.
+	// Abandoned is called when the caller stops waiting for the answer. The function that it
+	// returns is called when the answer comes, or when it is known that none will come.
 	Abandoned() (ended func())
 }
 
-const beforeKeys = 3 // words of a command
+const beforeKeys = 3 // words of a command: EVALSHA, the digest, the number of keys
 
-// Call prepares one run of the script. Of the words so many are keys; the others are its arguments.
+// Call prepares one run of the script. The first words, as many as keys says, are its KEYS; the
+// others are its ARGV.
 func (s Script) Call(keys int, words ...any) Call {
 	all := append(make([]any, 0, beforeKeys+len(words)), "evalsha", s.digest, keys)
 	return Call{script: s, words: append(all, words...)}
 }
 
-// Values are values of the caller as requests take them: the client library writes each without an
-// error and without code of the caller's. A request that fails while it is written takes those with
-// it that travel together with it. The caller may change what it has while the request is under
-// way.
+// Values copies values of the caller into types that the client library writes without an error,
+// and without running code of the caller's: an error in writing one request would fail all requests
+// of the same pipeline. The caller may change its own values while the request is under way.
 func Values(all []any) ([]any, error) {
 	values := slices.Clone(all)
 	for n, value := range all {
@@ -75,7 +75,7 @@ func Values(all []any) ([]any, error) {
 	return values, nil
 }
 
-// Key is the first key; "" if there is none.
+// Key is the first key of the call; "" if there is none.
 func (c Call) Key() string {
 	if c.words[beforeKeys-1] == 0 {
 		return ""
@@ -83,40 +83,41 @@ func (c Call) Key() string {
 	return c.words[beforeKeys].(string)
 }
 
-// Name is that of the script.
+// Name is the name of the script.
 func (c Call) Name() string { return c.script.Name }
 
 // Sender sends calls to one deployment of Redis.
 //
-// A call whose context cannot end is sent by the goroutine that makes it, if the client ends a
-// request with the deadline of its context and few are under way: so a call costs no goroutine and
-// no wake-up. Any other call is handed over to a goroutine of its own, since its caller has to
-// return when its context ends, and the client may not.
+// A call is sent by the goroutine that makes it, if the context of its caller cannot end, the
+// client respects the deadline of a context, and few requests are under way. That saves a goroutine
+// and a wake-up. Any other call is handed over to another goroutine: its caller has to return when
+// its context ends, and the client may not.
 //
 // Calls that are handed over at the same time share a pipeline on one connection. No call waits for
-// another: what is ready when a goroutine comes to send is sent, and a script that is new to the
-// server holds up only its own call. On a Cluster each has its own request, because the client
-// waits for all servers of a pipeline; only the calls of one [QueryAll] share one to each master.
+// another: a pipeline takes the calls that are ready when it is sent, and a script that is new to
+// the server delays only its own call. On a Cluster each call has its own request, because the
+// client waits for all servers of a pipeline; only the calls of one [QueryAll] share a pipeline to
+// each master.
 type Sender struct {
 	client  redis.UniversalClient
 	cluster *redis.ClusterClient // the same, if it is one of a Cluster
 	shares  bool                 // calls share pipelines
 	bounded bool                 // the client ends a request with the deadline of its context
-	most    int                  // requests under way, of which each is sent by its caller
+	most    int                  // with so many requests under way, calls are handed over
 
-	flush  func()    // of this sender: a goroutine of a value costs no memory
-	alarms sync.Pool // of *alarm, which are not set
+	flush  func()    // is sendWaiting: a goroutine that runs a stored function allocates nothing
+	alarms sync.Pool // of *alarm, which are stopped
 
 	mu       sync.Mutex
-	waiting  []*request // to be sent by the next flush, which was begun if there are any; guarded by mu
+	waiting  []*request // for the next flush, which was started if there are any; guarded by mu
 	underWay int        // requests without an answer; guarded by mu
 }
 
-// mostHere is for how many requests under way each is sent by its caller. With more it is quicker
-// to share a pipeline: with 64 goroutines two times as quick.
+// mostHere bounds [Sender].most. With more requests under way, sharing a pipeline is quicker: twice
+// as quick with 64 goroutines.
 const mostHere = 8
 
-// alarm stops a bound whose time is over. It is used again and again.
+// alarm stops a bound when its time is over. It is reused.
 type alarm struct {
 	timer *time.Timer
 	bound *bound
@@ -137,14 +138,14 @@ func (s *Sender) alarm(b *bound) *alarm {
 }
 
 func (s *Sender) disarm(a *alarm) {
-	if a.timer.Stop() { // or it rings, and is not used again
+	if a.timer.Stop() { // otherwise it is about to ring, and is not reused
 		a.bound = nil
 		s.alarms.Put(a)
 	}
 }
 
-// CheckClient refuses none, also a pointer to none: with that the first request would panic, in a
-// goroutine where nobody can recover it.
+// CheckClient refuses a nil client, and a nil pointer as a client. With either, the first request
+// would panic, in a goroutine where nobody can recover it.
 func CheckClient(client redis.UniversalClient) error {
 	if v := reflect.ValueOf(client); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
 		return Invalid("client is nil")
@@ -152,7 +153,7 @@ func CheckClient(client redis.UniversalClient) error {
 	return nil
 }
 
-// Over makes a Sender of a client, which stays its owner's.
+// Over makes a Sender that uses the client, and never closes it.
 func Over(client redis.UniversalClient) *Sender {
 	s := &Sender{client: client}
 	s.flush = s.sendWaiting
@@ -167,16 +168,16 @@ func Over(client redis.UniversalClient) *Sender {
 	return s
 }
 
-// Answer is what came back of one request: a value, or why there is none.
+// Answer is the outcome of one request: a value, or why there is none.
 type Answer[T any] struct {
 	Value T
 	Err   error
 }
 
 // Run sends the call once. It returns when the answer is there or ctx ends, whichever is first; in
-// the second case the server may still act.
+// the second case the server may still run the script.
 //
-// The error is [ErrUnasked], with the cause of ctx, if that was over before; [ErrUnreachable] if it
+// The error is [ErrUnasked], with the cause of ctx, if ctx had ended before; [ErrUnreachable] if it
 // is unknown whether the script ran; otherwise what [Failed] makes of Redis's answer, [ErrCorrupt]
 // or [ErrProtocol].
 func (c Call) Run(ctx context.Context, s *Sender) (Reply, error) {
@@ -185,15 +186,15 @@ func (c Call) Run(ctx context.Context, s *Sender) (Reply, error) {
 	return r.reply, r.err
 }
 
-// Query is Run, and decodes the reply. With an error there is no answer.
+// Query runs the call and decodes its reply. If there is an error, the answer is zero.
 func Query[T any](ctx context.Context, s *Sender, c Call, decode func(Reply) (T, error)) (T, error) {
 	r := &request{ctx: ctx, call: c}
 	s.exchange(ctx, append(r.alone[:0], r))
 	return read(r.reply, r.err, decode)
 }
 
-// QueryAll is Query for several calls in one round trip, on a Cluster one to each master. Each has
-// an answer of its own, in order.
+// QueryAll is Query for several calls in one round trip; on a Cluster, in one to each master. The
+// answers are in the order of the calls.
 func QueryAll[T any](ctx context.Context, s *Sender, calls []Call, decode func(Reply) (T, error)) []Answer[T] {
 	requests := make([]*request, len(calls))
 	for i, c := range calls {
@@ -223,25 +224,26 @@ func read[T any](r Reply, err error, decode func(Reply) (T, error)) (T, error) {
 type request struct {
 	ctx      context.Context
 	call     Call
-	command  single        // nil in it: not sent
-	wait     *redis.IntCmd // follows the command on its connection; nil if nothing does
+	command  single        // holds nil until it is sent
+	wait     *redis.IntCmd // the WAIT after the command, on its connection; nil without Replicas
 	inFull   bool          // the server does not know the script
-	answered chan struct{} // closed when command has its outcome, or was not sent; nil: its caller sends it
-	alone    [1]*request   // room for itself
+	answered chan struct{} // closed when the outcome is known; nil if its caller sends it
+	alone    [1]*request   // room for a slice of this request alone
 
-	reply Reply // for its caller, with err
+	reply Reply // the outcome, with err
 	err   error
 }
 
-// single is a command that the client library does not send again by itself. It would do so after a
-// broken connection, and the second answer would hide the outcome of the first: a release that was
-// carried out would come back as "gone".
+// single is a command that the client library does not send again by itself. The library repeats
+// commands after a broken connection, and the second answer hides the outcome of the first: a
+// release that was carried out would come back as "gone".
 type single struct{ *redis.Cmd }
 
 // NoRetry implements [redis.Cmder].
 func (*single) NoRetry() bool { return true }
 
-// exchange sends requests of one context, and leaves in each its reply, or why there is none.
+// exchange sends requests that have one context, and puts into each its reply, or why there is
+// none.
 func (s *Sender) exchange(ctx context.Context, requests []*request) {
 	if ctx.Err() != nil {
 		for _, r := range requests {
@@ -253,7 +255,7 @@ func (s *Sender) exchange(ctx context.Context, requests []*request) {
 	b, ours := ctx.(*bound)
 	if ours && s.bounded && Endless(b.Context) && (s.cluster == nil || len(requests) == 1) && s.begin(len(requests)) {
 		defer s.ended(len(requests)) // also if a hook of the client ends the goroutine
-		defer s.disarm(s.alarm(b))   // it is for a client that waits for a connection
+		defer s.disarm(s.alarm(b))   // ends the client's wait for a connection, which ignores deadlines
 		s.send(requests)
 	} else {
 		s.handOver(ctx, requests)
@@ -267,7 +269,7 @@ func (s *Sender) exchange(ctx context.Context, requests []*request) {
 	}
 }
 
-// begin counts requests that their caller sends. It answers false if there are too many.
+// begin counts requests that their caller will send. It returns false if too many are under way.
 func (s *Sender) begin(requests int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -284,7 +286,7 @@ func (s *Sender) ended(requests int) {
 	s.underWay -= requests
 }
 
-// handOver has the requests sent by other goroutines, which answer them.
+// handOver starts goroutines that send and answer the requests.
 func (s *Sender) handOver(ctx context.Context, requests []*request) {
 	for _, r := range requests {
 		r.answered = make(chan struct{})
@@ -307,15 +309,16 @@ func (s *Sender) handOver(ctx context.Context, requests []*request) {
 	}
 }
 
-// again reports whether an attempt before has failed. Requests that share a pipeline fail together,
-// so this one shares none.
+// again reports whether an earlier attempt has failed. Requests that share a pipeline fail
+// together, so a repeated request shares none.
 func again(ctx context.Context) bool {
 	b, ours := ctx.(*bound)
 	return ours && b.again
 }
 
-// sendWaiting sends what waits. In company, other goroutines that can run do so first: an answer to
-// several requests has woken several, and these will send as well.
+// sendWaiting sends the requests that wait. If other requests are under way, it lets other
+// goroutines run first: answers in one pipeline have woken several callers, and these may be about
+// to send again.
 func (s *Sender) sendWaiting() {
 	s.mu.Lock()
 	company := s.underWay > 1
@@ -330,8 +333,8 @@ func (s *Sender) sendWaiting() {
 	s.send(requests)
 }
 
-// sendToMasters sends requests to a Cluster, those for one master in one pipeline. A master that
-// hangs keeps back only the answers that are its own.
+// sendToMasters sends requests to a Cluster, in one pipeline to each master. A master that hangs
+// delays only its own answers.
 func (s *Sender) sendToMasters(ctx context.Context, requests []*request) {
 	ofMaster := map[*redis.Client][]*request{}
 	for _, r := range requests {
@@ -352,8 +355,9 @@ func (s *Sender) sendToMasters(ctx context.Context, requests []*request) {
 	}
 }
 
-// wanted returns the requests that somebody still waits for, and a context to send them with. Of
-// several requests it ends when the last one's time is over, so that none of them ends another.
+// wanted returns the requests whose callers still wait, and a context to send them with. For
+// several requests, this context ends at the latest of their deadlines, so that no request ends
+// another.
 func (s *Sender) wanted(requests []*request) (ctx context.Context, cancel func(), wanted []*request) {
 	if r := requests[0]; len(requests) == 1 && r.ctx.Err() == nil {
 		return forClient(r.ctx), func() {}, requests
@@ -380,9 +384,9 @@ func (s *Sender) wanted(requests []*request) (ctx context.Context, cancel func()
 	return ctx, cancel, wanted
 }
 
-// growStack makes room at once for what the client library puts on the stack of a new goroutine. It
-// would grow step by step otherwise, and be copied with all the calls on it each time: a tenth of
-// what an acquisition takes of the processor in the client.
+// growStack grows the stack of a new goroutine at once to what the client library needs. Otherwise
+// the stack would grow step by step, and each step would copy it. That took a tenth of the client's
+// processor time for an acquisition.
 //
 //go:noinline
 func growStack() {
@@ -390,14 +394,15 @@ func growStack() {
 	runtime.KeepAlive(&room)
 }
 
-// send makes a round trip, and another in full for scripts that the server does not know, because
-// it was restarted, replaced, or told to forget them: these did not run.
+// send makes a round trip. It makes another, with the text of the scripts, for those that the
+// server does not know, because it was restarted, replaced, or told to forget them: they did not
+// run.
 func (s *Sender) send(requests []*request) {
 	growStack()
 	ctx, cancel, requests := s.wanted(requests)
 	defer cancel()
 	failed := errGoexit
-	defer func() { // what is left if a hook of the client panics or ends the goroutine
+	defer func() { // answers the remaining requests if a hook of the client panics or ends the goroutine
 		for _, r := range requests {
 			r.command.SetErr(failed)
 			s.answer(r)
@@ -418,8 +423,9 @@ func (s *Sender) send(requests []*request) {
 		for _, r := range sent {
 			err := r.command.Err()
 			if s.cluster != nil && movedOn(err) {
-				// The client looks once a minute, and when it is told to while it follows; it was given a
-				// server for what replicas have to confirm, and follows nothing there.
+				// By itself the client reloads once a minute, and when it follows a redirection. It
+				// follows none where it was given a server, as for a call that replicas have to
+				// confirm.
 				s.cluster.ReloadState(ctx)
 			}
 			if !r.inFull && err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
@@ -433,7 +439,7 @@ func (s *Sender) send(requests []*request) {
 	}
 }
 
-// prepare makes the command.
+// prepare makes the command: with the digest of the script, or with its text.
 func (r *request) prepare(ctx context.Context) {
 	words := r.call.words
 	if r.inFull {
@@ -443,17 +449,17 @@ func (r *request) prepare(ctx context.Context) {
 	r.command.SetFirstKeyPos(beforeKeys)
 }
 
-// movedOn reports whether another server may serve the slot by now: the one that was asked says so,
-// or has perhaps died.
+// movedOn reports whether another server may serve the slot by now: the server that was asked says
+// so, or has not answered and may be dead.
 func movedOn(err error) bool {
 	return err != nil && (!answered(err) || Moved(err))
 }
 
-// pipeline sends commands in one round trip, or one that replicas have to confirm.
+// pipeline sends several commands in one round trip, or one command with its WAIT.
 func (s *Sender) pipeline(ctx context.Context, requests []*request) {
 	pipe := s.client.Pipeline()
 	if first := requests[0]; first.call.Replicas > 0 {
-		if s.cluster != nil { // WAIT carries no key, and must go where the script goes
+		if s.cluster != nil { // WAIT has no key, and must go to the server of the script
 			master, err := s.cluster.MasterForKey(ctx, first.call.Key())
 			if err != nil {
 				first.command.SetErr(err)
@@ -471,14 +477,14 @@ func (s *Sender) pipeline(ctx context.Context, requests []*request) {
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
 		for _, r := range requests {
-			if r.command.Err() == nil && r.command.Val() == nil { // a hook of the client has kept them back
+			if r.command.Err() == nil && r.command.Val() == nil { // a hook of the client did not send it
 				r.command.SetErr(err)
 			}
 		}
 	}
 }
 
-// answer tells whoever waits for the request.
+// answer wakes the caller of the request.
 func (s *Sender) answer(r *request) {
 	if r.answered != nil {
 		s.ended(1)
@@ -486,7 +492,7 @@ func (s *Sender) answer(r *request) {
 	}
 }
 
-// outcome waits for the answer.
+// outcome waits for the answer and decodes it.
 func (s *Sender) outcome(r *request) (Reply, error) {
 	if r.answered != nil {
 		if err := s.await(r); err != nil {
@@ -505,8 +511,8 @@ func (s *Sender) outcome(r *request) (Reply, error) {
 	return reply, err
 }
 
-// await returns nil when the answer is there, and otherwise when the context of the caller has
-// ended, or the time of the attempt is over.
+// await returns nil when the answer is there. It returns an error if the context of the caller
+// ends, or the time of the attempt is over, before that.
 func (s *Sender) await(r *request) error {
 	ctx := r.ctx
 	if b, ours := ctx.(*bound); ours && b.quiet() {
@@ -514,7 +520,7 @@ func (s *Sender) await(r *request) error {
 		select {
 		case <-r.answered:
 		case <-b.Context.Done():
-			ctx = b.Context // which knows the cause already
+			ctx = b.Context // b may not have the cause yet
 		case <-b.over:
 		}
 	} else {
@@ -524,7 +530,7 @@ func (s *Sender) await(r *request) error {
 		}
 	}
 	select {
-	case <-r.answered: // also at the same time, or while the answers to others were awaited
+	case <-r.answered: // at the same time, or while the caller awaited the answers to its other requests
 		return nil
 	default:
 	}
