@@ -1,17 +1,18 @@
--- The ledger of fences and the one way to pass it: fencedb.enter.
+-- The ledger of fences, and fencedb.enter, the only way into a fence.
 --
--- Three steps are all there is:
---     enter locks the fence of a resource in the ledger (fencedb.fences), which refuses old tokens.
---     Then it writes the resource and the token into an open list, the setting fencedb.entered,
---     which is local to the transaction.
---     The guard of a table looks the resource of each row up in that list (00002).
--- The lock of a row and a local setting live and die together: ROLLBACK TO, exception blocks,
--- COMMIT and PREPARE take back or keep both. So an entry is the lock, and the guard asks neither
--- the ledger nor the clock again.
+-- A fenced write has three steps:
+--     1. enter locks the resource's row in the ledger (fencedb.fences). It refuses a stale token.
+--     2. enter adds the resource and the token to the open list: the setting fencedb.entered, which
+--        is local to the transaction.
+--     3. For each row that is written, the table's guard looks its resource up in the open list
+--        (00002).
+-- The open list never outlives the lock. ROLLBACK TO and exception blocks undo both; COMMIT and
+-- ROLLBACK end both; PREPARE TRANSACTION ends the list and keeps the lock. So a resource in the
+-- open list is locked, and the guard need not read the ledger.
 --
--- The list is no secret and no proof. A login that may not enter is refused by the guard whatever
--- the list says (fencedb.may_enter). A login that may enter could enter with any token: it is
--- believed.
+-- The open list is neither a secret nor a proof: a session can forge it, and gains nothing. A login
+-- that may not enter is refused by the guard, whatever the list says (fencedb.may_enter). A login
+-- that may enter could have called enter with any token.
 --
 -- Errors raised here and in later migrations (stable, for clients in any language):
 --   FN001  the token is stale: the fence has a newer one, or the same one under another lease
@@ -20,23 +21,24 @@
 --   FN004  lease over: the validity given to enter is not positive, or ended while it entered
 --   FN006  too long: the transaction outlasted the validity that it entered with
 --   FN007  ended: the transaction that entered is not open any more
--- Of Postgres's own, enter raises
+-- enter also raises these of Postgres's own:
+--   22023  usage error: a grant that no issuer can have issued, or two grants for one resource
 --   55P03  busy: an open transaction held the fence for as long as this one could wait
 --   40001  not sealed: above READ COMMITTED, the token has not entered yet (see take), or a newer
---          one is entering
--- FN001 to FN003, and 55P03 where the fence was there before, carry their values as a JSON object
--- in DETAIL.
+--          token has entered since the snapshot was taken
+-- FN001 to FN003 carry their values as a JSON object in DETAIL. So does 55P03, except while another
+-- transaction is creating the fence: then Postgres itself raises it.
 
 -- +goose Up
 -- +goose StatementBegin
 
--- In every migration: what is read now (defaults, constraints, views, function bodies with RETURN)
--- is not read in the search_path of whoever migrates, where others may have put functions and
--- operators of their own. That path comes back at the end.
+-- Every migration sets a safe search_path here and restores the caller's at its end. Postgres
+-- resolves the names in defaults, constraints, views and RETURN bodies when it runs the migration.
+-- In the search_path of the role that migrates, others may have put functions and operators.
 SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting('search_path'), true), pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
--- Ordinary and logged on purpose: a fence that a crash forgets is no fence.
--- Half of each page is left free, so that advancing a fence stays a heap-only update.
+-- The table is logged, because a fence must survive a crash. Half of each page is left free, so
+-- that advancing a fence is a heap-only update.
 CREATE TABLE fencedb.fences (
     resource           text COLLATE "C" PRIMARY KEY CHECK (resource <> '' AND octet_length(resource) <= 512 AND strpos(resource, E'\x01') = 0),
     last_fencing_token bigint      NOT NULL CHECK (last_fencing_token >= 0),
@@ -45,44 +47,46 @@ CREATE TABLE fencedb.fences (
     reset_from         bigint
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05);
 
-COMMENT ON TABLE  fencedb.fences IS 'The ledger: the highest fencing token that has entered, per resource. It outlives the rows it protects; deleting from it by hand lets stale holders write again.';
+COMMENT ON TABLE  fencedb.fences IS 'The ledger: per resource, the highest fencing token that has entered. A fence outlives the rows that it protects; deleting it by hand lets stale holders write again.';
 COMMENT ON COLUMN fencedb.fences.resource           IS 'type:id, as the lease names it; compared byte by byte.';
-COMMENT ON COLUMN fencedb.fences.last_fencing_token IS 'No transaction with a lower token commits for this resource again, unless fencedb.reset_fence sets it back.';
-COMMENT ON COLUMN fencedb.fences.lease_id           IS 'The lease that carries this token. The same token under another lease is stale: issuers that lose their data can issue a number twice.';
-COMMENT ON COLUMN fencedb.fences.advanced_at        IS 'When this token entered first, by the clock of this server, but not before that transaction began.';
-COMMENT ON COLUMN fencedb.fences.reset_from         IS 'NULL unless fencedb.reset_fence has set this fence back: tokens in rows do not count up to this one.';
+COMMENT ON COLUMN fencedb.fences.last_fencing_token IS 'No transaction with a lower token commits for this resource again, unless fencedb.reset_fence sets the fence back.';
+COMMENT ON COLUMN fencedb.fences.lease_id           IS 'The lease that this token belongs to. The same token under another lease is stale: an issuer that loses its data can issue a number twice.';
+COMMENT ON COLUMN fencedb.fences.advanced_at        IS 'When this token first entered, by the clock of this server, but not before that transaction began.';
+COMMENT ON COLUMN fencedb.fences.reset_from         IS 'NULL unless fencedb.reset_fence has set this fence back. Then the stamps of rows up to this token are ignored.';
 
--- Who knows a lease id and its token can enter in the name of that lease, so members of
--- pg_read_all_data must not read it here; row security keeps them out. There is a policy for
--- operators (00003).
+-- Whoever knows a lease id and its token can enter in the name of that lease. Row security hides
+-- both from members of pg_read_all_data. Operators get a policy in 00003.
 ALTER TABLE fencedb.fences ENABLE ROW LEVEL SECURITY;
-ALTER TABLE fencedb.fences ALTER COLUMN lease_id SET STATISTICS 0; -- which would show some to them
+ALTER TABLE fencedb.fences ALTER COLUMN lease_id SET STATISTICS 0; -- pg_statistic would show some values
 
--- Tokens end at 2^53 - 1 (the largest whole number that Lua, JavaScript and JSON keep exactly), so
--- that a token entered by mistake cannot shut every later holder out.
+-- No token of package lease exceeds 2^53 - 1, the largest whole number that Lua, JavaScript and
+-- JSON keep exactly. enter refuses greater tokens: if one entered by mistake, no lease could ever
+-- follow it. Resources of the types listed here are exempt.
 CREATE TABLE fencedb.foreign_issuers (
     resource_type text COLLATE "C" PRIMARY KEY CHECK (resource_type <> '' AND strpos(resource_type, ':') = 0)
 );
 
-COMMENT ON TABLE fencedb.foreign_issuers IS 'The types of resources (the part of their names before the colon) whose tokens may exceed 2^53 - 1, because something else than package lease issues them. The owner of this schema inserts them.';
+COMMENT ON TABLE fencedb.foreign_issuers IS 'The types of resources (the part of their names before the colon) whose tokens may exceed 2^53 - 1, because an issuer other than package lease makes them. The owner of this schema inserts them.';
 
--- Which functions and operators a function means must not depend on the search_path of its caller.
--- So each one fixes its own, with SET or, where the body is a single expression, with RETURN, which
--- is read when the migration runs. Functions marked SECURITY DEFINER are the doors. SET costs time
--- in every call, so the inner functions that a door calls each time have none: they run under the
--- door's, and are for no one else (see the REVOKE at the end).
+-- No function resolves names in the search_path of its caller. Each fixes its own: with SET, or
+-- with a RETURN body, whose names Postgres resolves when the migration runs. SECURITY DEFINER
+-- functions are the entry points. SET costs time in every call, so the inner functions that an
+-- entry point calls each time have none: they run under its setting, and nobody else may call them
+-- (see the REVOKE at the end).
 
--- The open list, the setting fencedb.entered, has three words: the transaction id; when the limits
--- of statements have to be lowered again; and when the transaction has to have ended, both in
--- milliseconds since 1970. Entries follow without anything between them, each
+-- The open list, the setting fencedb.entered, begins with three words:
+--     - the transaction id
+--     - when the statement limits must be lowered again, in milliseconds since 1970
+--     - when the transaction must have ended, in milliseconds since 1970
+-- The entries follow, with nothing between them. Each is
 --     U+0001, the transaction id, r, the resource, U+0001, t, the token, U+0001
--- A list with another transaction id was kept by the session for longer, and counts for nothing.
--- Here a NULL, as of a transaction that has no id yet, is no match.
+-- A list with another transaction id counts for nothing: a session can keep a list beyond its
+-- transaction. A transaction that has no id yet has no list.
 CREATE FUNCTION fencedb.entries() RETURNS text
     LANGUAGE sql STABLE
     RETURN CASE WHEN starts_with(current_setting('fencedb.entered', true), concat(pg_current_xact_id_if_assigned(), ' ')) THEN current_setting('fencedb.entered') END;
 
-COMMENT ON FUNCTION fencedb.entries IS 'The open list of this transaction. NULL unless it has entered.';
+COMMENT ON FUNCTION fencedb.entries IS 'The open list of this transaction. NULL if it has not entered.';
 
 CREATE FUNCTION fencedb.entry(resource text, token bigint) RETURNS text
     LANGUAGE sql
@@ -92,25 +96,25 @@ CREATE FUNCTION fencedb.token_of(resource text) RETURNS bigint
     LANGUAGE sql
     RETURN nullif(split_part(split_part(current_setting('fencedb.entered', true), concat(E'\x01', pg_current_xact_id_if_assigned(), 'r', resource, E'\x01t') COLLATE "C", 2), E'\x01', 1), '')::bigint;
 
-COMMENT ON FUNCTION fencedb.token_of IS 'The token with which this transaction has entered the fence of resource. NULL unless it has.';
+COMMENT ON FUNCTION fencedb.token_of IS 'The token with which this transaction has entered the fence of resource. NULL if it has not.';
 
--- VOLATILE, as the clock is, or it would cost a call.
+-- VOLATILE, as clock_timestamp is: otherwise Postgres would not inline it.
 CREATE FUNCTION fencedb.left_ms() RETURNS float8
     LANGUAGE sql
     RETURN nullif(split_part(fencedb.entries(), ' ', 3), '')::float8 - date_part('epoch', clock_timestamp()) * 1000;
 
-COMMENT ON FUNCTION fencedb.left_ms IS 'How many milliseconds this transaction may still write, by its open list. NULL unless it has entered.';
+COMMENT ON FUNCTION fencedb.left_ms IS 'For how many more milliseconds this transaction may write, by its open list. NULL if it has not entered.';
 
--- A limit counts from the start of each statement, so a later statement would get more time than is
--- left. What the application or the role set tighter stays.
+-- Postgres counts these limits anew in each statement, so a later statement needs a lower limit to
+-- end in time. A lower limit of the application or the role stays.
 CREATE FUNCTION fencedb.lower_limit(name text, limit_ms bigint) RETURNS text
     LANGUAGE sql
     RETURN CASE WHEN coalesce(nullif(current_setting(name), '0')::interval > interval '1 ms' * limit_ms, true) THEN set_config(name, limit_ms::text, true) END;
 
 COMMENT ON FUNCTION fencedb.lower_limit IS 'Lowers a time limit of Postgres to limit_ms milliseconds in this transaction, unless it is lower.';
 
--- transaction_timeout, of Postgres 17 and newer, counts from the start of the transaction, or from
--- when it is switched on anew, hence the 0 before it.
+-- transaction_timeout (Postgres 17 and newer) counts from the start of the transaction, or from
+-- when it is switched on again. So it is set to 0 first.
 CREATE FUNCTION fencedb.lower_transaction_timeout(limit_ms bigint) RETURNS text
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -121,14 +125,16 @@ BEGIN
 END
 $$;
 
--- admitted writes the open list, and bounds the transaction: none may outlive its lease, and the
--- server itself ends it. ends is in milliseconds since 1970, left_ms counts from now. The limits of
--- statements are one part in 256 short of what is left, and a guard draws them in again when that
--- much has passed, not in each millisecond. As an expression this costs no call. Its first word is
--- the transaction id, its last the epoch.
+-- admitted writes the open list and bounds the transaction: the server itself ends it before it
+-- outlives its lease. ends is in milliseconds since 1970, left_ms counts from now. It returns a
+-- text that begins with the transaction id and ends with the epoch. It is one expression, so that
+-- Postgres inlines it.
 --
--- Only the first entry of a transaction lowers transaction_timeout. Postgres does not set its timer
--- back with ROLLBACK TO, so a later, shorter entry behind a savepoint would leave it too short.
+-- The limits of statements are left_ms less one part in 256. A guard lowers them again when that
+-- part has passed, not in every millisecond.
+--
+-- Only the first entry of a transaction lowers transaction_timeout. Postgres does not reset its
+-- timer on ROLLBACK TO: a shorter limit that was set after the savepoint would stay in force.
 CREATE FUNCTION fencedb.admitted(ends float8, left_ms bigint, entries text, may_idle boolean, epoch bigint) RETURNS text
     LANGUAGE sql
     RETURN concat_ws(' ',
@@ -141,15 +147,15 @@ CREATE FUNCTION fencedb.admitted(ends float8, left_ms bigint, entries text, may_
         CASE WHEN may_idle IS NOT FALSE THEN fencedb.lower_limit('idle_in_transaction_session_timeout', left_ms - left_ms / 256) END,
         epoch);
 
--- The common cases are one query each: nobody stands in the way, and the fence has this token and
--- this lease already, or an older token. What take says of the order of locks, holds here too.
--- enter_all does the rest, also where the epoch of this run of the server is not drawn yet. There
--- is no SET, which costs more than all of it, so every name has its schema.
+-- Two common cases take one query each: the fence has this token and lease already, or it has an
+-- older token; and no other transaction is in the way. take explains the order of locks. enter_all
+-- does everything else, also where the epoch of this run of the server is not drawn yet. enter has
+-- no SET, which would cost more than its queries, so every name has its schema.
 CREATE FUNCTION fencedb.enter(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL, wait_ms bigint DEFAULT NULL, first boolean DEFAULT false, may_idle boolean DEFAULT true, OUT xid xid8, OUT epoch bigint)
     LANGUAGE plpgsql SECURITY DEFINER
 AS $$
 DECLARE
-    start   pg_catalog.timestamptz := CASE WHEN first THEN pg_catalog.transaction_timestamp() ELSE pg_catalog.clock_timestamp() END; -- reenter may have waited for a lock on the ledger
+    start   pg_catalog.timestamptz := CASE WHEN first THEN pg_catalog.transaction_timestamp() ELSE pg_catalog.clock_timestamp() END; -- first: the time that reenter waited for a lock on the ledger counts
     ends    pg_catalog.float8;
     left_ms pg_catalog.int8;
     noted   pg_catalog.text;
@@ -179,7 +185,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.enter IS 'Enters the fence of resource: the first statement of every fenced transaction. Refuses a stale token (FN001) at once; otherwise holds the fence until the transaction ends, waiting for open transactions of the previous holder for wait_ms, remaining_ms and lock_timeout at the most, whichever is least, then 55P03. remaining_ms, the rest of the lease''s validity in milliseconds, bounds this transaction, which otherwise has 24 days, the longest that Postgres can limit; with first it counts from the start of the transaction, in which nothing came before. Where may_idle is false, nothing limits the time in which the transaction waits for its client: for one that is sent as a whole. Behind a savepoint, ROLLBACK TO gives the fence back, and what is written after it is refused until the transaction enters again. Above READ COMMITTED a token that has not entered before is refused with 40001. Returns what fencedb.outcome asks for after a lost COMMIT: the transaction id and the epoch of the server.';
+COMMENT ON FUNCTION fencedb.enter IS 'Enters the fence of resource: the first statement of every fenced transaction. Refuses a stale token at once (FN001). Otherwise holds the fence until the transaction ends. If open transactions of the previous holder have the fence, waits for them for the least of wait_ms, remaining_ms and lock_timeout, then raises 55P03. remaining_ms, the remaining validity of the lease in milliseconds, bounds this transaction; NULL stands for 24 days, the longest limit of Postgres. With first, it counts from the start of the transaction, which must have done nothing before. may_idle => false is for a transaction that is sent as a whole: enter may then leave the time unlimited in which it waits for its client. ROLLBACK TO a savepoint from before enter gives the fence back, and later writes are refused until the transaction enters again. Above READ COMMITTED, a token that has not entered before is refused (40001). Returns the transaction id and the epoch of the server, which fencedb.outcome needs after a lost COMMIT.';
 
 CREATE FUNCTION fencedb.enter_all(resources text[], tokens bigint[], lease_ids uuid[], remaining_ms bigint DEFAULT NULL, wait_ms bigint DEFAULT NULL, OUT xid xid8, OUT epoch bigint)
     LANGUAGE plpgsql SECURITY DEFINER
@@ -202,7 +208,7 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     PERFORM fencedb.check_grant(g.resource, g.token, g.lease_id) FROM unnest(resources, tokens, lease_ids) g(resource, token, lease_id)
-    WHERE NOT coalesce(octet_length(g.resource) BETWEEN 1 AND 512 AND g.token BETWEEN 1 AND 9007199254740991 AND g.lease_id IS NOT NULL AND strpos(g.resource COLLATE "C", E'\x01') = 0, false); -- most cost no call
+    WHERE NOT coalesce(octet_length(g.resource) BETWEEN 1 AND 512 AND g.token BETWEEN 1 AND 9007199254740991 AND g.lease_id IS NOT NULL AND strpos(g.resource COLLATE "C", E'\x01') = 0, false); -- an ordinary grant costs no call
     SELECT g.resource INTO twice FROM unnest(resources, tokens, lease_ids) g(resource, token, lease_id)
     GROUP BY g.resource HAVING count(DISTINCT (g.token, g.lease_id)) > 1 LIMIT 1;
     IF FOUND THEN
@@ -212,11 +218,11 @@ BEGIN
         RAISE EXCEPTION 'the lease is over: % ms of its validity remain', remaining_ms
             USING ERRCODE = 'FN004', HINT = 'Nothing was written. Acquire the lease again.';
     END IF;
-    until := start + least(had_ms, remaining_ms, 2147483647); -- where settings of Postgres end
+    until := start + least(had_ms, remaining_ms, 2147483647); -- 2^31 - 1, the longest limit of Postgres
     deadline := least(until, start + wait_ms,
         start + nullif(extract(epoch FROM current_setting('lock_timeout')::interval) * 1000, 0));
 
-    PERFORM fencedb.take(resources, tokens, lease_ids, deadline); -- in one order for everybody, so that two transactions cannot wait for each other
+    PERFORM fencedb.take(resources, tokens, lease_ids, deadline); -- in byte order, so that two transactions cannot deadlock
     now := date_part('epoch', clock_timestamp()) * 1000;
     IF until < now THEN
         RAISE EXCEPTION 'the lease is over: its validity ended while its fences were entered'
@@ -231,32 +237,35 @@ $$;
 
 COMMENT ON FUNCTION fencedb.enter_all IS 'Enters the fences of several resources, all or none, in byte order of their names. See enter.';
 
--- take holds the fence of one resource until the transaction ends, or raises FN001, 40001, or 55P03
--- at the deadline. Why transactions of one lease share it and a newcomer locks it exclusively:
---     A (41) holds the row FOR SHARE and reads. B (42) must update the row, so it waits for A.
---     A commits. B goes on, and its next statement reads what A wrote.
---     A's next transaction finds 42: stale.
---     Two transactions of A share the row and run side by side.
--- A first transaction locks exclusively straight away: two that shared first and updated then would
--- deadlock. Each round reads anew, so a fence that moved while we waited is judged by its new
--- state. A lock that was taken behind a savepoint goes with ROLLBACK TO, and the settings that
--- enter leaves go with it.
+-- take holds the fences of all resources until the transaction ends, or raises FN001, 40001, or
+-- 55P03 at the deadline.
 --
--- Under REPEATABLE READ and SERIALIZABLE the fence must have been advanced before the snapshot was
+-- Transactions of one lease share its fence; a transaction with a newer token locks it exclusively:
+--     A (41) holds the fence FOR SHARE and reads. B (42) must update the fence, so it waits for A.
+--     A commits. B goes on, and its next statement reads what A wrote.
+--     A's next transaction finds 42: A is stale.
+--     Two transactions of A share the fence and run side by side.
+-- The first transaction of a token takes the exclusive lock at once: two that shared the fence and
+-- then updated it would deadlock. Each round reads the fence again, so a fence that advanced during
+-- a wait is judged by its new token. ROLLBACK TO gives back the lock together with the settings
+-- that enter made.
+--
+-- Under REPEATABLE READ and SERIALIZABLE, the token must have entered before the snapshot was
 -- taken. Otherwise:
---     A (41) holds the row FOR SHARE. B (42) takes its snapshot with this statement, and waits.
---     A books the table and commits. A has only locked the row, so B's update is no conflict for
+--     A (41) holds the fence FOR SHARE. B (42) takes its snapshot with this statement, and waits.
+--     A books the table and commits. A has only locked the fence, so B's update is no conflict for
 --     Postgres: no 40001.
 --     B reads from its old snapshot that the table is free, and books it as well.
--- A snapshot that shows B's token was taken after B's fence had waited for every A; and if a newer
--- token has entered since, locking the row raises 40001.
+-- If a snapshot shows B's token, every transaction of A had ended before it was taken. If a newer
+-- token has entered since, locking the fence raises 40001.
 --
--- Each round takes those that need no waiting, in one query, in byte order. After the first that is
--- not free it tries none: whoever waits for one fence while it holds a later one can end in a
--- deadlock. So each row of the query looks whether one before it was busy; Postgres begins with a
--- row when it has done with the one before. Then that first one is refused, waited for, or made
--- together with those behind it that are not there either. A round looks at twice as many as the
--- one before has taken, so that many rounds cost no more than what they take.
+-- Each round takes the fences that need no waiting, in one query, in byte order. It stops at the
+-- first fence that is busy or missing: a transaction that waits for one fence while it holds a
+-- later one can deadlock. The query stops by the setting fencedb.busy, which each row reads and a
+-- busy row sets; Postgres finishes a row before it begins the next. Then take handles this fence:
+-- it refuses the token, waits for the fence, or creates it, and with it the missing fences that
+-- follow. The next round tries twice as many fences as this one took, so that many rounds cost no
+-- more than the fences that they take.
 CREATE FUNCTION fencedb.take(resources text[], tokens bigint[], lease_ids uuid[], deadline numeric) RETURNS void
     LANGUAGE plpgsql
 AS $$
@@ -312,10 +321,10 @@ BEGIN
                 HINT    = 'Nothing was written. Call fencedb.enter with the same grant in a READ COMMITTED transaction, commit that, and begin this one again.';
         ELSIF stored.token IS NULL THEN
             WHILE taken < cardinality(resources) LOOP
-                PERFORM set_config('lock_timeout', greatest(1, ceil(deadline - extract(epoch FROM clock_timestamp()) * 1000))::text, true); -- another transaction may be inserting the fence
+                PERFORM set_config('lock_timeout', greatest(1, ceil(deadline - extract(epoch FROM clock_timestamp()) * 1000))::text, true); -- bounds the wait for a transaction that is inserting the fence
                 INSERT INTO fencedb.fences (resource, last_fencing_token, lease_id, advanced_at)
                 VALUES (resources[taken + 1], tokens[taken + 1], lease_ids[taken + 1], greatest(clock_timestamp(), transaction_timestamp())) ON CONFLICT DO NOTHING;
-                EXIT WHEN NOT FOUND; -- this one is there
+                EXIT WHEN NOT FOUND; -- this fence exists
                 taken := taken + 1;
             END LOOP;
             PERFORM set_config('lock_timeout', limited, true);
@@ -327,10 +336,12 @@ END
 $$;
 
 -- await returns when the fence could be locked, or raises 55P03 at the deadline, in milliseconds
--- since 1970. It waits as every statement waits for a row, so the deadlock detector and
--- pg_blocking_pids see it. lock_timeout starts anew for each of several lockers, and an error
--- cannot be taken back outside a subtransaction. So the wait is one of many short ones, each in a
--- subtransaction that is rolled back: the lock that it got would belong to the subtransaction.
+-- since 1970. It holds no lock when it returns: take locks the fence in its next round. It waits in
+-- an ordinary row lock, so the deadlock detector and pg_blocking_pids see it.
+--
+-- It waits in many short steps, because lock_timeout counts anew for each of several lockers. Each
+-- step is a subtransaction, because only that can catch the timeout. A step that gets the lock is
+-- rolled back too: the lock would belong to the subtransaction.
 CREATE FUNCTION fencedb.await(resource text, shared boolean, deadline numeric) RETURNS void
     LANGUAGE plpgsql
 AS $$
@@ -358,7 +369,7 @@ BEGIN
             WHEN SQLSTATE 'FN000' THEN
                 RETURN;
             WHEN lock_not_available THEN
-                -- not yet
+                -- try again, until the deadline
         END;
     END LOOP;
 END
@@ -403,8 +414,8 @@ BEGIN
 END
 $$;
 
--- A prepared transaction has no process. What it has locked is listed under a virtual transaction
--- of its own.
+-- pg_locks shows the locks of a prepared transaction without a pid, under a virtual transaction of
+-- its own. One of them is the lock on its transaction id.
 CREATE FUNCTION fencedb.prepared_writers() RETURNS TABLE (xid xid)
     LANGUAGE sql STABLE
     SET search_path = pg_catalog, pg_temp
@@ -415,11 +426,11 @@ AS $$
       AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
 $$;
 
-COMMENT ON FUNCTION fencedb.prepared_writers IS 'The prepared transactions that hold fences, those too that they have made.';
+COMMENT ON FUNCTION fencedb.prepared_writers IS 'The prepared transactions that hold fences, or have created some.';
 
--- Whose open transactions keep the fences of resources. The xmax of a fence names its locker, or a
--- multixact of several; a fence that is being inserted cannot be seen, so where one is missing,
--- whoever is changing the ledger is named as well.
+-- The xmax of a fence names its locker, or a multixact of several lockers. A fence that is being
+-- inserted is not visible. So where a fence is missing, every session that is changing the ledger
+-- is named as well.
 CREATE FUNCTION fencedb.blockers(resources text[]) RETURNS TABLE (pid int, application text, state text, open_ms bigint)
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
@@ -432,7 +443,7 @@ BEGIN
     FOREACH locker IN ARRAY lockers LOOP
         BEGIN
             lockers := lockers || ARRAY(SELECT m.xid FROM pg_get_multixact_members(locker) m);
-        EXCEPTION WHEN internal_error OR invalid_parameter_value THEN -- it is no multixact
+        EXCEPTION WHEN internal_error OR invalid_parameter_value THEN -- a single locker, not a multixact
         END;
     END LOOP;
 
@@ -455,7 +466,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.blockers IS 'The sessions whose open transactions hold the fences of resources now, and for how many milliseconds they have been open. state is that of pg_stat_activity, or "active, waits for its client" where the server waits for the rest of a request, or for its client to read a result. Where the owner of this schema may not see other sessions, state says so and open_ms is NULL. pid 0 is a prepared transaction, which no time limit ends. Of a resource that has no fence yet it cannot be told who is making it: then all sessions that are changing fences are named, also those of other resources.';
+COMMENT ON FUNCTION fencedb.blockers IS 'The sessions whose open transactions hold the fences of resources now; open_ms says for how many milliseconds they have been open. state is that of pg_stat_activity, or "active, waits for its client" where the server waits for the rest of a request, or for its client to read a result. Where the owner of this schema may not see other sessions, state says so and open_ms is NULL. pid 0 is a prepared transaction, which no time limit ends. Postgres does not show who is creating the fence of a resource that has none yet: then all sessions that are changing fences are named, also those of other resources.';
 
 CREATE FUNCTION fencedb.last_token(resource text) RETURNS bigint
     LANGUAGE sql STABLE SECURITY DEFINER
@@ -464,10 +475,9 @@ AS $$
     SELECT f.last_fencing_token FROM fencedb.fences f WHERE f.resource = last_token.resource COLLATE "C"
 $$;
 
-COMMENT ON FUNCTION fencedb.last_token IS 'The highest token that has entered for resource, as committed now; NULL when none has.';
+COMMENT ON FUNCTION fencedb.last_token IS 'The token of the fence of resource, as this transaction sees it; NULL if there is no fence.';
 
--- What enter leaves for the guards is local to the transaction, so it tells whether that is still
--- open.
+-- The open list is local to the transaction, so it shows whether the transaction is still open.
 CREATE FUNCTION fencedb.require_entered(xid xid8 DEFAULT NULL) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -482,45 +492,48 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.require_entered IS 'Raises FN007 unless this transaction has entered; if xid is given, as what enter returned, unless it is that transaction. For the last statement before COMMIT, in the same round trip, where statements in between may have ended the transaction.';
+COMMENT ON FUNCTION fencedb.require_entered IS 'Raises FN007 unless this transaction has entered and, if xid is given (as enter returned it), is that transaction. Call it as the last statement before COMMIT, in the same round trip, where statements in between may have ended the transaction.';
 
--- A transaction id proves nothing where the server may have given it to two transactions: after a
--- crash that lost its WAL, on a standby that lagged when it was promoted, and on a copy of the data
--- directory. So enter returns an epoch with it, a number that is drawn anew for each start of the
--- server: its last 24 bits are the time of the start, the next 16 name the server and this ledger,
--- so that a restored dump has others, and the rest is random. A crash and a promotion also put
--- unlogged sequences back to their start. After a start that follows a clean stop, the ids of the
--- run before are still true, up to the one that the stop has noted (former_end). A copy that was
--- made after a clean stop has them too.
+-- A transaction id does not suffice to find a transaction again: a server may give the same id
+-- twice. This happens after a crash that lost WAL, on a standby that lagged when it was promoted,
+-- and on a copy of the data directory. So enter also returns an epoch, a number that is drawn anew
+-- for each start of the server:
+--     - the last 24 bits are the time of the start
+--     - the next 16 bits name the server and this ledger, so that a restored dump has others
+--     - the rest is random
+-- The sequences are unlogged, so a crash and a promotion reset them. After a clean stop, the ids of
+-- the previous run stay valid, up to the last one before the stop (former_end). They are also valid
+-- in a copy that was made after a clean stop.
 CREATE UNLOGGED SEQUENCE fencedb.server_epoch;
 CREATE UNLOGGED SEQUENCE fencedb.former_epoch;
 CREATE UNLOGGED SEQUENCE fencedb.former_end;
 CREATE UNLOGGED SEQUENCE fencedb.unbroken_since;
 SELECT setval('fencedb.unbroken_since', (date_part('epoch', clock_timestamp()) * 1000)::bigint);
 
-COMMENT ON SEQUENCE fencedb.server_epoch IS 'The epoch of this run of the server. Not yet drawn while is_called is false, or while its last 24 bits are not fencedb.started.';
-COMMENT ON SEQUENCE fencedb.former_epoch IS 'The epoch of the run before, if it was stopped cleanly. None while is_called is false.';
-COMMENT ON SEQUENCE fencedb.unbroken_since IS 'In milliseconds since 1970: what was committed since then is here. It is drawn anew with an epoch whose run before was not stopped cleanly or is of another server, since a crash, a fail-over or a restored copy may have lost commits.';
-COMMENT ON SEQUENCE fencedb.former_end   IS 'The first transaction id that the run before did not give.';
+COMMENT ON SEQUENCE fencedb.server_epoch IS 'The epoch of this run of the server. Not drawn yet while is_called is false, or while its last 24 bits differ from fencedb.started.';
+COMMENT ON SEQUENCE fencedb.former_epoch IS 'The epoch of the previous run, if that was stopped cleanly. None while is_called is false.';
+COMMENT ON SEQUENCE fencedb.unbroken_since IS 'In milliseconds since 1970: every commit since then is still here. Set to the present when an epoch is drawn and the previous run was not stopped cleanly or was of another server: a crash, a fail-over or a restored copy may have lost commits.';
+COMMENT ON SEQUENCE fencedb.former_end   IS 'The first transaction id that the previous run did not assign.';
 
 CREATE FUNCTION fencedb.started() RETURNS bigint
     LANGUAGE sql STABLE
     RETURN (date_part('epoch', pg_postmaster_start_time()) * 1000000)::bigint & 16777215;
 
--- One of the sessions that find no epoch draws it, under a lock that it gives back at once. If the
--- others do not see it within a tenth of a second, they draw one too: who entered with a number
--- that is overwritten cannot be asked about, which is unknown, and so true.
+-- One of the sessions that find no epoch draws it, under an advisory lock that it releases at once.
+-- A session that does not see an epoch within a tenth of a second draws one too. An epoch that is
+-- overwritten like this has no outcomes: they are unknown, which is safe.
 --
--- The checkpoint of a clean stop is the last one until the next is due, and where it is not, the
--- run before is not known. Where unlogged data survives a crash, as some managed servers have it,
--- the checkpoint at the end of recovery has the same form, and what it says is as true.
+-- The last checkpoint tells whether the previous run was stopped cleanly. After the next checkpoint
+-- this cannot be told any more, and the previous run is unknown. Where unlogged data survives a
+-- crash, as on some managed servers, the checkpoint at the end of recovery looks like that of a
+-- clean stop, and its transaction id is as true.
 CREATE FUNCTION fencedb.epoch() RETURNS bigint
     LANGUAGE plpgsql
 AS $$
 DECLARE
-    lock   CONSTANT bigint := 7302139487162534; -- any number that nobody else has
+    lock   CONSTANT bigint := 7302139487162534; -- an arbitrary key
     former bigint := pg_sequence_last_value('fencedb.server_epoch');
-    known  bigint := CASE WHEN former & 16777215 = fencedb.started() THEN former WHEN current_setting('transaction_read_only')::bool THEN 0 END; -- 0 is no epoch, so there is no outcome
+    known  bigint := CASE WHEN former & 16777215 = fencedb.started() THEN former WHEN current_setting('transaction_read_only')::bool THEN 0 END; -- 0 is no epoch: outcome answers NULL
     server bigint;
     alone  boolean;
 BEGIN
@@ -536,7 +549,7 @@ BEGIN
             WHERE (former >> 24) & 65535 = server >> 24 AND c.checkpoint_lsn = c.redo_lsn AND c.checkpoint_time <= pg_postmaster_start_time();
             IF NOT FOUND THEN
                 PERFORM setval('fencedb.former_epoch', 1, false);
-                IF former IS NOT NULL OR pg_sequence_last_value('fencedb.unbroken_since') IS NULL THEN -- or it is the first ever
+                IF former IS NOT NULL OR pg_sequence_last_value('fencedb.unbroken_since') IS NULL THEN -- otherwise this is the first epoch ever
                     PERFORM setval('fencedb.unbroken_since', (date_part('epoch', clock_timestamp()) * 1000)::bigint);
                 END IF;
             END IF;
@@ -559,12 +572,12 @@ AS $$
 DECLARE
     this_run bigint := fencedb.epoch();
     answer   text   := CASE WHEN epoch = this_run OR epoch = pg_sequence_last_value('fencedb.former_epoch') AND xid::text::bigint < pg_sequence_last_value('fencedb.former_end')
-        AND this_run <> 0 -- or what is noted is of another run
+        AND this_run <> 0 -- at 0, former_epoch is that of an earlier run
         THEN pg_xact_status(xid) END;
 BEGIN
-    -- A COMMIT whose wait for a standby was cancelled is visible here, and lost if that standby is
-    -- promoted. So the transaction that asks writes something: its own COMMIT then waits for the
-    -- standby too, and what is received there in order includes the other.
+    -- If a COMMIT's wait for a standby was cancelled, the commit is visible here, and lost if that
+    -- standby is promoted. So the asking transaction writes a WAL record: its own COMMIT waits for
+    -- the standby too, and a standby that has received this COMMIT has received the earlier one.
     IF answer = 'committed' THEN
         PERFORM pg_logical_emit_message(true, 'fencedb', '');
     END IF;
@@ -572,12 +585,14 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.outcome IS 'What became of a transaction, by what enter returned in it: committed, aborted or in progress. NULL if that cannot be known: the server has crashed, failed over or been stopped twice since, or is another, or the transaction is too old. Ask the server that is the primary now. committed is as durable as synchronous_commit of the session that asks makes a commit, once the statement (or, in a transaction, its COMMIT) has returned without a warning: it waits for the standbys that the other waited for.';
+COMMENT ON FUNCTION fencedb.outcome IS 'What became of a transaction, by the xid and epoch that enter returned in it: committed, aborted or in progress. NULL if that cannot be known: since then the server has crashed, failed over or been stopped twice, or it is another server, or the transaction is too old. Ask the server that is the primary now. committed is as durable as a COMMIT under the asking session''s synchronous_commit, once the statement (or, in a transaction, its COMMIT) has returned without a warning: it waits for the standbys that the asked-about COMMIT waited for.';
 
--- Postgres lets a role lock rows of which it may update a column. That column is share, which
--- nobody can update, because the view computes it. Members of pg_read_all_data may read every view,
--- but not call what this one calls; for who may, it costs nothing. Members of pg_write_all_data may
--- write to every view that can be written to, and one with a join cannot.
+-- reenter locks fences with the rights of its caller, through this view. Postgres lets a role lock
+-- rows if it may update one of their columns. That column is share: allow grants UPDATE on it, and
+-- nobody can update it, because the view computes it. Members of pg_read_all_data may read every
+-- view, but not call shown; so they cannot read this one. For roles that may call shown, Postgres
+-- inlines it. Members of pg_write_all_data may write to every updatable view; a view with a join is
+-- not updatable.
 CREATE FUNCTION fencedb.shown(lease_id uuid) RETURNS uuid
     LANGUAGE sql IMMUTABLE
     RETURN lease_id;
@@ -587,9 +602,8 @@ SELECT f.resource, f.last_fencing_token, fencedb.shown(f.lease_id) AS lease_id, 
 
 COMMENT ON VIEW fencedb.fences_to_share IS 'The ledger, as fencedb.reenter reads and locks it.';
 
--- enter as an expression: a function in FROM that is marked STABLE and has no settings of its own
--- is read into the query that calls it, and costs no call. It cannot be called any other way;
--- Postgres refuses the lock then.
+-- reenter is enter as an expression: Postgres inlines a STABLE function without SET in FROM into
+-- the calling query. Called in any other way it fails, because Postgres refuses the row lock.
 CREATE FUNCTION fencedb.reenter(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL, may_idle boolean DEFAULT true) RETURNS SETOF text
     LANGUAGE sql STABLE ROWS 1
 BEGIN ATOMIC
@@ -598,19 +612,22 @@ BEGIN ATOMIC
           FROM (SELECT date_part('epoch', transaction_timestamp()) * 1000 + coalesce(least(reenter.remaining_ms, 2147483647), 2147483647) AS ends) t, fencedb.fences_to_share f
           WHERE f.resource = reenter.resource COLLATE "C" AND f.last_fencing_token = reenter.token AND f.lease_id = reenter.lease_id
             AND reenter.token > 0 AND coalesce(current_setting('fencedb.entered', true), '') = ''
-          FOR SHARE OF f SKIP LOCKED) locked -- what is selected is computed before the lock is tried, so what may not happen without the lock has a query of its own
+          FOR SHARE OF f SKIP LOCKED) locked -- Postgres computes a select list before it tries the lock, so admitted is called in the outer query
     WHERE locked.epoch & 16777215 = fencedb.started() AND locked.left_ms > 0;
 END;
 
-COMMENT ON FUNCTION fencedb.reenter IS 'enter for a token that has entered before, where nobody stands in the way: a text whose first word is the transaction id and whose last is the epoch, or nothing, and then call enter. Only in FROM. What is left counts from the start of the transaction.';
+COMMENT ON FUNCTION fencedb.reenter IS 'enter for a token that has entered before, in a transaction that has not entered yet, where no other transaction is in the way. Returns a text whose first word is the transaction id and whose last is the epoch, or no row: then call enter. Works only in FROM. remaining_ms counts from the start of the transaction.';
 
--- Whether the one who writes may enter. The login is asked, or the role that it has set. So a role
--- that is set behind the fence, the owner of a table in a cascade, and a function with the rights
--- of another role write as their login may. In the session of a superuser the acting role is asked,
--- and the role that is set, which a cascade hides behind the owner of its table: Postgres runs the
--- code of others there with their rights, in ANALYZE and VACUUM for example. Only
--- a superuser may TRUNCATE pg_authid, whatever is granted. A guard calls this with the rights of
--- whoever writes.
+-- Whether the writer may enter. A guard calls this with the writer's rights.
+--
+-- It asks for the login, or the role that the login has set. So the following write as their login
+-- may: a role that is set behind the fence, the owner of a table in a cascade, and a function with
+-- the rights of another role.
+--
+-- In the session of a superuser, both the acting role and the role that is set must be allowed.
+-- There Postgres runs the code of others with their rights, in ANALYZE and VACUUM for example, and
+-- a cascade hides the set role behind the owner of its table. A superuser is whoever has TRUNCATE
+-- on pg_authid: to others it cannot be granted with effect.
 CREATE FUNCTION fencedb.may_enter() RETURNS boolean
     LANGUAGE sql
     RETURN CASE WHEN session_user = current_user AND current_setting('role') = 'none' THEN has_function_privilege('fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)'::regprocedure, 'EXECUTE')
@@ -619,30 +636,30 @@ CREATE FUNCTION fencedb.may_enter() RETURNS boolean
         ELSE has_function_privilege(session_user, 'fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)'::regprocedure, 'EXECUTE')
             OR has_function_privilege(coalesce(nullif(current_setting('role'), 'none'), session_user)::name, 'fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)'::regprocedure, 'EXECUTE') END;
 
-COMMENT ON FUNCTION fencedb.may_enter IS 'Whether guards let this session write at all: its login may enter, or the role that it has set; if the login is a superuser, the role that it acts as.';
+COMMENT ON FUNCTION fencedb.may_enter IS 'Whether guards let this session write at all: its login may enter, or the role that it has set. If the login is a superuser, the role that it acts as.';
 
--- The common case of it, in as few functions as PL/pgSQL has to set up: the login writes as itself.
+-- The common case of may_enter: the login writes as itself. It has as few functions as possible,
+-- because PL/pgSQL sets up each one.
 CREATE FUNCTION fencedb.login_may_enter() RETURNS boolean
     LANGUAGE sql
     RETURN session_user = current_user AND current_setting('role') = 'none' AND has_function_privilege('fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)'::regprocedure, 'EXECUTE');
 
--- Least privilege: who may raise a fence can shut others out, so enter is granted (fencedb.allow),
--- not public.
+-- Whoever may raise a fence can shut others out. So enter is not public; fencedb.allow grants it.
 REVOKE ALL ON ALL TABLES IN SCHEMA fencedb FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA fencedb FROM PUBLIC;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA fencedb FROM PUBLIC;
 GRANT USAGE ON SCHEMA fencedb TO PUBLIC;
 DO $$
 BEGIN
-    IF NOT has_schema_privilege('public', 'fencedb', 'USAGE') THEN -- the GRANT of a stranger to the schema is only a warning
+    IF NOT has_schema_privilege('public', 'fencedb', 'USAGE') THEN -- a GRANT by a role that does not own the schema only warns
         RAISE EXCEPTION 'the schema fencedb belongs to another role, so % cannot let others use it', current_user
             USING ERRCODE = 'insufficient_privilege', HINT = 'Let its owner run GRANT USAGE ON SCHEMA fencedb TO PUBLIC, or ALTER SCHEMA fencedb OWNER TO the role that migrates; then migrate again.';
     END IF;
 END
 $$;
-GRANT EXECUTE ON FUNCTION fencedb.left_ms, fencedb.lower_limit, fencedb.require_entered, fencedb.entries, fencedb.token_of, fencedb.may_enter, fencedb.login_may_enter TO PUBLIC; -- whatever role is set once it has entered
+GRANT EXECUTE ON FUNCTION fencedb.left_ms, fencedb.lower_limit, fencedb.require_entered, fencedb.entries, fencedb.token_of, fencedb.may_enter, fencedb.login_may_enter TO PUBLIC; -- the role may change after enter
 
--- 00003 makes some of the functions and views that it opens to operators.
+-- 00003 creates some of the functions and views that allow opens to operators.
 CREATE FUNCTION fencedb.allow(role regrole, operator boolean DEFAULT false) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -656,12 +673,12 @@ BEGIN
     LOCK TABLE fencedb.goose_db_version IN SHARE UPDATE EXCLUSIVE MODE; -- two GRANTs at once on one function fail
     FOR door IN SELECT p.oid FROM pg_proc p
                 WHERE p.pronamespace = 'fencedb'::regnamespace AND (p.proname IN ('enter', 'enter_all', 'outcome', 'last_token', 'blockers', 'reenter',
-                    'admitted', 'shown', 'entry', 'started', 'lower_transaction_timeout', 'let_overtake') -- reenter calls these in the name of its caller, who may also let others overtake
+                    'admitted', 'shown', 'entry', 'started', 'lower_transaction_timeout', 'let_overtake') -- reenter calls these with its caller's rights; let_overtake: who may enter may let others overtake
                     OR operator AND p.proname IN ('prepared_writers', 'record', 'prune', 'reset_fence', 'keep_history')) LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', door, role);
     END LOOP;
     EXECUTE format('GRANT SELECT, UPDATE (share) ON fencedb.fences_to_share TO %s', role);
-    EXECUTE format('GRANT SELECT ON fencedb.server_epoch, fencedb.goose_db_version TO %s', role); -- to ask whether it is migrated
+    EXECUTE format('GRANT SELECT ON fencedb.server_epoch, fencedb.goose_db_version TO %s', role); -- to see whether the schema is migrated
     EXECUTE format('GRANT SELECT, INSERT (key, fingerprint), UPDATE (fingerprint, claimed_at, result, done) ON fencedb.once TO %s', role);
     IF operator THEN
         EXECUTE format('GRANT SELECT ON fencedb.fences, fencedb.foreign_issuers, fencedb.events, fencedb.audit, fencedb.history, fencedb.take_overs, fencedb.history_kept, fencedb.unbroken_since TO %s', role);
@@ -670,14 +687,14 @@ END
 $$;
 
 REVOKE ALL ON FUNCTION fencedb.allow FROM PUBLIC;
-COMMENT ON FUNCTION fencedb.allow IS 'Lets a role enter fences: all that an application needs. With operator => true it may also see the ledger, its history and what was observed, revoke, keep history, set fences back, forget old fences and old records, and record it: all that the command fencedb does, except migrations. The role that ran the migrations needs no grant.';
+COMMENT ON FUNCTION fencedb.allow IS 'Lets a role enter fences: all that an application needs. With operator => true the role may also do all that the command fencedb does, except migrations: see the ledger, its history and what was observed; revoke; keep history; set fences back; forget old fences and old records; and record what it did. The role that ran the migrations needs no grant.';
 
--- One log of what happened, for those who ask later: what was done by hand (audit), who entered and
--- wrote (history, 00003), and what guards let pass that only observe (unfenced_writes, 00002). It
--- comes before protect, which adds to it.
+-- One log of what happened: what was done by hand (audit), who entered and wrote (history, 00003),
+-- and what observing guards let pass (unfenced_writes, 00002). It comes before protect, which adds
+-- to it.
 
--- Writers pay for each column, default and index, and most of all for a constraint, which Postgres
--- plans anew in every statement. So there is none, and functions of this schema alone add rows.
+-- Writers pay for each column, default and index, and most for a constraint, which Postgres plans
+-- anew in every statement. So NOT NULL is the only one: functions of this schema alone add rows.
 CREATE TABLE fencedb.events (
     at           timestamptz NOT NULL DEFAULT clock_timestamp(),
     xid          xid8        NOT NULL DEFAULT pg_current_xact_id(),
@@ -701,50 +718,50 @@ CREATE TABLE fencedb.events (
 
 CREATE INDEX events_resource ON fencedb.events (resource, kind, at);
 CREATE INDEX events_kind ON fencedb.events (kind, at);
-ALTER TABLE fencedb.events REPLICA IDENTITY FULL; -- Postgres refuses to prune a table without a key that is published
+ALTER TABLE fencedb.events REPLICA IDENTITY FULL; -- Postgres refuses DELETE on a published table that has no key
 
 CREATE SEQUENCE fencedb.event_id;
 COMMENT ON SEQUENCE fencedb.event_id IS 'Numbers what was done by hand.';
 
--- It has lease ids, as the ledger does. There is a policy for operators (00003).
+-- It has lease ids, as the ledger does. Operators get a policy in 00003.
 ALTER TABLE fencedb.events ENABLE ROW LEVEL SECURITY;
-ALTER TABLE fencedb.events ALTER COLUMN lease_id SET STATISTICS 0, ALTER COLUMN details SET STATISTICS 0; -- which would show some to who reads all data
+ALTER TABLE fencedb.events ALTER COLUMN lease_id SET STATISTICS 0, ALTER COLUMN details SET STATISTICS 0; -- pg_statistic would show some values to members of pg_read_all_data
 
-COMMENT ON TABLE  fencedb.events IS 'What happened. Rows are added by functions of this schema, in the transaction that did it, and cannot be changed; fencedb.prune forgets old ones. Read it through fencedb.audit, fencedb.history and fencedb.unfenced_writes.';
-COMMENT ON COLUMN fencedb.events.at           IS 'By the clock of this server. Of entries, what fencedb.fences has as advanced_at.';
-COMMENT ON COLUMN fencedb.events.xid          IS 'The transaction. What it has added was committed together.';
-COMMENT ON COLUMN fencedb.events.kind         IS 'audit: done by hand. history: entered or written, while fencedb.keep_history says so. observed: a guard that only observes would have refused it.';
-COMMENT ON COLUMN fencedb.events.event        IS 'Of audit: protect, observe, unprotect, take_over_as, end_take_over, declare_foreign, revoke, reset, keep_history, prune, or what operators record besides. Of history: enter, a token that has entered for the first time, by a seal or a role that takes over too; reset: fencedb.reset_fence has set the fence to token; INSERT, UPDATE, DELETE: a statement. Of observed: INSERT, UPDATE, DELETE or TRUNCATE.';
-COMMENT ON COLUMN fencedb.events.resource     IS 'NULL where it concerns many, or no row was seen.';
-COMMENT ON COLUMN fencedb.events.token        IS 'Of a statement, the token that it was written under. NULL: it was written without a lease of this resource, to a table that is only observed; or the statement has cleared what its transaction says.';
-COMMENT ON COLUMN fencedb.events.lease_id     IS 'Of enter and reset. A statement was written under the lease that its token has entered with.';
-COMMENT ON COLUMN fencedb.events.former_token IS 'Of enter and reset, the token that the fence had before. NULL: there was no fence, or it was set back to 0.';
-COMMENT ON COLUMN fencedb.events.table_name   IS 'Of a statement, the table that it named: of a partitioned one, or a partition. Of observed, the table that was protected.';
-COMMENT ON COLUMN fencedb.events.row_count    IS 'Of a statement, its rows of this resource. Where an UPDATE moves rows, it counts for both resources, and the greater of what the resource had of them before and after.';
-COMMENT ON COLUMN fencedb.events.role         IS 'Of audit, the role that logged in, whatever SET ROLE said later; of others, the role of the last SET ROLE, or the one that logged in. NULL of a statement that has a token.';
-COMMENT ON COLUMN fencedb.events.client       IS 'NULL of a statement that has a token, and over a socket of Unix.';
-COMMENT ON COLUMN fencedb.events.id           IS 'Of audit alone.';
-COMMENT ON COLUMN fencedb.events.operator     IS 'Of audit: who it was, as the program that recorded it says: user@host. As this server knows it, of what functions and tables of this schema record themselves.';
+COMMENT ON TABLE  fencedb.events IS 'What happened. Functions of this schema add rows, in the transaction that did it. Rows cannot be changed; fencedb.prune forgets old ones. Read it through fencedb.audit, fencedb.history and fencedb.unfenced_writes.';
+COMMENT ON COLUMN fencedb.events.at           IS 'By the clock of this server. Of entries, advanced_at of fencedb.fences.';
+COMMENT ON COLUMN fencedb.events.xid          IS 'The transaction. All that it has added was committed together.';
+COMMENT ON COLUMN fencedb.events.kind         IS 'audit: done by hand. history: an entry or a write, while fencedb.keep_history is on. observed: a write that an enforcing guard would have refused.';
+COMMENT ON COLUMN fencedb.events.event        IS 'Of audit: protect, observe, unprotect, take_over_as, end_take_over, declare_foreign, revoke, reset, keep_history, prune, or what operators record besides. Of history: enter: a token has entered for the first time, also by a seal or a role that takes over; reset: fencedb.reset_fence has set the fence to token; INSERT, UPDATE, DELETE: a statement. Of observed: INSERT, UPDATE, DELETE or TRUNCATE.';
+COMMENT ON COLUMN fencedb.events.resource     IS 'NULL if the event concerns many resources, or no row was seen.';
+COMMENT ON COLUMN fencedb.events.token        IS 'Of a statement, the token under which it was written. NULL if it was written without a lease of this resource, to a table that is only observed, or if the statement has cleared its transaction''s open list.';
+COMMENT ON COLUMN fencedb.events.lease_id     IS 'Of enter and reset. The lease of a statement is that of the enter event with its token.';
+COMMENT ON COLUMN fencedb.events.former_token IS 'Of enter and reset, the token that the fence had before. NULL if there was no fence, or it was set back to 0.';
+COMMENT ON COLUMN fencedb.events.table_name   IS 'Of a statement, the table that it named, which may be a partition of the protected table. Of observed, the protected table.';
+COMMENT ON COLUMN fencedb.events.row_count    IS 'Of a statement, how many of its rows belong to this resource. If an UPDATE moves rows to another resource, both are counted, each with the greater of its rows before and after.';
+COMMENT ON COLUMN fencedb.events.role         IS 'Of audit, the role that logged in, whatever SET ROLE said later. Of others, the role of the last SET ROLE, or the one that logged in. NULL of a statement that has a token.';
+COMMENT ON COLUMN fencedb.events.client       IS 'NULL of a statement that has a token, and over a Unix socket.';
+COMMENT ON COLUMN fencedb.events.id           IS 'Numbers the events of audit, and separately those of observed.';
+COMMENT ON COLUMN fencedb.events.operator     IS 'Of audit: who did it, as user@host, in the words of the program that recorded it. Where functions and tables of this schema record themselves what is done, user and host as this server knows them.';
 COMMENT ON COLUMN fencedb.events.reason       IS 'Of audit, in the operator''s words. Of observed, the SQLSTATE that an enforcing guard would have raised.';
-COMMENT ON COLUMN fencedb.events.details      IS 'revoke: token and lease_id of the revocation, former_token, former_lease_id and former_holder of the holder (or null; former_holder is its label, or empty), sealed: whether its fence was entered; of a permit of a semaphore none of the first two, and permit: revoked, or unanswered where Redis has not said. reset: former_token and former_lease_id of the fence, token and lease_id that it has instead. keep_history: period and former_period (null: not kept). declare_foreign: resource_type, a row of foreign_issuers. take_over_as and end_take_over: table, its oid, role, and until. prune: what, the number of rows, and older_than. protect, observe (guarded, and nothing is refused) and unprotect: table, its oid, and the templates of its resources; recorded when a call of fencedb.protect, enforce or unprotect changes that, or finds that it was changed by hand; reason says which. observed: oid of the table, and ledger, the oid of fencedb.fences, which is another in a copy of the database.';
+COMMENT ON COLUMN fencedb.events.details      IS 'revoke: token and lease_id of the revocation; former_token, former_lease_id and former_holder (its label, or empty) of the holder, or null; sealed: whether the token of the revocation entered the fence. revoke of a permit of a semaphore: no token and no lease_id, but permit: revoked, or unanswered if Redis has not answered. reset: former_token and former_lease_id of the fence, token and lease_id that it has instead. keep_history: period and former_period (null: not kept). declare_foreign: resource_type, a row of foreign_issuers. take_over_as: table, its oid, role, and until. end_take_over: table, its oid, and role. prune: what, rows (how many), and older_than. protect, observe (guarded, and nothing is refused) and unprotect: table, its oid, and resource, the templates; recorded when a call of fencedb.protect, enforce or unprotect changes the protection, or finds that it was changed by hand; reason says which. observed: oid of the table, and ledger, the oid of fencedb.fences, which is another in a copy of the database.';
 
 CREATE VIEW fencedb.audit WITH (security_invoker) AS
 SELECT id, at, role, operator, event, resource, reason, details FROM fencedb.events WHERE kind = 'audit';
 
-COMMENT ON VIEW fencedb.audit IS 'What was done by hand: tables protected or not any more, revocations, forgotten fences. What was recorded stays; fencedb.prune forgets what is older than 90 days, and nothing else does.';
+COMMENT ON VIEW fencedb.audit IS 'What was done by hand: tables protected or not any more, revocations, forgotten fences. Rows go only by fencedb.prune, which forgets those that are older than 90 days.';
 
 CREATE VIEW fencedb.history WITH (security_invoker) AS
 SELECT at, xid, resource, event, token, lease_id, former_token, table_schema, table_name, row_count, application, role, client FROM fencedb.events WHERE kind = 'history';
 
-COMMENT ON VIEW fencedb.history IS 'Who entered which resource, and what was written to tables that are protected with history. Only while fencedb.keep_history says so, and for as long. What was rolled back is not in it.';
+COMMENT ON VIEW fencedb.history IS 'Who entered which resource, and what was written to tables that are protected with history. Kept only while fencedb.keep_history is on, and for its period. What was rolled back is not in it.';
 
--- The owner could drop the trigger; nobody gets past it by mistake.
+-- This protects against mistakes: the owner could drop the trigger.
 CREATE FUNCTION fencedb.keep_events() RETURNS trigger
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF TG_OP = 'INSERT' -- by the trigger off (00003)
+    IF TG_OP = 'INSERT' -- the trigger off (00003): the row is not stored
        OR TG_OP = 'DELETE' AND current_setting('fencedb.forgets', true) = 'on' AND current_user = (SELECT pg_get_userbyid(c.relowner) FROM pg_class c WHERE c.oid = TG_RELID) THEN
         RETURN NULL;
     END IF;
@@ -757,7 +774,7 @@ COMMENT ON FUNCTION fencedb.keep_events IS 'Trigger of fencedb.events.';
 
 CREATE TRIGGER keep BEFORE UPDATE OR DELETE OR TRUNCATE ON fencedb.events FOR EACH STATEMENT EXECUTE FUNCTION fencedb.keep_events();
 
--- Who protected a table is worth knowing for as long as it is protected.
+-- Keeps the events that say who protected a table, for as long as it is protected.
 CREATE FUNCTION fencedb.forget_events(kind text, older_than timestamptz, at_most bigint) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -787,8 +804,8 @@ AS $$
     RETURNING id
 $$;
 
--- Whoever is told that a holder was shut out relies on it, so it is on disk by then (see
--- fencedb.Seal).
+-- The COMMIT waits for the disk, because whoever learns that a holder was shut out relies on it
+-- (see fencedb.Seal).
 CREATE FUNCTION fencedb.record(event text, resource text, operator text, reason text, details jsonb DEFAULT '{}') RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
@@ -806,9 +823,10 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.record IS 'Adds a row to fencedb.audit, under the name of the role that logged in, and returns its id. It stays only if the transaction commits, which waits for the disk then, also where synchronous_commit is off. Refuses what functions of this schema record themselves.';
+COMMENT ON FUNCTION fencedb.record IS 'Adds a row to fencedb.audit, under the name of the role that logged in, and returns its id. The row stays only if the transaction commits; its COMMIT waits for the disk, also where synchronous_commit is off. Refuses events that functions of this schema record themselves.';
 
--- Who admits higher tokens gives up the bound on one that is entered by mistake.
+-- For resources of a foreign issuer, no bound stops a token that is entered by mistake. So the
+-- audit says who declared it.
 CREATE FUNCTION fencedb.note_foreign() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
@@ -826,8 +844,9 @@ CREATE TRIGGER note AFTER INSERT ON fencedb.foreign_issuers FOR EACH ROW EXECUTE
 REVOKE ALL ON fencedb.events, fencedb.event_id, fencedb.audit, fencedb.history FROM PUBLIC;
 REVOKE ALL ON FUNCTION fencedb.keep_events, fencedb.forget_events, fencedb.log_event, fencedb.record, fencedb.note_foreign FROM PUBLIC;
 
--- Durable idempotency keys: a key is done in the transaction that has the effect, or not at all.
--- Three statements use them, as the role that writes; docs/protocol.md has them, and fencedb.Once.
+-- Durable idempotency keys: a key becomes done in the same transaction as its effect, or not at
+-- all. Roles that write use this table directly, with three statements: see docs/protocol.md and
+-- fencedb.Once.
 
 CREATE TABLE fencedb.once (
     key         text COLLATE "C" PRIMARY KEY CHECK (key <> '' AND octet_length(key) <= 512),
@@ -840,16 +859,16 @@ CREATE TABLE fencedb.once (
 
 CREATE INDEX once_claimed_at ON fencedb.once (claimed_at);
 
-COMMENT ON TABLE  fencedb.once IS 'Idempotency keys that are done, with their results. A role sees and answers its own; a key alone can be guessed. Forgetting a key lets its request run again; see fencedb.prune.';
+COMMENT ON TABLE  fencedb.once IS 'Idempotency keys that are done, with their results. Each role sees and changes only its own: a key alone can be guessed. Forgetting a key lets its request run again; see fencedb.prune.';
 COMMENT ON COLUMN fencedb.once.key         IS 'Chosen by the client of the application; 1 to 512 bytes.';
-COMMENT ON COLUMN fencedb.once.fingerprint IS 'SHA-256 of the request, to refuse the same key with another one; NULL if the application does not tell.';
-COMMENT ON COLUMN fencedb.once.role        IS 'Who claimed it, after SET ROLE if there was one. The key is this role''s.';
-COMMENT ON COLUMN fencedb.once.result      IS 'What the first run answered, replayed to the others; up to 1 MiB.';
-COMMENT ON COLUMN fencedb.once.done        IS 'False where a transaction claimed the key and committed without a result: the next one to come runs again.';
+COMMENT ON COLUMN fencedb.once.fingerprint IS 'SHA-256 of the request, to refuse another request with the same key; NULL if the application gives none.';
+COMMENT ON COLUMN fencedb.once.role        IS 'Who claimed it, after SET ROLE if there was one. Other roles do not see the key.';
+COMMENT ON COLUMN fencedb.once.result      IS 'The answer of the first run, replayed to the others; up to 1 MiB.';
+COMMENT ON COLUMN fencedb.once.done        IS 'False if a transaction claimed the key and committed without a result: then the next call with this key runs again.';
 COMMENT ON COLUMN fencedb.once.claimed_at  IS 'By the clock of this server; keys are forgotten by age.';
 
 ALTER TABLE fencedb.once ENABLE ROW LEVEL SECURITY;
-ALTER TABLE fencedb.once ALTER COLUMN result SET STATISTICS 0, ALTER COLUMN fingerprint SET STATISTICS 0; -- which would show some to who reads all data
+ALTER TABLE fencedb.once ALTER COLUMN result SET STATISTICS 0, ALTER COLUMN fingerprint SET STATISTICS 0; -- pg_statistic would show some values to members of pg_read_all_data
 CREATE POLICY own ON fencedb.once USING (role = current_user) WITH CHECK (role = current_user);
 
 REVOKE ALL ON fencedb.once FROM PUBLIC;

@@ -1,10 +1,13 @@
 -- Protected tables: every write to them, by any client, needs the token of each row's own resource.
 --
--- In the order of what happens: protect writes the guard of a table (write_guard) and its triggers
--- (create_triggers). Before each statement the guard looks whether the transaction has entered, and
--- judge_statement does the rest. Of each row it looks the resource up in the open list (00001), and
--- judge_row does the rest. refuse raises. To read the guard of a table in psql (for one outside of
--- public, fencedb.protected_tables has the name):
+-- protect writes the guard of a table (write_guard) and its triggers (create_triggers). The guard
+-- is one function for two kinds of triggers:
+--     - The statement trigger checks whether the transaction has entered and its limits need not be
+--       lowered yet (in_time). Otherwise it calls judge_statement.
+--     - The row trigger looks the row's resource up in the open list (00001) and stamps the row
+--       with the token. If that does not settle it, it calls judge_row.
+-- Both refuse through refuse. To read the guard of a table in psql (outside the schema public,
+-- fencedb.protected_tables has its name):
 --     \sf fencedb.guard_<table>
 
 -- +goose Up
@@ -12,19 +15,19 @@
 
 SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting('search_path'), true), pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
--- Whoever protects a table runs our functions, also where those who migrate have taken that right
--- from everybody.
+-- Whoever protects a table runs these functions, also where the role that migrates has revoked
+-- EXECUTE on new functions from PUBLIC.
 ALTER DEFAULT PRIVILEGES IN SCHEMA fencedb GRANT EXECUTE ON FUNCTIONS TO PUBLIC;
 
--- Guards, and what they call, run with the rights of whoever writes; the few functions with ours
--- (SECURITY DEFINER) give nobody more when they are called by hand. What a guard runs for each
--- statement or row has no SET, because that costs more than what it does, and so every name in it
--- has its schema: operators too, also the one that NULLIF or IN would look for. Where the body is
--- an expression with RETURN, names were read when the migration ran.
+-- Guards, and the functions that they call, run with the rights of the writer. A few functions have
+-- the rights of this schema's owner (SECURITY DEFINER); called by hand, they give nobody more. What
+-- runs for each statement or row has no SET, which would cost more than the work itself. So every
+-- name in it has its schema, operators included; it has no NULLIF and no IN, whose operator cannot
+-- be qualified. A RETURN body needs no schemas: its names were resolved when the migration ran.
 
--- What a guard asks before each statement, and of rows that no statement guard stands before:
--- whether this transaction has entered, and the limits of statements need not be drawn in yet.
--- There is a 0 in front, or nothing would be no number.
+-- Whether this transaction has entered and the limits of statements need not be lowered yet. A
+-- guard asks this before each statement, and for each row that no statement trigger stands before.
+-- The 0 in front makes a number of an empty text.
 CREATE FUNCTION fencedb.in_time() RETURNS boolean
     LANGUAGE sql
     RETURN split_part(current_setting('fencedb.entered', true), ' ', 1) = pg_current_xact_id_if_assigned()::text AND date_part('epoch', clock_timestamp()) * 1000 < concat('0', split_part(current_setting('fencedb.entered', true), ' ', 2))::float8;
@@ -60,20 +63,21 @@ BEGIN
 END
 $$;
 
--- Judges a row that the guard could not pass at a glance: several resources, a role that was set
--- after entering, one that takes over (below), and whatever is refused. own and former are the
--- resources of the row as it will be and as it was; of an INSERT and a DELETE both are the same.
--- Returns the token to stamp, that of the first resource, or NULL where a guard only observes.
+-- Judges a row that the guard could not pass at a glance: one of several resources, of a role that
+-- was set after entering, or of a role that takes over (below), and every row that is refused. own
+-- has the resources of the row as it will be, former of the row as it was; for INSERT and DELETE
+-- they are the same. Returns the token to stamp, that of the first resource, or NULL where an
+-- observing guard lets the row pass unfenced.
 --
--- enter has refused stale tokens already, and holds the fence. That a row has a newer token than
--- its fence means that the ledger was emptied under it, unless it was set back on purpose.
+-- enter has already refused stale tokens, and holds the fence. So a row whose stamp is newer than
+-- its fence shows that the ledger was emptied, unless fencedb.reset_fence has set the fence back.
 CREATE FUNCTION fencedb.judge_row(target oid, operation text, own text[], former text[], stamp bigint, observing boolean) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     left_ms    float8  := CASE WHEN fencedb.may_enter() THEN fencedb.left_ms() END;
-    takes_over boolean := left_ms IS NULL AND fencedb.overtakes(target); -- also observing, or holders could lose what they have written
+    takes_over boolean := left_ms IS NULL AND fencedb.overtakes(target); -- also where the guard observes: otherwise a holder could lose its writes
     wanted     text;
     fence      bigint;
     token      bigint;
@@ -98,7 +102,7 @@ BEGIN
         END IF;
         token := coalesce(token, fence);
     END LOOP;
-    RETURN token; -- of the first resource
+    RETURN token;
 END
 $$;
 
@@ -109,22 +113,23 @@ AS $$
     SELECT f.reset_from FROM fencedb.fences f WHERE f.resource = ignored_stamps.resource COLLATE "C" AND fencedb.token_of(f.resource) IS NOT NULL
 $$;
 
-COMMENT ON FUNCTION fencedb.ignored_stamps IS 'Up to which token the stamps of rows do not count, of a resource that this transaction has entered: fencedb.reset_fence has set its fence back. NULL if they all count.';
+COMMENT ON FUNCTION fencedb.ignored_stamps IS 'The token up to which stamps of rows are ignored, for a resource that this transaction has entered: fencedb.reset_fence has set its fence back. NULL if every stamp counts.';
 
--- Refuses before the first row is touched, also where no row matches. A statement of another
--- trigger, as a cascade is, is left to the guard of rows: it may match nothing, and then it writes
--- nothing. Later statements of a long transaction get only what is left of the lease.
+-- Judges a statement before its first row, so it refuses one that matches no row, too. A statement
+-- of another trigger, such as a cascade, is left to the row trigger: it may match no row, and then
+-- it writes nothing. For later statements of a long transaction, judge_statement lowers the limits
+-- to what is left of the lease.
 --
--- A partition has its guard of rows from its parent, and DETACH PARTITION takes that away. So the
--- statement guard of a partition is told which table was protected, by oid, and by name for a copy
--- of the database, and looks whether that is still above it: not with a query, which would read in
--- the snapshot of the transaction.
+-- A partition gets its row trigger from its parent, and loses it by DETACH PARTITION. So the
+-- statement trigger of a partition has the protected table as arguments (oid, and name for a copy
+-- of the database), and judge_statement checks that it is still a parent. It asks a function for
+-- this: a query would read in the snapshot of the transaction.
 CREATE FUNCTION fencedb.judge_statement(target oid, operation text, args text[], observing boolean) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    ledger   text   := args[1]; -- of a partition alone; Postgres counts a trigger's arguments from 0
+    ledger   text   := args[1]; -- a partition's only; TG_ARGV counts from 0, so this is the second argument
     root     text   := args[2];
     name     text   := args[3];
     left_ms  float8 := CASE WHEN operation <> 'TRUNCATE' AND fencedb.may_enter() THEN ceil(fencedb.left_ms()) END; -- NULL: it has not entered
@@ -138,12 +143,12 @@ BEGIN
         RAISE EXCEPTION '% on table %, which was detached from a protected table and has lost its guard of rows', operation, target::regclass
             USING ERRCODE = 'object_not_in_prerequisite_state',
                   HINT = 'Nothing was written. As owner of the table call fencedb.protect to guard it again, or fencedb.unprotect to let any client write to it.';
-    ELSIF left_ms >= 0 THEN -- what the limits were short has passed
+    ELSIF left_ms >= 0 THEN -- the part by which the limits were short has passed
         PERFORM fencedb.lower_limit('statement_timeout', limit_ms), fencedb.lower_limit('idle_in_transaction_session_timeout', limit_ms),
             set_config('fencedb.entered', concat(pg_current_xact_id(), ' ', split_part(fencedb.entries(), ' ', 3)::bigint - limit_ms, ' ', regexp_replace(fencedb.entries(), '^[^ ]+ [^ ]+ ', '')), true);
         RETURN;
     ELSIF operation <> 'TRUNCATE' AND left_ms IS NULL AND (pg_trigger_depth() > 1 OR fencedb.overtakes(target)) THEN
-        RETURN; -- its rows are judged
+        RETURN; -- the row trigger judges its rows
     END IF;
     IF observing THEN
         PERFORM fencedb.let_pass(target, operation, CASE WHEN left_ms IS NULL THEN 'FN002' ELSE 'FN006' END, false, NULL);
@@ -153,8 +158,9 @@ BEGIN
 END
 $$;
 
--- The table itself, its partitions and its children. Row triggers of a partitioned table come to
--- its partitions by themselves, statement triggers do not, and a TRUNCATE may name the partition.
+-- The table, its partitions and its inheritance children. A partitioned table passes its row
+-- triggers on to its partitions, but not its statement triggers, and a TRUNCATE may name a
+-- partition.
 CREATE FUNCTION fencedb.members(target regclass) RETURNS TABLE (member regclass, is_partition boolean)
     LANGUAGE sql STABLE
     SET search_path = pg_catalog, pg_temp
@@ -171,7 +177,7 @@ $$;
 
 COMMENT ON FUNCTION fencedb.members IS 'A table with all its partitions and inheritance children.';
 
--- The table that was protected: this one, or the parent of a partition or child.
+-- The table that was protected: this one, or a parent of this partition or child.
 CREATE FUNCTION fencedb.guarded_root(guarded oid) RETURNS oid
     LANGUAGE sql STABLE
     SET search_path = pg_catalog, pg_temp
@@ -184,9 +190,9 @@ AS $$
     SELECT up.rel FROM up ORDER BY up.depth DESC LIMIT 1
 $$;
 
--- What protect has noted on a guard stands in the comment on its function: a dump of the schema
--- takes that along. The function is in this schema, so nobody else can write there. Whether a guard
--- observes is read in its text, which every transaction sees as it is now.
+-- protect keeps its facts in the comment on the guard, which a dump of the schema includes. The
+-- guard is in this schema, so others cannot write there. Whether a guard observes is read from its
+-- source, which every transaction sees in its present state.
 CREATE VIEW fencedb.protected_tables AS
 SELECT guarded.*,
        (SELECT array_agg(DISTINCT m.member::text) FROM fencedb.members(guarded.table_name) m JOIN pg_trigger t ON t.tgrelid = m.member
@@ -210,17 +216,17 @@ FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid AND p.pronamespace = 'fence
 WHERE t.tgname IN ('~fencedb_statement', '~fencedb_truncate')
   AND NOT EXISTS (SELECT FROM pg_trigger r WHERE r.tgrelid = t.tgrelid AND r.tgname = '~fencedb_row' AND r.tgfoid = t.tgfoid)) guarded;
 
-COMMENT ON VIEW fencedb.protected_tables IS 'The tables that are guarded, with the templates of their resources. resource is NULL where the guard of rows has gone, as DETACH PARTITION takes it away. enabled is false when somebody has switched a trigger of ours off, or left it to replication, or it has gone. observed says that the guard refuses nothing (see fencedb.enforce), and observed_since when that began. history_since says since when statements on it are noted while history is kept, NULL if they are not. switched_off has those of the table, its partitions and inheritance children that have a trigger of ours that is switched off or left to replication; NULL if there are none.';
+COMMENT ON VIEW fencedb.protected_tables IS 'The tables that are guarded, with the templates of their resources. resource is NULL where the row trigger is gone, as after DETACH PARTITION. enabled is false if a trigger of the guard is missing, disabled or left to replication. observed says that the guard refuses nothing (see fencedb.enforce), and observed_since since when. history_since says since when statements are noted while history is kept; NULL if they are not. switched_off names those of the table, its partitions and inheritance children that have a trigger of the guard disabled or left to replication; NULL if there are none.';
 
--- A template is literal text with columns in braces; two braces are one of the text. The text of a
--- column must be the same whatever a session has set, and equal for values that the table takes for
--- equal. So columns are read by functions that no setting changes: output functions, which concat
--- calls, and to_char for a date.
---     expression  the resource of the row %1$s, NULL where it has none
---     parts       the arguments of the concat in it, and filled: whether none of them is NULL
+-- A template is literal text with columns in braces; a double brace stands for one in the text. The
+-- text of a column must not depend on settings of the session, and must be equal for values that
+-- the table takes for equal. So a template reads columns only with functions that no setting
+-- changes: output functions, which concat calls, and to_char for a date.
+--     expression  the resource of the row %1$s; NULL if it has none
+--     parts       the arguments of concat in expression; filled: whether none of them is NULL
 --     same        whether NEW and OLD have the same resource
---     longest     how many bytes it can have, NULL if it can be empty or of any length
---     typed       whether the columns of the row %1$s have the types that they have now
+--     longest     how many bytes the resource can have; NULL if it can be empty or of any length
+--     typed       whether the columns of the row %1$s still have the types that they have now
 CREATE FUNCTION fencedb.read_template(target regclass, template text, OUT columns name[], OUT expression text, OUT longest int, OUT parts text, OUT filled text, OUT same text, OUT typed text)
     LANGUAGE plpgsql STABLE
     SET search_path = pg_catalog, pg_temp SET quote_all_identifiers = off
@@ -279,12 +285,12 @@ BEGIN
         ELSIF col.attgenerated <> '' THEN
             problem := format('column "%s" is generated: it gets its value after the guard has looked', col.attname);
         ELSIF base.typtype <> 'e' AND type NOT IN ('smallint', 'integer', 'bigint', 'boolean', 'text', 'character varying', 'character', 'uuid', 'date')
-              AND NOT (type = 'numeric' AND typmod >= 4 AND (typmod - 4) & 2047 = 0) THEN -- the scale
+              AND NOT (type = 'numeric' AND typmod >= 4 AND (typmod - 4) & 2047 = 0) THEN -- scale 0
             problem := format('column "%s" has type %s, of which equal values can have different texts, or a text that depends on settings', col.attname, format_type(col.atttypid, col.atttypmod));
         ELSIF EXISTS (SELECT FROM pg_collation c WHERE c.oid = col.attcollation AND NOT c.collisdeterministic) THEN
             problem := format('column "%s" has a collation that takes different texts for equal', col.attname);
         ELSIF EXISTS (SELECT FROM fencedb.members(target) m JOIN pg_attribute a ON a.attrelid = m.member
-                      WHERE a.attname = col.attname AND (NOT a.attnotnull OR EXISTS (SELECT FROM pg_constraint c -- of Postgres 18
+                      WHERE a.attname = col.attname AND (NOT a.attnotnull OR EXISTS (SELECT FROM pg_constraint c -- Postgres 18 and newer: NOT NULL may be NOT VALID
                           WHERE c.conrelid = m.member AND c.contype = 'n' AND NOT c.convalidated AND a.attnum = ANY (c.conkey)))) THEN
             problem := format('column "%s" may be NULL', col.attname);
             way_out := format('Fill it, and ALTER TABLE %s ALTER COLUMN %I SET NOT NULL; in inheritance children as well.', target, col.attname);
@@ -341,10 +347,10 @@ $$;
 
 COMMENT ON FUNCTION fencedb.resources_of IS 'The resources that a row of a protected table belongs to: SELECT fencedb.resources_of(b) FROM bookings b.';
 
--- Raises unless its caller owns the table, and it is not guarded as a part of another. This is for
--- a clear error: what changes a guard is proven by an order (see order_guard). Then it locks the
--- table against others who change its guard, and not against writers: what the caller reads of the
--- guard from here on stays true until its transaction ends.
+-- Raises unless the caller owns the table and the table is not guarded as a part of another. This
+-- gives a clear error; the proof that the owner wants a change is an order (see order_guard). Then
+-- lock_guard locks the table against other changes of its guard, not against writers. What the
+-- caller reads of the guard from here on stays true until its transaction ends.
 CREATE FUNCTION fencedb.lock_guard(target regclass) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -372,31 +378,31 @@ BEGIN
 END
 $$;
 
--- A guard is one trigger function for the statements and the rows of a table, in this schema, so
--- that no change of the table's schema takes half of it away. It runs with the rights of whoever
--- writes, never with ours, so what somebody puts behind the name of a column or a type gains
--- nothing. It has no SET, because that costs more than what it does: every name in it has its
--- schema.
+-- A guard is one trigger function for the statements and the rows of a table. It is in this schema,
+-- so that dropping the table's schema cannot take a part of the guard away. It runs with the rights
+-- of the writer, never with those of our owner, so a column or type with a crafted name gains
+-- nothing. It has no SET, which would cost more than its work: every name in it has its schema.
 --
--- Its triggers for statements have arguments, the one for rows has none. Of a row, it relies on no
--- statement guard: a partition that is younger than protect has none, and a statement on a parent
--- that is not protected meets none. So one expression asks all: whether the writer may enter, and
--- whether the resource of the row, which an UPDATE has not changed, is in the open list of this
--- transaction, with which token. PL/pgSQL sets every expression up anew in every transaction, and
--- each costs as much as a column. judge_row finds out about every other row.
---     %1$s  the token of the row's first resource, if all is well; otherwise NULL or 0
+-- Statement triggers have arguments, the row trigger has none. The row trigger does not rely on the
+-- statement trigger: a partition that is younger than protect has none, and a statement on an
+-- unprotected parent fires none. So one expression (glance) checks everything: the writer may
+-- enter, the row's resource is in the open list of this transaction, and an UPDATE has not changed
+-- the resource. It yields the token. It is one expression because PL/pgSQL sets up each one anew in
+-- every transaction, at the cost of a column. judge_row decides about every other row.
+--     %1$s  the token of the row's first resource if all is well; otherwise NULL or 0
 --     %2$s  the resources of NEW, %3$s of OLD
 --
--- A guard that observes is a text of its own: everybody passes, and is recorded. A column of the
--- template may have got another name. So its columns are read in a block, which writes nothing:
--- then it takes no place among the subtransactions of the writer.
+-- An observing guard has a source of its own, which lets everybody pass and records the writes that
+-- it would refuse. A column of the template may have been renamed, so it reads the columns in a
+-- block that catches the error. The block writes nothing, so it uses up no subtransaction id of the
+-- writer.
 CREATE FUNCTION fencedb.guard_text(target regclass, templates text[], observes boolean, seen oid[]) RETURNS text
     LANGUAGE plpgsql STABLE
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     unseen  text    := CASE WHEN EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = target) THEN 'fencedb.in_time()'
-        WHEN (SELECT c.relkind = 'p' FROM pg_class c WHERE c.oid = target) THEN format('CASE WHEN TG_RELID OPERATOR(pg_catalog.<>) ALL (%L::pg_catalog.oid[]) THEN fencedb.in_time() ELSE true END', seen) END; -- rows that no statement guard looks at the clock for
+        WHEN (SELECT c.relkind = 'p' FROM pg_class c WHERE c.oid = target) THEN format('CASE WHEN TG_RELID OPERATOR(pg_catalog.<>) ALL (%L::pg_catalog.oid[]) THEN fencedb.in_time() ELSE true END', seen) END; -- for rows whose statement trigger may be missing, and with it the check of the time
     keys    text[]  := ARRAY(SELECT format('CASE WHEN %s THEN pg_catalog.concat(E''\x01'', pg_catalog.pg_current_xact_id_if_assigned(), ''r'', %s, E''\x01t'') END', r.filled, r.parts)
         FROM unnest(templates) WITH ORDINALITY u(t, i), fencedb.read_template(target, t) r ORDER BY i);
     lookups text[]  := ARRAY(SELECT format($look$pg_catalog.concat('0', pg_catalog.split_part(pg_catalog.split_part(pg_catalog.current_setting('fencedb.entered', true),
@@ -453,24 +459,24 @@ BEGIN
         token := fencedb.judge_row(TG_RELID, TG_OP, CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN %3$s ELSE %2$s END, CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'INSERT' THEN %2$s ELSE %3$s END, OLD.last_fencing_token, false);
     END IF;
     NEW.last_fencing_token := token;
-    RETURN NEW; -- of a DELETE, a row with the token alone: it goes on
+    RETURN NEW; -- for DELETE any row but NULL: it goes on
 END
 $guard$, glance, new, old);
 END
 $$;
 
--- What the owner of a table wants its guard to be is an order: a JSON object in the comment on the
--- guard's row trigger. Only the owner of a table can write a comment on its triggers, and Postgres
--- asks that of whoever calls this, here and now. So what carries the order out (write_guard,
--- let_overtake and end_overtaking, with our rights) believes the catalog alone, and nobody who
--- calls them by hand gets anything but what the owner has ordered. ledger makes an order void in a
--- copy of the database, where roles and tables are others.
+-- The owner of a table orders its guard: an order is a JSON object in the comment on the guard's
+-- row trigger. Only the owner of a table can comment on its triggers, and Postgres checks this
+-- against whoever calls order_guard. write_guard, let_overtake and end_overtaking carry orders out
+-- with the rights of our owner. They believe the catalog alone, so calling them by hand yields only
+-- what the table's owner has ordered. ledger makes an order void in a copy of the database, where
+-- oids mean other roles and tables.
 CREATE FUNCTION fencedb.order_guard(target regclass, wanted jsonb) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = target AND t.tgname = '~fencedb_row') THEN -- create_triggers gives it its function; this one is of Postgres, and refuses
+    IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = target AND t.tgname = '~fencedb_row') THEN -- create_triggers gives it the guard; until then its function comes from Postgres and refuses
         EXECUTE format('CREATE TRIGGER "~fencedb_row" BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW EXECUTE FUNCTION pg_catalog.suppress_redundant_updates_trigger()', target);
     END IF;
     EXECUTE format('COMMENT ON TRIGGER "~fencedb_row" ON %s IS %L', target, 'fencedb: ' || (coalesce(fencedb.ordered(target), '{}') || wanted || jsonb_build_object('ledger', 'fencedb.fences'::regclass::oid::text))::text);
@@ -486,7 +492,7 @@ AS $$
     WHERE CASE WHEN o.comment ^@ 'fencedb: {' THEN substr(o.comment, 10)::jsonb ->> 'ledger' = 'fencedb.fences'::regclass::oid::text END
 $$;
 
--- Writes the guard of a table as its owner has ordered it, and says in the audit what has changed.
+-- Writes the guard of a table as its owner has ordered it, and records the change in the audit.
 CREATE FUNCTION fencedb.write_guard(target regclass) RETURNS regprocedure
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
@@ -503,16 +509,17 @@ BEGIN
         RAISE EXCEPTION 'fencedb.write_guard: the owner of % has not ordered a guard', target USING ERRCODE = 'insufficient_privilege', HINT = 'Call fencedb.protect.';
     END IF;
     SELECT p.guard, p.observed_since INTO present FROM fencedb.protected_tables p
-    WHERE p.table_name = target AND p.resource IS NOT NULL AND NOT EXISTS ( -- a child that no longer inherits has it too, or a table of somebody else
+    WHERE p.table_name = target AND p.resource IS NOT NULL AND NOT EXISTS ( -- the guard is also on a child that no longer inherits, or on somebody else's table
         SELECT FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
         WHERE t.tgfoid = p.guard AND (t.tgname = '~fencedb_row' OR c.relowner <> (SELECT o.relowner FROM pg_class o WHERE o.oid = target))
           AND t.tgrelid <> ALL (ARRAY(SELECT m.member FROM fencedb.members(target) m)));
     guard := (SELECT format('fencedb.%I', p.proname) FROM pg_proc p WHERE p.oid = present.guard);
-    -- Two tables never want one name, also where two sessions protect them at once and neither
-    -- sees the other's: names are unique in the schema public, and where the name of the table is
-    -- not enough, its oid comes first. The cast cuts at 63 bytes, between characters. A name that
-    -- is taken, as after a table was renamed, is not taken over: what runs it may be younger than
-    -- the snapshot of this transaction.
+    -- No two tables get the same name for their guards, also if two sessions protect them at once
+    -- and neither sees the other's. In the schema public, table names are unique; elsewhere, and
+    -- where the name does not suffice, the table's oid comes first. The cast cuts at 63 bytes,
+    -- between characters. If the name is taken, as after a rename, the guard gets another: a
+    -- trigger that is younger than the snapshot of this transaction may run the function of that
+    -- name.
     FOR i IN 0 .. 2147483647 LOOP
         EXIT WHEN guard IS NOT NULL AND (present.guard IS NOT NULL OR to_regprocedure(guard || '()') IS NULL);
         guard := (SELECT format('fencedb.%I', concat('guard_',
@@ -520,11 +527,11 @@ BEGIN
             FROM pg_class c WHERE c.oid = target);
     END LOOP;
     EXECUTE format('CREATE %s FUNCTION %s() RETURNS trigger LANGUAGE plpgsql AS %L', CASE WHEN present.guard IS NOT NULL THEN 'OR REPLACE' END, guard, fencedb.guard_text(target, templates, observes, ARRAY(SELECT jsonb_array_elements_text(wanted -> 'seen')::oid)));
-    EXECUTE format('GRANT EXECUTE ON FUNCTION %s() TO PUBLIC', guard); -- whoever creates a partition needs it
+    EXECUTE format('GRANT EXECUTE ON FUNCTION %s() TO PUBLIC', guard); -- for whoever creates a partition
     EXECUTE format('COMMENT ON FUNCTION %s() IS %L', guard, jsonb_strip_nulls(jsonb_build_object('resource', templates, 'columns_added', wanted -> 'columns_added',
         'observed_since', CASE WHEN observes THEN coalesce(present.observed_since, clock_timestamp()) END)));
     PERFORM fencedb.record_protection(target, false);
-    -- DROP TABLE leaves the guard of its table behind. One call at a time looks for such.
+    -- DROP TABLE leaves the guard of its table. One call at a time drops such guards.
     FOR unused IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = 'fencedb'::regnamespace AND p.prorettype = 'trigger'::regtype AND p.proname ~ '^(guard|noted)_' AND p.oid <> to_regprocedure(guard || '()')
                   AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid = p.oid) AND pg_try_advisory_xact_lock(7302139487162535) LOOP
         PERFORM fencedb.drop_guard(unused);
@@ -533,7 +540,7 @@ BEGIN
 END
 $$;
 
--- Drops a guard, or what keeps the history of a table, that no trigger runs.
+-- Drops a guard, or a function that notes history, if no trigger runs it.
 CREATE FUNCTION fencedb.drop_guard(guard regprocedure) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
@@ -546,10 +553,10 @@ BEGIN
 END
 $$;
 
--- Whoever changes a guard may not write to the audit but may call this, as often as they like. So
--- nothing here is theirs to say, and calling it again adds nothing: it records what the catalog
--- says of a table, if that is not what was recorded of it last.
--- already: the caller has changed nothing yet, so somebody else did.
+-- Whoever changes a guard may not write to the audit. But anybody may call this, as often as they
+-- like. So record_protection takes no facts from the caller: it records what the catalog says of
+-- the table, if that differs from the last record. already says that the caller has not changed
+-- anything yet, so a difference is somebody else's change.
 CREATE FUNCTION fencedb.record_protection(target regclass, already boolean) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
@@ -561,7 +568,7 @@ DECLARE
 BEGIN
     SELECT p.observed, to_jsonb(p.resource) AS resource INTO protection FROM fencedb.protected_tables p WHERE p.table_name = target AND p.enabled AND p.resource IS NOT NULL;
     event := CASE WHEN NOT FOUND THEN 'unprotect' WHEN protection.observed THEN 'observe' ELSE 'protect' END;
-    -- By its oid, as it may have been renamed; by its name where the database is a copy.
+    -- By oid, because the table may have been renamed; by name in a copy of the database.
     SELECT a.event, a.details INTO recorded
     FROM fencedb.audit a
     WHERE a.event IN ('protect', 'observe', 'unprotect') AND (a.details ->> 'oid' = target::oid::text OR a.details ->> 'table' = target::text)
@@ -575,12 +582,13 @@ BEGIN
 END
 $$;
 
--- The row trigger is named to fire after the other BEFORE triggers of the table, so that it judges
--- the row as it will be stored; triggers fire in the byte order of their names. ~fencedb_truncate
--- names the columns of the template, so that Postgres refuses to drop them or to change their type;
--- it does nothing before an UPDATE.
--- Protecting again adds guards to members that have come since, and switches on those that were
--- switched off or left to replication.
+-- Triggers fire in the byte order of their names. The row trigger is named to fire after the other
+-- BEFORE triggers, so that it judges the row as it will be stored. ~fencedb_truncate names the
+-- columns of the template, so that Postgres refuses to drop them or to change their type; it does
+-- nothing before an UPDATE.
+--
+-- Protecting again adds triggers to new members, and enables those that were disabled or left to
+-- replication.
 CREATE FUNCTION fencedb.create_triggers(target regclass, guard regprocedure, former regprocedure, columns name[]) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -607,7 +615,7 @@ BEGIN
         IF NOT m.is_partition AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_row' AND t.tgfoid = guard) THEN
             EXECUTE format('CREATE OR REPLACE TRIGGER "~fencedb_row" BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW EXECUTE FUNCTION %s', m.member, guard);
         END IF;
-        CONTINUE WHEN m.relkind = 'f'; -- Postgres 15 has no trigger of its TRUNCATE
+        CONTINUE WHEN m.relkind = 'f'; -- Postgres 15 has no TRUNCATE trigger on foreign tables
         args := CASE WHEN m.is_partition THEN ARRAY['statement', 'fencedb.fences'::regclass::oid::text, target::oid::text, target::text] ELSE ARRAY['statement'] END;
         IF (SELECT count(*) FROM pg_trigger t
             WHERE t.tgrelid = m.member AND t.tgfoid = guard AND t.tgargs = (SELECT string_agg(convert_to(a, getdatabaseencoding()) || '\x00', '' ORDER BY i) FROM unnest(args) WITH ORDINALITY u(a, i))
@@ -639,7 +647,7 @@ DECLARE
     first    text;
     added    text[];
     guard    regprocedure;
-    former   regprocedure; -- a part that was taken out of a protected table has that one's
+    former   regprocedure; -- a part that was taken out of a protected table still has that table's guard
 BEGIN
     IF target IS NULL OR coalesce(cardinality(resource), 0) = 0 THEN
         RAISE EXCEPTION 'fencedb.protect: needs a table and a template of its rows'' resource'
@@ -651,10 +659,10 @@ BEGIN
         RAISE EXCEPTION 'fencedb.protect: the mode must be enforce or observe, got %', quote_literal(mode) USING ERRCODE = 'invalid_parameter_value';
     END IF;
     PERFORM fencedb.lock_guard(target);
-    PERFORM fencedb.record_protection(target, true); -- if somebody has taken the guard away by hand
+    PERFORM fencedb.record_protection(target, true); -- in case somebody has removed the guard by hand
     SELECT * INTO present FROM fencedb.protected_tables p WHERE p.table_name = target AND p.resource IS NOT NULL;
     IF FOUND THEN
-        IF present.resource <> resource AND NOT EXISTS ( -- a column of it was renamed
+        IF present.resource <> resource AND NOT EXISTS ( -- allowed after a column of the template was renamed
             SELECT FROM unnest(present.resource) t, regexp_matches(replace(replace(t, '{{', ''), '}}', ''), '\{([^{}]+)\}', 'g') m
             WHERE NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = target AND a.attname = m[1] AND NOT a.attisdropped)) THEN
             RAISE EXCEPTION 'fencedb.protect: % is already protected, with resource => %', target, array_to_string(present.resource, ' and ')
@@ -673,16 +681,16 @@ BEGIN
     IF odd IS NOT NULL THEN
         RAISE EXCEPTION 'fencedb.protect: column % of %', odd, target USING ERRCODE = 'datatype_mismatch';
     END IF;
-    -- The strongest lock comes first: a writer that has the table already would be in a deadlock
-    -- with who wants more of it later.
+    -- The strongest lock comes first. A transaction that takes a weaker one and then a stronger one
+    -- can deadlock with a writer of the table.
     added := coalesce(present.columns_added, '{}');
     IF NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = target AND a.attname = 'last_fencing_token' AND NOT a.attisdropped) THEN
         EXECUTE format('ALTER TABLE %s ADD COLUMN last_fencing_token bigint NOT NULL DEFAULT 0', target);
         added := '{last_fencing_token}';
     END IF;
     IF present.resource IS DISTINCT FROM resource THEN
-        -- A row without a resource could not be written again, not even deleted; nor one that a
-        -- policy hides from its owner, hence row_security.
+        -- A row without a resource could not be written again, not even deleted. Rows that a policy
+        -- hides from their owner count too, hence row_security = off.
         key := (SELECT string_agg(format('t.%I', a.attname), ', ' ORDER BY a.attnum) FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
                 WHERE i.indrelid = target AND i.indisprimary);
         FOR template IN SELECT t AS text, (fencedb.read_template(target, t)).* FROM unnest(resource) t LOOP
@@ -698,7 +706,7 @@ BEGIN
         END LOOP;
     END IF;
     PERFORM fencedb.order_guard(target, jsonb_build_object('resource', resource, 'observes', coalesce(present.observed, mode = 'observe', false), 'columns_added', added,
-        'seen', (SELECT coalesce(jsonb_agg(m.member::oid::text), '[]') FROM fencedb.members(target) m JOIN pg_class c ON c.oid = m.member AND c.relkind <> 'f'))); -- those that create_triggers gives a statement guard
+        'seen', (SELECT coalesce(jsonb_agg(m.member::oid::text), '[]') FROM fencedb.members(target) m JOIN pg_class c ON c.oid = m.member AND c.relkind <> 'f'))); -- the members that get statement triggers from create_triggers
     guard := fencedb.write_guard(target);
     PERFORM fencedb.create_triggers(target, guard, former, coalesce(columns, '{}'));
     PERFORM fencedb.drop_guard(former);
@@ -707,7 +715,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.protect(regclass, text[], text, boolean) IS 'From now on, no INSERT, UPDATE, DELETE, TRUNCATE, COPY or MERGE on target commits without a current token for each row''s own resource. resource is a template over its columns, table:{table_id}, or an array of templates where a row belongs to several resources; the columns are NOT NULL, and of type integer, numeric without scale, boolean, text, varchar, char, uuid, date or an enum. Adds last_fencing_token, the token of the last write to the row, or uses the column that is there. With mode => ''observe'' nothing is refused: see fencedb.enforce. With history => true what statements write is kept, while fencedb.keep_history says so; with false no more, and without it as before. Waits for open transactions on target and blocks new ones meanwhile: set lock_timeout and try again. Call it once more after adding a partition (to guard that against TRUNCATE by name, and to keep its history) or an inheritance child (to guard it at all), for a table after attaching it to a parent that is not protected (its rows look at the clock then) or detaching it, and after renaming a column of the template.';
+COMMENT ON FUNCTION fencedb.protect(regclass, text[], text, boolean) IS 'From now on, no INSERT, UPDATE, DELETE, TRUNCATE, COPY or MERGE on target commits without a current token for each row''s own resource. resource is a template over its columns, such as table:{table_id}, or an array of templates if a row belongs to several resources. The columns must be NOT NULL, and of type integer, numeric without scale, boolean, text, varchar, char, uuid, date or an enum. Adds the column last_fencing_token, the token of the last write to the row, or uses the one that is there. With mode => ''observe'' nothing is refused: see fencedb.enforce. history => true notes what statements write while fencedb.keep_history is on, false stops it, and NULL leaves it as it is. Waits for open transactions on target and blocks new ones meanwhile: set lock_timeout and try again. Call it once more after adding a partition (to guard it against TRUNCATE by name, and to keep its history) or an inheritance child (to guard it at all); after attaching target to a parent that is not protected (its rows then look at the clock) or detaching it; and after renaming a column of the template.';
 
 CREATE FUNCTION fencedb.protect(target regclass, resource text, mode text DEFAULT NULL, history boolean DEFAULT NULL) RETURNS void
     LANGUAGE sql
@@ -715,7 +723,7 @@ CREATE FUNCTION fencedb.protect(target regclass, resource text, mode text DEFAUL
 
 COMMENT ON FUNCTION fencedb.protect(regclass, text, text, boolean) IS 'protect for rows that belong to one resource.';
 
--- Takes away whatever is there of ours, also half of it.
+-- Removes whatever is left of a protection.
 CREATE FUNCTION fencedb.unprotect(target regclass, keep_columns boolean DEFAULT false) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -731,7 +739,7 @@ BEGIN
         RAISE NOTICE 'fencedb.unprotect: % is not protected', target;
         RETURN;
     END IF;
-    PERFORM fencedb.record_protection(target, true); -- what is not known to have been protected, as in a copy of the schema alone
+    PERFORM fencedb.record_protection(target, true); -- if the audit does not know of the protection, as in a copy of the schema alone
     FOR own IN SELECT t.tgname, m.member FROM fencedb.members(target) m JOIN pg_trigger t ON t.tgrelid = m.member
                WHERE t.tgparentid = 0 AND t.tgname IN ('~fencedb_row', '~fencedb_statement', '~fencedb_truncate') LOOP
         EXECUTE format('DROP TRIGGER %I ON %s', own.tgname, own.member);
@@ -753,33 +761,32 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.unprotect IS 'Undoes protect: any client can write without a token again. Drops the column that it had added, unless keep_columns. Ends take-overs. Waits for open transactions on target and blocks new ones meanwhile, as protect does: set lock_timeout and try again.';
+COMMENT ON FUNCTION fencedb.unprotect IS 'Undoes protect: any client can write without a token again. Drops the column last_fencing_token if protect added it, unless keep_columns. Ends take-overs. Waits for open transactions on target and blocks new ones meanwhile, as protect does: set lock_timeout and try again.';
 
 GRANT SELECT ON fencedb.protected_tables TO PUBLIC;
 
 
--- Adopting fences where writers cannot all be deployed on one day: guards that only observe, and
+-- Adopting fences where not all writers can be deployed at once: guards that only observe, and
 -- roles that write without a token of their own.
 
 
--- What an observing guard lets pass is an event, of each kind of write one in a minute: no row of
--- the log is changed or waited for. This sequence numbers them, and its end is the end of the list:
--- a list that grows without bound takes the database along.
+-- What an observing guard lets pass is an event. Each kind of write is recorded at most once a
+-- minute, so no row of the log is updated or waited for. This sequence numbers the records, and at
+-- its maximum recording stops, so that the log cannot fill the disk.
 CREATE SEQUENCE fencedb.observations MAXVALUE 1000000;
 
--- When a write was not recorded that should have been. What setval writes stays, whatever becomes
--- of the transaction.
+-- When a write could not be recorded. A sequence, because a rollback does not undo setval.
 CREATE SEQUENCE fencedb.unrecorded;
 
-COMMENT ON SEQUENCE fencedb.observations IS 'How many writes were observed, about. When it is at its end, no more are recorded (see unrecorded), until fencedb.prune forgets some.';
-COMMENT ON SEQUENCE fencedb.unrecorded IS 'When a write that a guard observed could not be recorded last, of any table, in milliseconds since 1970; the log of the server says why. Never while is_called is false.';
+COMMENT ON SEQUENCE fencedb.observations IS 'About how many writes were observed. At its maximum no more are recorded (see unrecorded), until fencedb.prune forgets some.';
+COMMENT ON SEQUENCE fencedb.unrecorded IS 'When a write that a guard observed could last not be recorded, for any table, in milliseconds since 1970; the log of the server says why. Never while is_called is false.';
 
 REVOKE ALL ON fencedb.observations, fencedb.unrecorded FROM PUBLIC;
-GRANT SELECT ON fencedb.unrecorded TO PUBLIC; -- owners of tables want to know
+GRANT SELECT ON fencedb.unrecorded TO PUBLIC; -- for the owners of tables
 
--- By the oid, because tables change their names, with each other too; in a copy of the database by
--- the name, because there the oid may be that of another table. What was observed before a table
--- was unprotected is not of now.
+-- Tables are found by oid, because names change; in a copy of the database by name, because there
+-- the oid may be another table's. Writes that were observed before the last unprotect of a table
+-- are left out.
 CREATE VIEW fencedb.unfenced_writes WITH (security_barrier) AS
 SELECT c.oid::regclass AS table_name, e.role, e.application, e.event AS statement, e.reason,
        min(e.at) AS first_at, max(e.at) AS last_at, greatest(1, sum(e.row_count)::bigint) AS times, max(e.resource) AS resource
@@ -790,19 +797,19 @@ LEFT JOIN (SELECT a.details ->> 'oid' AS oid, max(a.at) AS at FROM fencedb.event
 WHERE e.kind = 'observed' AND e.at > coalesce(given_up.at, '-infinity') AND (pg_has_role(c.relowner, 'USAGE') OR has_table_privilege('fencedb.events', 'SELECT'))
 GROUP BY c.oid, e.role, e.application, e.event, e.reason;
 
-COMMENT ON VIEW fencedb.unfenced_writes IS 'Writes that guards would have refused if they were enforced: who, how, why (an SQLSTATE), when first and last (to a minute), how often it was recorded, and one resource. Of a kind of write (role, application, statement, reason) one is recorded in a minute. Owners see those to their own tables. Since the table was protected, and as long as fencedb.prune leaves it. What was rolled back is not in it, nor what open transactions have written.';
+COMMENT ON VIEW fencedb.unfenced_writes IS 'Writes that guards would have refused if they were enforced: who, how, why (an SQLSTATE), when first and last (to a minute), how often recorded, and one resource. Each kind of write (role, application, statement, reason) is recorded at most once a minute. Owners see the writes to their own tables. Covers the time since the table was protected, as far as fencedb.prune has left it. Writes that were rolled back, or whose transactions are still open, are not in it.';
 
 GRANT SELECT ON fencedb.unfenced_writes TO PUBLIC;
 
--- A session records a kind of write at once, and again a minute later at the earliest. Until when
--- is in a setting, which goes back with a transaction as the record does. The setting has fixed
--- places: whether a row was seen (1 character), until when (14), and of whom. Whoever forges the
--- setting hides its own writes from the list, and opens nothing: only a guard that refuses nothing
--- reads it.
+-- A session records a kind of write at once, and again after a minute at the earliest. A setting
+-- says until when; it is rolled back with the transaction, as the record is. It has fixed places:
+-- whether a row was seen (1 character), until when (14), and whose write it was. Whoever forges it
+-- only hides their own writes from the list: no enforcing guard reads it.
 --
--- recorded is the common case, as an expression, because PL/pgSQL sets every expression up anew in
--- every transaction. It does not look who writes a row: the guard of statements has. Where there is
--- none, a second writer of a session may be missed for a minute.
+-- recorded decides the common case in one expression, because PL/pgSQL sets up each one anew in
+-- every transaction. For a row it does not compare the writer, because the statement trigger has
+-- done so. Without a statement trigger, a second writer in the same session may be missed for a
+-- minute.
 CREATE FUNCTION fencedb.recorded(target oid, operation text, of_row boolean) RETURNS boolean
     LANGUAGE sql
     RETURN CASE
@@ -813,12 +820,12 @@ CREATE FUNCTION fencedb.recorded(target oid, operation text, of_row boolean) RET
         ELSE false
     END;
 
--- A writer is never refused by its own observation, nor does it wait. What is lost like that is
--- said in the log, and when, in fencedb.unrecorded: nobody may take an empty list for the end of
--- the adoption. Another session's record of the last minute is as good; above READ COMMITTED that
--- is not looked for: a snapshot may be old, and what SERIALIZABLE reads could cost the writer its
--- commit. The guard of statements has counted a statement without a token, but not one that comes
--- from another trigger.
+-- Observing never refuses a writer, and waits for locks for 10 ms at most. If a record cannot be
+-- made, the server log says so and fencedb.unrecorded says when, so that nobody takes an empty list
+-- for the end of the adoption. A record that another session made in the last minute counts too.
+-- Above READ COMMITTED let_pass does not look for one: the snapshot may be old, and under
+-- SERIALIZABLE the read could cost the writer its commit. row_count is 0 for a row whose statement
+-- was counted by the statement trigger already.
 CREATE FUNCTION fencedb.let_pass(target oid, operation text, reason text, of_row boolean, resource text) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp SET lock_timeout = '10ms'
@@ -843,7 +850,7 @@ BEGIN
         SELECT 'observed', nextval('fencedb.observations'), operation, left(resource, 512), n.nspname, c.relname, CASE WHEN of_row AND reason = 'FN002' AND pg_trigger_depth() < 2 THEN 0 ELSE 1 END,
             role, reason, jsonb_build_object('oid', root::text, 'ledger', 'fencedb.fences'::regclass::oid::text)
         FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-        WHERE c.oid = root AND c.relkind IN ('r', 'p') AND c.relpersistence <> 't' -- or it is younger than the snapshot, or is none, or nobody else's business
+        WHERE c.oid = root AND c.relkind IN ('r', 'p') AND c.relpersistence <> 't' -- no record of a table that the snapshot does not show, of a view, or of a temporary table
           AND CASE WHEN current_setting('transaction_isolation') LIKE 'read %' THEN NOT EXISTS (
               SELECT FROM fencedb.events e
               WHERE e.kind = 'observed' AND e.at > clock_timestamp() - interval '1 minute' AND e.details ->> 'oid' = root::text AND e.event = operation AND e.reason = reason
@@ -856,8 +863,8 @@ BEGIN
 END
 $$;
 
--- The mode of a table is the text of its guard: writing a function anew needs no lock that a writer
--- waits for, and a guard that is enforced pays nothing for the other mode.
+-- The mode of a table is in the source of its guard. Replacing a function takes no lock that a
+-- writer waits for, and an enforcing guard pays nothing for the other mode.
 CREATE FUNCTION fencedb.enforce(target regclass, observing boolean DEFAULT false) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -878,7 +885,7 @@ BEGIN
         RAISE EXCEPTION 'fencedb.enforce: the guard of % is switched off', off
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = format('What was written meanwhile was not observed. Call fencedb.protect for %s once more, with the same resource: that switches it on.', target);
     ELSIF protection.observed <> observing THEN
-        PERFORM fencedb.record_protection(target, true); -- as in unprotect
+        PERFORM fencedb.record_protection(target, true); -- if the audit does not know of the protection
         PERFORM fencedb.order_guard(target, jsonb_build_object('resource', protection.resource, 'observes', observing, 'columns_added', protection.columns_added));
         IF fencedb.write_guard(target) <> protection.guard THEN
             RAISE EXCEPTION 'fencedb.enforce: % has its guard together with another table, since one has inherited from the other', target
@@ -892,11 +899,11 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.enforce IS 'From now on, the guard of target refuses what it has observed so far. With observing => true it refuses nothing, and records what it would refuse, for fencedb.unfenced_writes; fencedb.enter refuses stale tokens all the same. Raises if the guard of target, or of a part of it, is switched off. Does not read the rows: one whose resource is NULL cannot be written any more. Takes no lock on the table that a writer waits for; a transaction that has already written to it may meet the guard as it was, and end without being judged.';
+COMMENT ON FUNCTION fencedb.enforce IS 'From now on, the guard of target refuses what it has only observed so far. With observing => true it refuses nothing, and records what it would refuse for fencedb.unfenced_writes; fencedb.enter still refuses stale tokens. Raises if the guard of target, or of a part of it, is switched off. Does not read the rows: a row whose resource is NULL cannot be written any more. Takes no lock on the table that a writer waits for: a transaction that has already written to it may still run the former guard.';
 
--- A role that cannot be taught to enter overtakes: each of its transactions enters the fences of
--- the rows that it writes, with a token above the stored one and a lease id of its own. So whoever
--- holds the lease meanwhile is stale from then on.
+-- A role whose program cannot be changed to enter can take over instead. Each of its transactions
+-- enters the fences of the rows that it writes, with a token above the stored one and a lease id of
+-- its own. So whoever holds the lease then is stale.
 CREATE TABLE fencedb.take_overs (
     target     oid         NOT NULL,
     role       oid         NOT NULL,
@@ -905,13 +912,13 @@ CREATE TABLE fencedb.take_overs (
     PRIMARY KEY (target, role)
 );
 
-COMMENT ON TABLE  fencedb.take_overs IS 'Roles that write to a protected table without a token, as holders that overtake. Changed by fencedb.take_over_as and fencedb.end_take_over.';
+COMMENT ON TABLE  fencedb.take_overs IS 'Roles that write to a protected table without a token, as holders that take over. Changed by fencedb.take_over_as and fencedb.end_take_over.';
 COMMENT ON COLUMN fencedb.take_overs.target IS 'The oid of the table.';
 COMMENT ON COLUMN fencedb.take_overs.role   IS 'The oid of the role of the last SET ROLE, or the one that logged in.';
-COMMENT ON COLUMN fencedb.take_overs.until  IS 'From then on it is refused like everybody else.';
-COMMENT ON COLUMN fencedb.take_overs.ledger IS 'The oid of fencedb.fences. In a copy of the database it is another, so there nobody overtakes, whichever table has the number of target.';
+COMMENT ON COLUMN fencedb.take_overs.until  IS 'From then on the role is refused like everybody else.';
+COMMENT ON COLUMN fencedb.take_overs.ledger IS 'The oid of fencedb.fences. It is another in a copy of the database: so nobody takes over there, even if a table has the oid in target.';
 
--- Members of pg_write_all_data may write to every table without policies.
+-- Row security keeps members of pg_write_all_data from writing here: there is no policy for them.
 ALTER TABLE fencedb.take_overs ENABLE ROW LEVEL SECURITY;
 
 REVOKE ALL ON fencedb.take_overs FROM PUBLIC;
@@ -925,20 +932,24 @@ AS $$
                      AND t.target = fencedb.guarded_root(overtakes.target))
 $$;
 
-COMMENT ON FUNCTION fencedb.overtakes IS 'Whether the role of the last SET ROLE, or the one that logged in, writes to a table as a holder that overtakes.';
+COMMENT ON FUNCTION fencedb.overtakes IS 'Whether the role of the last SET ROLE, or the one that logged in, writes to a table as a holder that takes over.';
 
--- The guard enters the fences of a row for its role, above the stored tokens, where this
--- transaction has not entered them, with a lease id that nobody knows. These are entries as any
--- other, but no time limits this transaction. Package lease issues the time in microseconds, so a
--- token of now also overtakes a holder that has not entered yet. Tokens of others count from 1:
--- such a token would shut them out for good. former is the resource of the row as it was, whose
--- stamp is overtaken too. A guard that observes has no row refused for its resource (lenient).
+-- The guard enters the fences of a row for a role that takes over: above the stored tokens, with a
+-- lease id that nobody knows, unless this transaction has entered them already. The entries are
+-- like any other, but no time limits this transaction. former is the resource of the row as it was;
+-- the token also comes after its stamp. lenient is for an observing guard: a resource that no fence
+-- can have is skipped, not refused.
 --
--- The guard of rows comes when Postgres has locked the row, so the one who overtakes waits for the
--- fence while it holds a row, and the holder of the fence may come to wait for that row. That is a
--- deadlock, and Postgres ends one of the two.
+-- Package lease issues the time in microseconds as its tokens. So a token of the present time also
+-- overtakes a holder that has not entered yet. Other issuers may count from 1: such a token would
+-- shut their holders out for good, so theirs is the stored token plus 1.
 --
--- By hand, a role that overtakes can enter any fence so: it is allowed to, like one that may enter.
+-- The row trigger fires when Postgres has locked the row. So a role that takes over waits for the
+-- fence while it holds a row, and the fence's holder may come to wait for that row. Postgres ends
+-- one of the two as a deadlock.
+--
+-- Called by hand, overtake lets such a role enter any fence. This is allowed to it, as to a role
+-- that may enter.
 CREATE FUNCTION fencedb.overtake(target oid, resources text[], former text, stamp bigint, lenient boolean) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
@@ -952,27 +963,27 @@ BEGIN
     IF NOT fencedb.overtakes(target) THEN
         RAISE EXCEPTION 'fencedb.overtake: this role does not take over %', target::regclass USING ERRCODE = 'insufficient_privilege';
     ELSIF fencedb.entries() IS NULL THEN
-        noted := set_config('fencedb.entered', concat(pg_current_xact_id(), '   '), true); -- neither in time nor late
+        noted := set_config('fencedb.entered', concat(pg_current_xact_id(), '   '), true); -- no times: never in_time, never too late
     END IF;
     FOR wanted IN SELECT DISTINCT r COLLATE "C" FROM unnest(resources) r WHERE r IS NOT NULL AND (fencedb.token_of(r) IS NULL OR r = former AND stamp > fencedb.token_of(r) AND stamp > coalesce(fencedb.ignored_stamps(r), 0)) ORDER BY 1 LOOP
         CONTINUE WHEN lenient AND (octet_length(wanted) NOT BETWEEN 1 AND 512 OR strpos(wanted, E'\x01') > 0);
-        PERFORM fencedb.check_grant(wanted, 1, gen_random_uuid()); -- the constraint of the ledger would show the lease id
+        PERFORM fencedb.check_grant(wanted, 1, gen_random_uuid()); -- before the constraint of the ledger, whose error would show the lease id
         INSERT INTO fencedb.fences (resource, last_fencing_token, lease_id) VALUES (wanted, 0, gen_random_uuid()) ON CONFLICT DO NOTHING;
         SELECT f.last_fencing_token AS token, f.reset_from INTO stored FROM fencedb.fences f WHERE f.resource = wanted FOR NO KEY UPDATE;
         fence := greatest(stored.token, CASE WHEN wanted = former AND stamp > coalesce(stored.reset_from, 0) THEN stamp END) + 1;
         IF fence NOT BETWEEN 2 AND 1000000000000000 AND NOT EXISTS (SELECT FROM fencedb.foreign_issuers i WHERE i.resource_type = split_part(wanted, ':', 1)) THEN
             fence := greatest(fence, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
         END IF;
-        PERFORM fencedb.check_grant(wanted, fence, gen_random_uuid()); -- the stamp is what a session says
+        PERFORM fencedb.check_grant(wanted, fence, gen_random_uuid()); -- the stamp may be forged
         UPDATE fencedb.fences f SET last_fencing_token = fence, lease_id = gen_random_uuid(), advanced_at = greatest(clock_timestamp(), transaction_timestamp()) WHERE f.resource = wanted;
         noted := set_config('fencedb.entered', concat(replace(fencedb.entries(), coalesce(fencedb.entry(wanted, fencedb.token_of(wanted)), ''), ''), fencedb.entry(wanted, fence)), true);
     END LOOP;
 END
 $$;
 
--- Whoever overtakes can raise the fence of any resource, so only who may enter lets others
--- overtake: anybody can own a table, and say of it what they like. Who owns the table orders it
--- (take_over_as), and Postgres lets only those who may enter carry it out (let_overtake).
+-- Whoever takes over can raise the fence of any resource, and anybody can own a table. So both are
+-- needed: the owner of the table orders a take-over (take_over_as), and only those who may enter
+-- can carry it out (let_overtake).
 CREATE FUNCTION fencedb.take_over_as(target regclass, role regrole, until timestamptz) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -996,7 +1007,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.take_over_as IS 'Until a time within a year, statements of role without a token write to target as holders that overtake: each transaction enters the fences of its rows with a fresh token, and waits for transactions that have entered them. A holder that it has overtaken is refused as stale. role is that of the last SET ROLE, or the one that logged in. Called again it changes the time. TRUNCATE stays refused. The caller must own target and may enter (fencedb.allow). fencedb.end_take_over ends it early.';
+COMMENT ON FUNCTION fencedb.take_over_as IS 'Until a time within a year, statements of role without a token write to target as holders that take over: each transaction enters the fences of its rows with a fresh token, and waits for transactions that have entered them. A holder that was overtaken is refused as stale. role is that of the last SET ROLE, or the one that logged in. Calling it again changes the time. TRUNCATE stays refused. The caller must own target and be allowed to enter (fencedb.allow). fencedb.end_take_over ends it early.';
 
 CREATE FUNCTION fencedb.let_overtake(target regclass) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1031,7 +1042,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.end_take_over IS 'From now on, role (all roles, if none is named) writes to target with a token or not at all. Waits for no writer.';
+COMMENT ON FUNCTION fencedb.end_take_over IS 'From now on, role (if NULL, every role) needs a token to write to target. Waits for no writer.';
 
 CREATE FUNCTION fencedb.end_overtaking(target regclass) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1072,7 +1083,7 @@ BEGIN
             USING ERRCODE = 'dependent_objects_still_exist', HINT = 'Call fencedb.unprotect for each, then migrate down.';
     END IF;
     FOR guard IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = 'fencedb'::regnamespace AND p.prorettype = 'trigger'::regtype AND p.proname ~ '^(guard|noted)_' LOOP
-        PERFORM fencedb.drop_guard(guard); -- of a table that was dropped
+        PERFORM fencedb.drop_guard(guard); -- left by a table that was dropped
     END LOOP;
 END
 $$;

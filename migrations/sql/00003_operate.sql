@@ -1,25 +1,25 @@
--- What operators do by hand, and a role for them. Nothing here is needed to hold a lease or to
--- write behind a fence.
+-- What operators do by hand, and the history of resources. Holding a lease and writing behind a
+-- fence need nothing of this file.
 
 -- +goose Up
 -- +goose StatementBegin
 
 SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting('search_path'), true), pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
--- What is kept goes by its age, in batches, and by this door alone. The floors are against slips,
--- and against traces that somebody would like to be rid of.
+-- prune deletes kept data by its age, in batches; operators have no other way to delete it. The
+-- floors protect against slips, and against somebody who wants to remove traces.
 --
--- A clock can jump, and a server that believes its own forgets a fence of minutes ago. So nothing
--- goes that is younger by either of two clocks: this server's, and that of the issuer, of which
--- each token carries the time. What the issuer's clock says now, the caller knows, or else the
--- newest token tells when it said so last. Two clocks that are a day apart are refused; nobody
--- knows then which of them is wrong. (A role that takes over has tokens by the clock of this
--- server, so where one does, the caller should ask the issuer.)
+-- A clock can jump, and a server that believed its own clock would then delete a fence of minutes
+-- ago. So prune deletes only rows that are old by two clocks: this server's, and the issuer's,
+-- whose time each token carries. The caller passes the issuer's present time; otherwise the newest
+-- token stands for it. If the two clocks are more than a day apart, prune refuses, because nobody
+-- knows which of them is wrong. (A role that takes over makes tokens by the clock of this server.
+-- Where there is one, the caller should pass the issuer's time.)
 --
--- A fence may go when no token below it can still be in use. That no lease lasts longer, and that
--- the resources are not held now, is for the caller to know: this server does not see leases. A
--- fence that has advanced since the caller looked is younger, so it stays. One that is held by a
--- transaction stays too, and one that was set back, because it says which stamps do not count.
+-- A fence may go when no token below it can still be in use. This server does not see leases, so
+-- the caller must know that no lease lasts longer and that the resources are not held now. prune
+-- keeps a fence that has advanced since the caller looked, since it is younger; a fence that a
+-- transaction holds; and a fence that was set back, because it says which stamps are ignored.
 CREATE FUNCTION fencedb.prune(what text, older_than interval, operator text, reason text, issuer_time timestamptz DEFAULT NULL, resources text[] DEFAULT NULL, at_most bigint DEFAULT 10000) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
@@ -34,7 +34,7 @@ DECLARE
 BEGIN
     IF floor IS NULL THEN
         RAISE EXCEPTION 'fencedb.prune: forgets fences, once, audit, history or observed, got %', quote_nullable(what) USING ERRCODE = 'invalid_parameter_value';
-    ELSIF coalesce(localtimestamp - older_than > localtimestamp - floor, true) THEN -- compared as intervals, a month would be 30 days
+    ELSIF coalesce(localtimestamp - older_than > localtimestamp - floor, true) THEN -- subtracted from a time, because Postgres compares a month as 30 days
         RAISE EXCEPTION 'fencedb.prune: of %, what is younger than % may still be needed, got %', what, floor, quote_nullable(older_than)
             USING ERRCODE = 'invalid_parameter_value';
     ELSIF coalesce(operator, '') = '' OR coalesce(reason, '') = '' THEN
@@ -71,18 +71,19 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.prune IS 'Forgets what is older than older_than, at most so many rows at a time; records that, and returns how many. Call again until it returns 0. what is fences (a day old at least), of the resources that are named: any token is then accepted for them again, so older_than must be longer than any lease can still be valid, and no lease may be held on them; once (an hour): a forgotten key runs again if its request comes again; audit (90 days; who protected a table stays while it is protected); history; or observed. Nothing goes that is younger by the clock of this server or by that of the issuer, which issuer_time says, or else the newest token of the ledger; clocks that are a day apart are refused.';
+COMMENT ON FUNCTION fencedb.prune IS 'Forgets what is older than older_than, at most at_most rows at a time; records that, and returns how many. Call it until it returns 0. what is one of: fences (at least a day old), of the named resources: any token is then accepted for them again, so older_than must exceed the longest validity of a lease, and no lease may be held on them; once (an hour): if the request of a forgotten key comes again, it runs again; audit (90 days; the record of who protected a table stays while it is protected); history; observed. Forgets nothing that is younger by the clock of this server or by that of the issuer, which is issuer_time or else the newest token of the ledger. Refuses clocks that are more than a day apart.';
 
 REVOKE ALL ON FUNCTION fencedb.prune FROM PUBLIC;
 
--- A token entered by mistake shuts every later holder out, for good. This sets the fence back, and
--- says so in the audit.
+-- A token that was entered by mistake shuts out every later holder for good. reset_fence sets the
+-- fence back, and records it in the audit.
 --
--- Rows have stamps from before, in tables that the caller may not write to. So they are not looked
--- for. The ledger remembers instead up to which token stamps do not count: whoever has entered is
--- current by the ledger, and the next write replaces the stamp.
--- The fence gets a lease id that nobody has. So the token that it is set to is no one's: the next
--- holder needs a higher one.
+-- Rows may have stamps above the new token, in tables that the caller may not write to. reset_fence
+-- does not search for them. The ledger remembers up to which token stamps are ignored (reset_from):
+-- whoever has entered is current, and the next write replaces the stamp.
+--
+-- The fence gets a lease id that nobody has. So nobody can enter with the token to which it is set:
+-- the next holder needs a higher one.
 CREATE FUNCTION fencedb.reset_fence(resource text, token bigint, operator text, reason text, wait_ms bigint DEFAULT 10000,
                                     OUT former_token bigint, OUT former_lease_id uuid, OUT lease_id uuid, OUT audit_id bigint)
     LANGUAGE plpgsql SECURITY DEFINER
@@ -118,31 +119,31 @@ BEGIN
     SET last_fencing_token = reset_fence.token, lease_id = gen_random_uuid(), advanced_at = clock_timestamp(), reset_from = greatest(f.reset_from, former_token)
     WHERE f.resource = reset_fence.resource COLLATE "C"
     RETURNING f.lease_id INTO lease_id;
-    noted := CASE WHEN fencedb.entries() IS NOT NULL THEN set_config('fencedb.entered', replace(fencedb.entries(), fencedb.entry(reset_fence.resource, former_token), ''), true) END; -- this transaction may have entered it
+    noted := CASE WHEN fencedb.entries() IS NOT NULL THEN set_config('fencedb.entered', replace(fencedb.entries(), fencedb.entry(reset_fence.resource, former_token), ''), true) END; -- removes the entry of this transaction, if it has one
     audit_id := fencedb.log_event('reset', reset_fence.resource, operator, reason, jsonb_build_object('former_token', former_token, 'former_lease_id', former_lease_id,
         'token', reset_fence.token, 'lease_id', reset_fence.lease_id));
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.reset_fence IS 'Sets the fence of resource back to a lower token, after one was entered by mistake, and records it. From then on every holder with a higher token can write again, also those that were shut out since: end them first, or seal a new grant at once. Waits for open transactions of the resource for wait_ms, then raises 55P03. Rows keep their stamps until the next write.';
+COMMENT ON FUNCTION fencedb.reset_fence IS 'Sets the fence of resource back to a lower token, after a token was entered by mistake, and records it. From then on every holder with a higher token than that can write again, also those that were shut out meanwhile: end their leases first, or seal a new grant at once. Waits for open transactions of the resource for wait_ms, then raises 55P03. Rows keep their stamps until the next write.';
 
 REVOKE ALL ON FUNCTION fencedb.reset_fence FROM PUBLIC;
 
--- May the role of now see lease ids? A policy asks once, where it asks in a query of its own.
+-- Whether the current role may see lease ids. Policies call it in a subquery, so that it runs once
+-- per query, not once per row.
 CREATE FUNCTION fencedb.operates() RETURNS boolean
     LANGUAGE sql STABLE
     RETURN has_function_privilege('fencedb.prune(text, interval, text, text, timestamptz, text[], bigint)', 'EXECUTE');
 
-COMMENT ON FUNCTION fencedb.operates IS 'Whether the role of now was let in by fencedb.allow as an operator, or owns this schema.';
+COMMENT ON FUNCTION fencedb.operates IS 'Whether fencedb.allow has made the current role an operator, or it owns this schema.';
 GRANT EXECUTE ON FUNCTION fencedb.operates TO PUBLIC;
 
 CREATE POLICY operators ON fencedb.fences FOR SELECT USING ((SELECT fencedb.operates()));
 CREATE POLICY operators ON fencedb.take_overs FOR SELECT USING ((SELECT fencedb.operates()));
-CREATE POLICY operators ON fencedb.events FOR SELECT USING (kind = 'observed' OR (SELECT fencedb.operates())); -- there is no lease id in what was observed
+CREATE POLICY operators ON fencedb.events FOR SELECT USING (kind = 'observed' OR (SELECT fencedb.operates())); -- what was observed has no lease id
 
--- What happened to a resource: who entered it when, and what was written under which token. Nothing
--- here is needed to hold a lease or to write behind a fence, and while it is off it costs nothing,
--- except to tables that are protected with history.
+-- The history of a resource: who entered it when, and what was written under which token. While it
+-- is off it costs nothing, except on tables that are protected with history.
 
 CREATE TABLE fencedb.history_kept (
     one    boolean     PRIMARY KEY DEFAULT true CHECK (one),
@@ -150,23 +151,23 @@ CREATE TABLE fencedb.history_kept (
     since  timestamptz NOT NULL
 );
 
-COMMENT ON TABLE  fencedb.history_kept IS 'For how long history is kept, and since when; no row if it is not. Changed by fencedb.keep_history.';
-COMMENT ON COLUMN fencedb.history_kept.period IS 'What is older goes, some time after.';
-COMMENT ON COLUMN fencedb.history_kept.since  IS 'Nothing that is younger is missing, unless it is older than period, or was written above READ COMMITTED by a transaction that had begun before.';
+COMMENT ON TABLE  fencedb.history_kept IS 'For how long history is kept, and since when; no row while it is off. Changed by fencedb.keep_history.';
+COMMENT ON COLUMN fencedb.history_kept.period IS 'Older events are deleted, some time later.';
+COMMENT ON COLUMN fencedb.history_kept.since  IS 'No later event is missing, except events that are older than period, and those of transactions above READ COMMITTED that had begun earlier.';
 
 ALTER TABLE fencedb.history_kept ENABLE ROW LEVEL SECURITY; -- against members of pg_write_all_data
 CREATE POLICY operators ON fencedb.history_kept FOR SELECT USING ((SELECT fencedb.operates()));
 REVOKE ALL ON fencedb.history_kept FROM PUBLIC;
 
--- What is off keeps nothing. It is a trigger, and not a look at history_kept, which each statement
--- would pay for.
+-- While history is off, this trigger drops its rows. A trigger, because a look at history_kept
+-- would cost time in each statement.
 CREATE TRIGGER off BEFORE INSERT ON fencedb.events FOR EACH ROW WHEN (NEW.kind = 'history') EXECUTE FUNCTION fencedb.keep_events();
 
--- History is bounded by its age: one row in a hundred, at random, takes along two hundred that are
--- too old. Nobody waits for that. Under REPEATABLE READ a row that has gone since the snapshot
--- raises 40001, and then none is taken; under SERIALIZABLE what is read here could cost the writer
--- its commit. The newest token of late has the time of the issuer: this clock may have jumped (see
--- prune).
+-- History is bounded by its age: one row in a hundred, at random, deletes two hundred that are too
+-- old. It skips rows that are locked, so nobody waits. Under REPEATABLE READ, a row that was
+-- deleted since the snapshot raises 40001; then nothing is deleted. Under SERIALIZABLE nothing is,
+-- because the reads could cost the writer its commit. The newest token among the latest events
+-- gives the issuer's time, because the clock of this server may have jumped (see prune).
 CREATE FUNCTION fencedb.trim_history(added float8) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -176,10 +177,10 @@ DECLARE
                            WHERE e.token BETWEEN 1000000000000000 AND 9007199254740991);
 BEGIN
     IF current_setting('transaction_isolation') <> 'serializable' THEN
-        PERFORM fencedb.forget_events('history', coalesce((SELECT least(clock_timestamp(), issuer) - k.period FROM fencedb.history_kept k), 'infinity'), -- of a copy of the schema alone, all goes
+        PERFORM fencedb.forget_events('history', coalesce((SELECT least(clock_timestamp(), issuer) - k.period FROM fencedb.history_kept k), 'infinity'), -- no row in a copy of the schema alone: all history goes
             (200 * ceil(added / 100))::bigint);
     END IF;
-EXCEPTION WHEN serialization_failure THEN -- see above
+EXCEPTION WHEN serialization_failure THEN -- nothing is deleted
 END
 $$;
 
@@ -189,7 +190,7 @@ CREATE FUNCTION fencedb.caller() RETURNS name
     LANGUAGE sql STABLE
     RETURN coalesce(nullif(current_setting('role'), 'none'), session_user);
 
-COMMENT ON FUNCTION fencedb.caller() IS 'Inner function. The role of the last SET ROLE, or the one that logged in: in functions of ours, current_user is their owner.';
+COMMENT ON FUNCTION fencedb.caller() IS 'Inner function. The role of the last SET ROLE, or the one that logged in. In SECURITY DEFINER functions current_user is their owner.';
 
 CREATE FUNCTION fencedb.note_entry() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
@@ -198,7 +199,7 @@ AS $$
 DECLARE
     was_reset boolean := NEW.reset_from IS DISTINCT FROM OLD.reset_from OR coalesce(NEW.last_fencing_token < OLD.last_fencing_token, false);
 BEGIN
-    IF was_reset OR NEW.last_fencing_token > 0 AND (NEW.last_fencing_token, NEW.lease_id) IS DISTINCT FROM (OLD.last_fencing_token, OLD.lease_id) THEN -- 0: see overtake
+    IF was_reset OR NEW.last_fencing_token > 0 AND (NEW.last_fencing_token, NEW.lease_id) IS DISTINCT FROM (OLD.last_fencing_token, OLD.lease_id) THEN -- 0: overtake makes a fence with it
         INSERT INTO fencedb.events (kind, at, resource, event, token, lease_id, former_token, role, client)
         VALUES ('history', NEW.advanced_at, NEW.resource, CASE WHEN was_reset THEN 'reset' ELSE 'enter' END, NEW.last_fencing_token, NEW.lease_id, nullif(OLD.last_fencing_token, 0),
             fencedb.caller(), inet_client_addr());
@@ -212,16 +213,17 @@ $$;
 
 COMMENT ON FUNCTION fencedb.note_entry() IS 'Trigger of fencedb.fences while history is kept.';
 
--- The triggers of a table that keeps history run one function, in this schema, as its owner. It has
--- no SET, as a guard has none: every name in it has its schema. It may be on a table of somebody
--- else, so it reads columns only of the types that were protected (typed): a cast of another one
--- could call a function of theirs with our rights.
+-- The history triggers of a table run one function, in this schema and with the rights of its
+-- owner. Like a guard it has no SET, so every name in it has its schema. It may be on somebody
+-- else's table. So it reads only columns that still have the types that were protected (typed): a
+-- cast from another type could call a function of the table's owner with our rights.
 --
--- Most statements write to the one resource that the guard has judged last, and then one query over
--- their rows is all there is. Any other has its rows sorted by resource, and looks whose fences
--- this transaction has entered, or taken over. Rows without a resource, or with one that no fence
--- can have, come past a guard that observes, and are nobody's history. Each expression of PL/pgSQL
--- costs as much as a column, so there are few on the common way; NEW of a statement is NULL.
+-- Most statements write to one resource only, which their transaction has entered; one query over
+-- their rows (of_one) records that. For any other statement, of_any groups the rows by resource,
+-- and records the token of each resource that the transaction has entered or taken over. An
+-- observing guard also lets pass rows whose resource is missing or cannot have a fence; history
+-- leaves them out. The common case has few expressions, because in PL/pgSQL each costs as much as a
+-- column. NEW is NULL in a statement trigger.
 CREATE FUNCTION fencedb.write_notes(target regclass) RETURNS regprocedure
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
@@ -230,7 +232,7 @@ DECLARE
     protection fencedb.protected_tables;
     notes      text;
     resource   text;
-    written    text; -- the resource of each row, and whether it is one that was there before
+    written    text; -- the resource of each row, and whether the row is from before the statement
     changed    text;
     of_one     text := $note$
         INSERT INTO fencedb.events (kind, resource, event, table_schema, table_name, row_count, token)
@@ -246,7 +248,7 @@ BEGIN
     SELECT * INTO protection FROM fencedb.protected_tables p WHERE p.table_name = target AND p.resource IS NOT NULL;
     notes := (SELECT format('fencedb.%I', regexp_replace(p.proname, '^guard_', 'noted_')) FROM pg_proc p WHERE p.oid = protection.guard);
     resource := (SELECT string_agg(format('CASE WHEN ' || r.typed || ' THEN ' || r.expression || ' END', 'NEW'), ', ') FROM unnest(protection.resource) t, fencedb.read_template(target, t) r);
-    -- A row that belongs to one resource twice is one row of it. One without a resource is not
+    -- A row that belongs to the same resource twice counts once. A row without a resource is not
     -- counted with those of another.
     resource := format(CASE WHEN cardinality(protection.resource) > 1 THEN 'pg_catalog.unnest(ARRAY(SELECT DISTINCT u COLLATE pg_catalog."C" FROM pg_catalog.unnest(ARRAY[%s]) u))' ELSE 'coalesce(%s, '''')' END || ' COLLATE pg_catalog."C" AS resource', resource);
     written := format('SELECT %s, false AS before FROM written AS NEW', resource);
@@ -281,16 +283,17 @@ $notes$,
         format(of_one, 'pg_catalog.count(*)', written),
         format(of_any, changed),
         format(of_any, written)));
-    -- Whoever makes the triggers needs it. Anybody else could make one on a temporary table.
+    -- The owner of the table needs it to make the triggers. Anybody else could put it on a
+    -- temporary table.
     EXECUTE format('REVOKE ALL ON FUNCTION %1$s() FROM PUBLIC; GRANT EXECUTE ON FUNCTION %1$s() TO %2$s', notes, (SELECT c.relowner::regrole FROM pg_class c WHERE c.oid = target));
     EXECUTE format('COMMENT ON FUNCTION %s() IS %L', notes, jsonb_build_object('table', target::text, 'since', coalesce(protection.history_since, clock_timestamp())));
     RETURN (notes || '()')::regprocedure;
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.write_notes(regclass) IS 'Inner function. Writes the function anew that keeps the history of a protected table, and returns it.';
+COMMENT ON FUNCTION fencedb.write_notes(regclass) IS 'Inner function. Writes anew, and returns, the function that notes the history of a protected table.';
 
--- Statement triggers do not come to partitions by themselves, as in protect.
+-- Partitions do not inherit statement triggers, so each member gets its own, as in protect.
 CREATE FUNCTION fencedb.set_history(target regclass, wanted boolean) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -302,11 +305,11 @@ DECLARE
     far     regclass := (SELECT m.member FROM fencedb.members(target) m JOIN pg_class c ON c.oid = m.member WHERE c.relkind = 'f' LIMIT 1);
 BEGIN
     IF wanted THEN
-        IF far IS NOT NULL THEN -- Postgres refuses writes to it, too
+        IF far IS NOT NULL THEN -- it can have no transition table, and Postgres would refuse writes to it through a parent that has one
             RAISE EXCEPTION 'fencedb.protect: % is a foreign table, of which no history can be kept', far
                 USING ERRCODE = 'feature_not_supported', HINT = format('Protect %s with history => false, or take that part out of it.', target);
         ELSIF formers = '{}' THEN
-            EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', target); -- whoever writes meanwhile would not be noted
+            EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', target); -- otherwise writes of open transactions would not be noted
         END IF;
         notes := fencedb.write_notes(target);
         FOR own IN SELECT m.member, k.* FROM fencedb.members(target) m,
@@ -323,7 +326,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.set_history(regclass, boolean) IS 'Inner function. Puts the triggers that keep history behind every member of a protected table, or takes them away.';
+COMMENT ON FUNCTION fencedb.set_history(regclass, boolean) IS 'Inner function. Puts the triggers that keep history on every member of a protected table, or removes them.';
 
 CREATE FUNCTION fencedb.keep_history(period interval) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
@@ -332,13 +335,13 @@ AS $$
 DECLARE
     wanted interval := nullif(period, interval '0');
     former fencedb.history_kept;
-    kept   boolean; -- by the triggers, which a dump of the rows alone leaves as they were
+    kept   boolean; -- as the triggers say; restoring only rows leaves them as they were
 BEGIN
-    IF wanted NOT BETWEEN interval '0' AND interval '1000 years' THEN -- Postgres has no time before 4713 BC, and pruning would fail
+    IF wanted NOT BETWEEN interval '0' AND interval '1000 years' THEN -- Postgres has no time before 4713 BC, so pruning would fail
         RAISE EXCEPTION 'fencedb.keep_history: the period must be 0 to 1000 years, got %', wanted
             USING ERRCODE = 'invalid_parameter_value', HINT = 'For example: SELECT fencedb.keep_history(''30 days''). NULL switches it off.';
     END IF;
-    LOCK TABLE fencedb.goose_db_version IN SHARE UPDATE EXCLUSIVE MODE; -- another session may be at it, or at allow, which changes the rights on what follows
+    LOCK TABLE fencedb.goose_db_version IN SHARE UPDATE EXCLUSIVE MODE; -- against other calls of keep_history, and of allow, which changes the rights on the following tables
     SELECT * INTO former FROM fencedb.history_kept;
     kept := NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = 'fencedb.events'::regclass AND t.tgname = 'off');
     IF wanted IS NOT DISTINCT FROM former.period AND kept = (wanted IS NOT NULL) THEN
@@ -348,9 +351,9 @@ BEGIN
         CREATE OR REPLACE TRIGGER off BEFORE INSERT ON fencedb.events FOR EACH ROW WHEN (NEW.kind = 'history') EXECUTE FUNCTION fencedb.keep_events();
         DELETE FROM fencedb.history_kept;
     ELSIF former.period IS NULL OR NOT kept THEN
-        LOCK TABLE fencedb.fences IN EXCLUSIVE MODE; -- also after whoever has only shared a fence and may enter another: they would be in a deadlock with what follows
+        LOCK TABLE fencedb.fences IN EXCLUSIVE MODE; -- waits also for transactions that only share a fence: if they entered another, they could deadlock with what follows
         CREATE OR REPLACE TRIGGER note AFTER INSERT OR UPDATE OF last_fencing_token ON fencedb.fences FOR EACH ROW EXECUTE FUNCTION fencedb.note_entry();
-        DROP TRIGGER IF EXISTS off ON fencedb.events; -- after whoever writes to a table with history: they have locked it, also while there is none
+        DROP TRIGGER IF EXISTS off ON fencedb.events; -- waits for transactions that have written to a table with history: they lock fencedb.events also while history is off
         INSERT INTO fencedb.history_kept (period, since) VALUES (wanted, clock_timestamp()) ON CONFLICT (one) DO UPDATE SET period = EXCLUDED.period, since = EXCLUDED.since;
     ELSE
         UPDATE fencedb.history_kept k SET period = wanted, since = greatest(k.since, clock_timestamp() - former.period);
@@ -360,13 +363,13 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.keep_history(interval) IS 'From now on, who enters which resource is kept in fencedb.history for so long, 1000 years at most, and what is written to tables that are protected with history => true. A row has some 150 bytes; there is one for each token that enters, and for each statement and resource. NULL or 0 switches it off; what was kept stays until fencedb.prune forgets it. Recorded in fencedb.audit. Switching on and off waits for open transactions that have entered, and blocks new ones meanwhile: set lock_timeout and try again.';
+COMMENT ON FUNCTION fencedb.keep_history(interval) IS 'From now on, fencedb.history keeps for this period, 1000 years at most, who enters which resource, and what is written to tables that are protected with history => true. A row has some 150 bytes; there is one for each token that enters, and for each statement and resource. NULL or 0 switches history off; what was kept stays until fencedb.prune forgets it. Recorded in fencedb.audit. Switching on and off waits for open transactions that have entered, and blocks new ones meanwhile: set lock_timeout and try again.';
 
 REVOKE ALL ON FUNCTION fencedb.keep_history(interval), fencedb.write_notes(regclass), fencedb.note_entry(), fencedb.trim_history(float8), fencedb.caller() FROM PUBLIC;
--- Who protects a table calls these.
+-- protect calls these with the rights of the table's owner.
 GRANT EXECUTE ON FUNCTION fencedb.set_history(regclass, boolean), fencedb.write_notes(regclass) TO PUBLIC;
 
--- What nobody calls by hand is explained in these files alone.
+-- Functions without a comment are inner ones, which these files explain.
 DO $$
 DECLARE
     inner_function regprocedure;
@@ -377,7 +380,7 @@ BEGIN
 END
 $$;
 
--- Nobody has a right here because whoever migrates gives it to them on everything that they make.
+-- Default privileges of the role that migrates give nobody rights on this schema.
 DO $$
 DECLARE
     grantee regrole;
@@ -399,7 +402,7 @@ DO $$
 DECLARE
     tables text := (SELECT string_agg(p.table_name::text, ', ' ORDER BY p.table_name::text) FROM fencedb.protected_tables p);
 BEGIN
-    IF tables IS NOT NULL THEN -- unprotect calls what is here
+    IF tables IS NOT NULL THEN -- unprotect needs the functions of this file
         RAISE EXCEPTION 'still protected: %', tables
             USING ERRCODE = 'dependent_objects_still_exist', HINT = 'Call fencedb.unprotect for each, then migrate down.';
     END IF;
