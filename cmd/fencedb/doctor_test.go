@@ -139,6 +139,16 @@ func TestDoctorNamesAGuardThatLostItsComment(t *testing.T) {
 	require.Empty(t, w.diagnosed(exitDone))
 }
 
+// A program that checks the output against the schema accepts each finding.
+func TestTheSchemaKnowsEveryFinding(t *testing.T) {
+	t.Parallel()
+	schema, err := os.ReadFile("schema.json")
+	require.NoError(t, err)
+	for _, text := range texts {
+		require.Contains(t, string(schema), `"`+text[2]+`"`)
+	}
+}
+
 // A question whose comment is not as expected would not be asked.
 func TestDoctorAsksEveryQuestionInItsFile(t *testing.T) {
 	t.Parallel()
