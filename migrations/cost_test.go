@@ -81,6 +81,35 @@ func TestWhatFencesThatAreNewCost(t *testing.T) {
 	s.exec(`COMMIT`)
 }
 
+// Whoever protects a table reads its columns alone, and the triggers of others once. protect holds
+// the strongest lock meanwhile. Pruning the audit looks once whether tables are still protected.
+func TestWhatManyOtherTablesCost(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`DO $$ BEGIN
+		FOR i IN 1..400 LOOP
+			EXECUTE format('CREATE TABLE seats_%s (id int NOT NULL, room text NOT NULL)', i);
+			EXECUTE (SELECT string_agg(format('CREATE TRIGGER "%s" BEFORE UPDATE ON seats_%s FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()', n, i), ';') FROM generate_series(1, 4) n);
+			PERFORM fencedb.protect(format('seats_%s', i)::regclass, 'room:{room}') WHERE i <= 20;
+		END LOOP;
+	END $$; ANALYZE pg_class, pg_attribute, pg_trigger, pg_proc, pg_inherits`)
+	s.aged("100 days")
+	for _, c := range []struct{ statement, counts, want string }{
+		{`SELECT fencedb.protect('seats_21', 'room:{room}')`,
+			`SELECT concat(pg_stat_get_xact_numscans('pg_attribute'::regclass), ' of columns, ', pg_stat_get_xact_numscans('pg_trigger'::regclass), ' of triggers')`,
+			"0 of columns, 1 of triggers"}, // for guards that DROP TABLE has left behind
+		{`SELECT fencedb.unprotect('seats_7')`,
+			`SELECT pg_stat_get_xact_numscans('pg_trigger'::regclass)`, "1"}, // whether another table has this guard
+		{`SELECT fencedb.prune('audit', '91 days', 'ann', 'yearly', now())`,
+			`SELECT pg_stat_get_xact_tuples_returned('pg_trigger_tgrelid_tgname_index'::regclass) < 100`, "true"},
+	} {
+		s.exec(`SELECT pg_stat_force_next_flush()`)
+		s.exec(`BEGIN; ` + c.statement)
+		require.Equal(t, c.want, s.one(c.counts), c.statement)
+		s.exec(`ROLLBACK`)
+	}
+}
+
 // leastWAL is the least that a statement has written in five transactions: whoever reads a page may
 // have to prune it, and one of the catalog may just be due.
 func (s *session) leastWAL(statement string) string {

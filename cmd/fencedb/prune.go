@@ -264,7 +264,8 @@ func (p *pruner) countAudit(ctx context.Context) (n int64, err error) {
 	ctx, cancel := p.bounded(ctx)
 	defer cancel()
 	err = p.pool.QueryRow(ctx, `SELECT count(*) FROM fencedb.audit a WHERE a.at < clock_timestamp() - make_interval(secs => $1)
-		AND NOT (a.event IN ('protect', 'observe') AND EXISTS (SELECT FROM fencedb.protected_tables t WHERE t.table_name::oid::text = a.details ->> 'oid' OR t.table_name::text = a.details ->> 'table'))`, p.auditOlder.Seconds()).Scan(&n)
+		AND NOT (a.event IN ('protect', 'observe') AND coalesce(a.details ->> 'oid' IN (SELECT t.table_name::oid::text FROM fencedb.protected_tables t)
+			OR a.details ->> 'table' IN (SELECT t.table_name::text FROM fencedb.protected_tables t), false))`, p.auditOlder.Seconds()).Scan(&n)
 	return n, explained(err)
 }
 

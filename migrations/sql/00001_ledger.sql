@@ -786,8 +786,8 @@ BEGIN
     DELETE FROM fencedb.events e WHERE e.ctid = ANY (ARRAY(
         SELECT o.ctid FROM fencedb.events o
         WHERE o.kind = forget_events.kind COLLATE "C" AND o.at < older_than
-          AND NOT (o.kind = 'audit' AND o.event IN ('protect', 'observe') AND EXISTS (
-              SELECT FROM fencedb.protected_tables p WHERE p.table_name::oid::text = o.details ->> 'oid' OR p.table_name::text = o.details ->> 'table'))
+          AND NOT (o.kind = 'audit' AND o.event IN ('protect', 'observe')
+                   AND coalesce(o.details ->> 'oid' IN (SELECT p.table_name::oid::text FROM fencedb.protected_tables p) OR o.details ->> 'table' IN (SELECT p.table_name::text FROM fencedb.protected_tables p), false))
         ORDER BY o.at LIMIT at_most FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS forgotten = ROW_COUNT;
     PERFORM set_config('fencedb.forgets', '', true);
