@@ -8,21 +8,21 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Entry is a transaction that has entered and that the application commits. Outcome finds out what
-// became of it, as Tx does for its own.
+// Entry is a transaction of the application that has entered. Outcome finds out whether it
+// committed, as Tx does for its own transactions.
 type Entry struct {
-	// XID and Epoch are those of CommitUnknownError, for SELECT fencedb.outcome(xid, epoch). Stored
-	// before COMMIT, they let another process ask when this one is gone.
+	// XID and Epoch are the arguments of SELECT fencedb.outcome(xid, epoch), as in CommitUnknownError.
+	// If they are stored before COMMIT, another process can ask when this one is gone.
 	XID   uint64
 	Epoch int64
 
 	entry *entry
 }
 
-// Enter takes the fence of grant in a transaction that the application has begun itself, and holds
-// it until that transaction ends. It must come first: what the transaction read before it may
-// already be old. If Enter follows a savepoint, ROLLBACK TO releases the fence, and writes to
-// protected tables are then refused until the transaction enters again.
+// Enter enters the fence of grant in a transaction that the application has begun itself, and holds
+// it until that transaction ends. It must come first: what the transaction read before may already
+// be old. If Enter follows a savepoint, ROLLBACK TO releases the fence, and writes to protected
+// tables are then refused until the transaction enters again.
 //
 // Above READ COMMITTED the grant must have been sealed before the transaction began, or Enter fails
 // with ErrUnsealed.
@@ -36,8 +36,8 @@ type Entry struct {
 //		return entry.Outcome(ctx, pool, err)
 //	}
 //
-// Tx does all of it for you. Enter itself returns within five seconds after grant's validity, if
-// that has an end; what follows is bounded by the caller's contexts.
+// Tx does all of this by itself. Enter returns within five seconds after the end of grant's
+// validity, if it has one; later statements are bounded by the caller's contexts.
 func Enter(ctx context.Context, tx pgx.Tx, grant Grant, opts ...Option) (*Entry, error) {
 	e, err := newEntry(nil, grant, opts)
 	if err != nil {
@@ -46,7 +46,7 @@ func Enter(ctx context.Context, tx pgx.Tx, grant Grant, opts ...Option) (*Entry,
 	return e.join(ctx, tx, func(ctx context.Context) error { return e.enter(ctx, tx) })
 }
 
-// join enters a transaction of the application's.
+// join enters in a transaction of the application.
 func (e *entry) join(ctx context.Context, tx any, enter func(context.Context) error) (*Entry, error) {
 	if isNil(tx) {
 		return nil, errNoTx
@@ -81,26 +81,26 @@ func (e *entry) enter(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// Outcome returns what became of the transaction, whatever err its COMMIT, or the library that
-// commits it, has returned. Its answers mean the same as those of Tx:
+// Outcome returns whether the transaction has committed. err is the error, or nil, of its COMMIT or
+// of the library that commits it. The answers mean the same as those of Tx:
 //
 //   - nil: it has committed, also if err is not nil because the answer was lost.
 //   - ErrCommitUnknown: the server could not be asked in time, or has crashed or failed over since,
 //     or a standby that COMMIT waits for has not answered.
 //   - every other error is err, explained as by Explain: nothing was written.
 //
-// A nil Entry, which Enter returns with an error, returns err as it is: so after a library that
-// begins and commits by itself (pgx.BeginFunc, GORM, bun) one call is enough.
+// A nil Entry, which Enter returns with an error, returns err as it is. So one call is enough after
+// a library that begins and commits by itself (pgx.BeginFunc, GORM, bun).
 //
-// It asks the server that db leads to, in one round trip, also if err is nil: some drivers return
-// nil from the COMMIT of a transaction that has failed, and all do if a statement of your own has
-// rolled it back. If you trust your driver and your statements, call it only when there is an
-// error. Outcome does not report what came after a statement that ended the transaction, such as
-// COMMIT AND CHAIN: that was outside the fence.
+// It asks the server of db in one round trip, even if err is nil: some drivers return nil from the
+// COMMIT of a failed transaction, and all do if a statement of your own has rolled it back. If you
+// trust your driver and your statements, call it only when there is an error. Outcome does not
+// report work after a statement that ended the transaction, such as COMMIT AND CHAIN: that work was
+// outside the fence.
 //
-// The transaction must be over, and its connection given back. Outcome waits for one that is still
-// open, or for a server that does not answer, until five seconds after the end of the lease or of
-// ctx, whichever is first.
+// The transaction must be over, and its connection given back. If it is still open, or the server
+// does not answer, Outcome waits until five seconds after the end of the lease or of ctx, whichever
+// is first.
 func (e *Entry) Outcome(ctx context.Context, db DB, err error) error {
 	return e.outcome(ctx, askOn(new(config).with(db, nil)), err)
 }

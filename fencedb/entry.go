@@ -22,13 +22,14 @@ type Option func(*config)
 
 type config struct {
 	txOptions pgx.TxOptions
-	hold      time.Duration // > 0: replaces what remains of the lease
-	sealing   bool          // a grant without an end will do
+	hold      time.Duration // > 0: replaces the remaining validity of the lease
+	sealing   bool          // of Seal: grants need no end
 	tracers   []Tracer
 }
 
-// With returns db with options for every call that gets it, before those of the call itself. Make
-// it once, where the pool is made. It is how Exec, Query and QueryRow get options.
+// With returns db with options for every call that gets it. The options of a call itself come after
+// them. Call it once, where the pool is made. Exec, Query and QueryRow get options only in this
+// way.
 //
 //	serializable := fencedb.With(pool, fencedb.TxOptions(pgx.TxOptions{IsoLevel: pgx.Serializable}))
 //	tag, err := fencedb.Exec(ctx, serializable, lease, `UPDATE ...`)
@@ -58,34 +59,33 @@ func (c *config) with(db DB, opts []Option) DB {
 // TxOptions sets the isolation level and the other options of BEGIN in pgx. Defaults to READ
 // COMMITTED, which is enough: the fence keeps every other holder out, and statements see what the
 // last one committed. At REPEATABLE READ and SERIALIZABLE the fence has to be older than the
-// snapshot (S3), so the first transaction under a grant that was not sealed is preceded by a Seal,
+// snapshot (S3). So the first transaction under a grant that was not sealed is preceded by a Seal,
 // which costs two more round trips. A transaction that Postgres cannot serialize fails with
 // SQLSTATE 40001 and may be tried again. BeginQuery and CommitQuery are refused.
 func TxOptions(o pgx.TxOptions) Option { return func(c *config) { c.txOptions = o } }
 
-// Hold lets the transaction run for d, instead of for what remains of the lease when it begins. It
-// is for a holder that keeps renewing its lease while it writes. A holder that takes over waits
-// that long for the fence, even if the lease is lost meanwhile, so keep d within the lease's
-// MaxHold. The lease must still be valid when the transaction begins. Zero and negative durations
-// are ignored.
+// Hold lets the transaction run for d, instead of the remaining validity of the lease when it
+// begins. It is for a holder that keeps renewing its lease while it writes. If the lease is lost
+// meanwhile, the next holder still waits for the fence until d has passed, so keep d within the
+// lease's MaxHold. The lease must still be valid when the transaction begins. Zero and negative
+// durations are ignored.
 func Hold(d time.Duration) Option { return func(c *config) { c.hold = d } }
 
-// entry is one passage through fencedb.enter: the grants, and what bounds the transaction that
-// enters.
+// entry is one call of fencedb.enter: the grants, and the limits of the transaction that enters.
 type entry struct {
 	config
 	grants []Grant
-	db     DB        // where transactions begin; nil in those of the application
-	asked  time.Time // when the query was made: the moment our waiting is counted from
-	until  time.Time // when the transaction has ended; zero if it may run as long as it likes
-	limit  time.Time // the earliest that the server ends it because of that, a little before
-	xid    uint64    // of the transaction that has entered; 0 before
-	epoch  int64     // of the server that gave it
+	db     DB        // where transactions begin; nil for a transaction of the application
+	asked  time.Time // when the remaining validity was read; waiting counts from then
+	until  time.Time // when the transaction must have ended; zero if it has no limit
+	limit  time.Time // the earliest time at which the server ends it for that; a little before until
+	xid    uint64    // of the transaction; 0 before it has entered
+	epoch  int64     // of the server that assigned xid
 
-	conn     DB          // of db, from acquire to release; nil in those of the application
-	pg       *pgx.Conn   // that of conn
-	giveBack func()      // for release
-	overdue  *time.Timer // of watch
+	conn     DB          // of db, from acquire to release; nil for a transaction of the application
+	pg       *pgx.Conn   // of conn
+	giveBack func()      // gives conn back; called by release
+	overdue  *time.Timer // set by watch
 }
 
 func newEntry(db DB, grant Grant, opts []Option) (*entry, error) {
@@ -101,12 +101,13 @@ func newEntry(db DB, grant Grant, opts []Option) (*entry, error) {
 	return e, err
 }
 
-// What enters: the first for transactions of ours, right behind BEGIN, the second for those of the
-// application, which may have entered before. Each answers with a text, which is cheaper than two
-// columns: its first number is the transaction id, its last the epoch. reenter is part of the
-// statement, and not a function that it calls: it does what enter does for a token that has entered
-// before, where nobody stands in the way. $6 says whether the transaction may wait for its client,
-// which needs a limit of its own.
+// The statements that enter. enterFirst is for transactions of this package, right after BEGIN.
+// enterOne and enterAll are for transactions of the application, which may have entered before, and
+// for several grants. Each returns a text, which is cheaper than two columns: its first number is
+// the transaction id, its last the epoch. enterFirst contains fencedb.reenter, which Postgres
+// inlines: it does what enter does for a token that has entered before, where no other transaction
+// is in the way. $6 says whether the transaction may wait for its client, which needs a limit of
+// its own.
 const (
 	enterFirst = `SELECT coalesce((SELECT r FROM fencedb.reenter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint, $6::boolean) r),` +
 		` fencedb.enter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint, $5::bigint, true, $6::boolean)::pg_catalog.text)`
@@ -114,8 +115,8 @@ const (
 	enterAll = `SELECT fencedb.enter_all($1::pg_catalog.text[], $2::bigint[], $3::pg_catalog.uuid[], $4::bigint, $5::bigint)::pg_catalog.text`
 )
 
-// admission takes the answer to one of them, also if what comes behind it was lost, which is err:
-// then there is an id to ask about.
+// admission reads the answer to one of these statements. It does so even if a later answer was lost
+// (err): then the outcome of the transaction id can be asked.
 func (e *entry) admission(answer []byte, err error) error {
 	if len(answer) == 0 {
 		return cmp.Or(err, pgx.ErrNoRows)
@@ -127,8 +128,9 @@ func (e *entry) admission(answer []byte, err error) error {
 	return cmp.Or(err, noXID, noEpoch)
 }
 
-// batch is what begins the transaction: BEGIN unless the batch is to be the transaction, enter, and
-// copies of the queries behind them, since pgx notes on each to which connection it was sent.
+// batch returns the batch that begins the transaction: BEGIN (unless the batch is the transaction),
+// enter, and copies of the queries. They are copies because pgx notes on each query to which
+// connection it was sent.
 func (e *entry) batch(ctx context.Context, behind []*pgx.QueuedQuery, implicit bool) (*pgx.Batch, error) {
 	sql, args, err := e.query(ctx)
 	if err != nil {
@@ -137,7 +139,7 @@ func (e *entry) batch(ctx context.Context, behind []*pgx.QueuedQuery, implicit b
 	if sql == enterOne {
 		sql, args = enterFirst, append(args, !implicit)
 	}
-	b := &pgx.Batch{QueuedQueries: make([]*pgx.QueuedQuery, 0, len(behind)+2)} // enter before them, COMMIT behind
+	b := &pgx.Batch{QueuedQueries: make([]*pgx.QueuedQuery, 0, len(behind)+2)} // and BEGIN and enter
 	if !implicit {
 		b.BeginTx(e.txOptions)
 	}
@@ -150,17 +152,19 @@ func (e *entry) batch(ctx context.Context, behind []*pgx.QueuedQuery, implicit b
 	return b, nil
 }
 
-// sealTries is how often a transaction is sent that is refused because its token was not sealed.
+// sealTries is how often a transaction is sent at most if it is refused because its token was not
+// sealed.
 const sealTries = 3
 
-// open begins the transaction: batch, in one round trip (but see send). The results that it returns
-// begin with those behind enter. Of an error they are closed, and nil if nothing was sent.
+// open begins the transaction: it sends batch in one round trip (but see send). The results that it
+// returns begin with those of the queries after enter. On error the results are closed, and nil if
+// nothing was sent.
 //
-// Above READ COMMITTED the server refuses a fence that this token has not entered yet. Then the
-// token is sealed, and everything sent again: the server has skipped what is behind. A second
-// refusal needs a newer token that is entering, which sealing then finds. It is sent also when it
-// could not be sealed: the transaction is then open and refuses everything, as after any other
-// refusal.
+// Above READ COMMITTED the server refuses a token that has not entered yet. Then open seals the
+// token and sends everything again; the server has skipped the rest of the first batch. If a newer
+// token enters meanwhile, the second try is refused too, and the next seal finds that the grant is
+// stale. open sends the batch again even if the seal failed, so that the transaction is open and
+// refuses everything, as after any other refusal.
 func (e *entry) open(ctx context.Context, behind []*pgx.QueuedQuery,
 	implicit bool) (results pgx.BatchResults, err error) {
 	var sealErr error
@@ -175,11 +179,11 @@ func (e *entry) open(ctx context.Context, behind []*pgx.QueuedQuery,
 		}
 		err = e.entered(results, implicit)
 		if err != nil {
-			if over := (*rejection)(nil); errors.As(err, &over) { // pgx says at length that it cannot encode it
+			if over := (*rejection)(nil); errors.As(err, &over) { // pgx wraps it in a long text about encoding
 				err = over
 			}
 			for _, query := range b.QueuedQueries {
-				query.Fn = nil // there is no result
+				query.Fn = nil // it has no result
 			}
 			_ = results.Close() // fails as before
 		}
@@ -200,8 +204,8 @@ func (e *entry) open(ctx context.Context, behind []*pgx.QueuedQuery,
 var errLostSealing = errors.New("fencedb: nothing was written: the connection was lost when the token was sealed")
 
 // send sends a batch of open. In the simple protocol pgx makes one string of a batch. A balancer
-// that looks at the first statement of a string, as Pgpool does, would then take what follows for
-// no transaction, and send its reads to standbys. So there BEGIN goes before, alone.
+// that looks at the first statement of a string, as Pgpool does, would then not see the
+// transaction, and send its reads to standbys. So there BEGIN goes first, alone.
 func (e *entry) send(ctx context.Context, b *pgx.Batch, implicit bool) (pgx.BatchResults, error) {
 	if implicit || !usesStrings(e.pg) {
 		return e.conn.SendBatch(ctx, b), nil
@@ -216,7 +220,7 @@ func (e *entry) send(ctx context.Context, b *pgx.Batch, implicit bool) (pgx.Batc
 	return begunAlone{tx.SendBatch(ctx, &pgx.Batch{QueuedQueries: b.QueuedQueries[1:]}), tx}, nil
 }
 
-// begunAlone are the results of a batch without its first query, which has begun tx.
+// begunAlone are the results of a batch whose first query, BEGIN, was sent alone and has begun tx.
 type begunAlone struct {
 	pgx.BatchResults
 	tx pgx.Tx
@@ -224,8 +228,8 @@ type begunAlone struct {
 
 func (b begunAlone) Tx() pgx.Tx { return b.tx }
 
-// usesStrings reports whether a connection is set to the simple protocol. It is noted there,
-// because Config copies everything.
+// usesStrings reports whether a connection is set to the simple protocol. It keeps the answer in
+// CustomData, because Config copies everything.
 func usesStrings(conn *pgx.Conn) bool {
 	const key = "fencedb: simple protocol"
 	noted := conn.PgConn().CustomData()
@@ -256,7 +260,8 @@ func (e *entry) entered(results pgx.BatchResults, implicit bool) error {
 	return e.admission(answer, rows.Err())
 }
 
-// rollback ends a transaction whose COMMIT, if one was sent, the server has skipped.
+// rollback rolls back the transaction of a batch in which a statement failed; the server has
+// skipped COMMIT, if it was sent.
 func (e *entry) rollback(ctx context.Context, results pgx.BatchResults) {
 	ctx, cancel := detached(ctx)
 	defer cancel()
@@ -265,7 +270,8 @@ func (e *entry) rollback(ctx context.Context, results pgx.BatchResults) {
 	}
 }
 
-// query returns the statement that enters, in a transaction of the application.
+// query returns the statement that enters, with its arguments, for a transaction of the
+// application.
 func (e *entry) query(ctx context.Context) (sql string, args []any, err error) {
 	if _, err := e.remaining(); err != nil {
 		return "", nil, err
@@ -286,7 +292,7 @@ func (e *entry) query(ctx context.Context) (sql string, args []any, err error) {
 
 var arrayEscapes = strings.NewReplacer(`\`, `\\`, `"`, `\"`)
 
-// array returns what the grants have as the text of an array of Postgres, because not every driver
+// array returns a property of the grants as the text of a Postgres array, because not every driver
 // takes a slice.
 func (e *entry) array(of func(Grant) any) string {
 	quoted := make([]string, len(e.grants))
@@ -297,8 +303,8 @@ func (e *entry) array(of func(Grant) any) string {
 }
 
 // patience is until when the server may wait for the fence, or nil for as long as the transaction
-// may last. On behalf of ctx it gives up a little before that ends: only its answer names the
-// sessions in the way, and leaves the connection usable.
+// may last. If ctx has a deadline, it is a little before that: the answer of the server names the
+// blockers and leaves the connection usable, the end of ctx does neither.
 func (e *entry) patience(ctx context.Context) any {
 	var until time.Time
 	if deadline, ok := ctx.Deadline(); ok {
@@ -313,16 +319,17 @@ func (e *entry) patience(ctx context.Context) any {
 	return moment(until)
 }
 
-// moment is an argument: how far away it is, in whole milliseconds, when the argument is encoded.
-// pgx prepares what is behind enter before that, and may wait for the tables.
+// moment is an argument: the time until then in whole milliseconds, computed when the argument is
+// encoded. pgx prepares the statements after enter before that, and may wait for locks on their
+// tables.
 type moment time.Time
 
 func (m moment) Value() (driver.Value, error) {
 	return max(0, time.Until(time.Time(m)).Milliseconds()), nil
 }
 
-// timeLeft is an argument: what remains when it is encoded. As for moment, that may be less than
-// before, or more if the lease was renewed.
+// timeLeft is an argument: the remaining time, computed when it is encoded, like moment. It may be
+// more than before if the lease was renewed.
 type timeLeft struct{ *entry }
 
 func (left timeLeft) Value() (driver.Value, error) {
@@ -332,13 +339,13 @@ func (left timeLeft) Value() (driver.Value, error) {
 }
 
 // roundings is how often the server rounds down to a whole millisecond before it sets its limits:
-// what was left when enter called admitted, how long the transaction had lasted behind the fence,
-// and what was left then.
+// the time left when enter calls admitted, the time that the transaction has lasted behind the
+// fence, and the time left then.
 const roundings = 3
 
-// remaining is the time the transaction has, in whole milliseconds, or nil for no bound. The server
-// sets its limits one part in 256 short of that (fencedb.admitted), and starts to count later than
-// we do; the fence does not depend on it.
+// remaining is the time that the transaction has, in whole milliseconds, or nil for no limit. The
+// server's limits are one part in 256 shorter (fencedb.admitted), and it starts to count later than
+// this process. The fence does not depend on either.
 func (e *entry) remaining() (ms driver.Value, err error) {
 	e.asked = time.Now()
 	e.until, _ = validUntil(e.grants)
@@ -357,16 +364,16 @@ func (e *entry) remaining() (ms driver.Value, err error) {
 	return left, nil
 }
 
-// The server ends a transaction when its time is over and says so. If nothing comes, the connection
-// is lost and nobody has noticed: a network can drop it in silence. overdueTime is how long after
-// the end an answer is waited for.
+// overdueTime is how long after the end of a transaction's time an answer is awaited. The server
+// ends the transaction at that time and says so. If no answer comes, the connection is lost and
+// nobody has noticed: a network can drop it in silence.
 const overdueTime = askTime / 2
 
 var errNotSealed = errors.New("fencedb: the token was not sealed: no connection came free while its lease was valid")
 
-// whileValid calls wait, which is to get a connection, with a context that ends with the lease: a
-// later one is of no use. A lease that is renewed meanwhile goes on, and so does the wait, or a
-// busy pool would be taken for a lease that is lost.
+// whileValid calls wait, which gets a connection, with a context that ends with the lease: a later
+// connection is of no use. If the lease is renewed meanwhile, the wait goes on; otherwise a busy
+// pool would look like a lost lease.
 func (e *entry) whileValid(ctx context.Context, wait func(context.Context) error) error {
 	if _, err := e.remaining(); err != nil {
 		return err
@@ -391,7 +398,7 @@ func (e *entry) whileValid(ctx context.Context, wait func(context.Context) error
 	over := bounded.Err() != nil && (ctx.Err() == nil || e.sealing && !time.Now().Before(e.limit))
 	timer.Stop()
 	cancel()
-	if err != nil && over && e.sealing { // says nothing of other holders, so nobody should wait for them
+	if err != nil && over && e.sealing { // not ErrLeaseOver: this says nothing about other holders
 		return fmt.Errorf("%w: %w (%v)", errNotSealed, context.DeadlineExceeded, err)
 	}
 	if err != nil && over {
@@ -419,7 +426,7 @@ func (e *entry) acquire(ctx context.Context) error {
 	return nil
 }
 
-// free refuses a connection on which no transaction of ours can begin.
+// free refuses a connection on which no transaction can begin.
 func free(conn DB) error {
 	switch pg := pgxConn(conn); {
 	case pg == nil:
@@ -432,7 +439,7 @@ func free(conn DB) error {
 	return nil
 }
 
-// release gives the connection back, if there is one. The second time it does nothing.
+// release gives the connection back, if there is one. Calling it again does nothing.
 func (e *entry) release() {
 	if e.giveBack != nil {
 		e.unwatch()
@@ -444,8 +451,9 @@ func (e *entry) release() {
 
 func (e *entry) lost() bool { return e.pg.IsClosed() }
 
-// server asks on the connection of the transaction, since another may not be free. If that is lost,
-// even by the question, it is given back, or another could wait for it, and another is asked.
+// server asks on the connection of the transaction, since no other may be free. If that connection
+// is lost, perhaps by the question itself, server gives it back first, so that a full pool can
+// replace it, and asks on another.
 func (e *entry) server(ctx context.Context, dest any, query string, args ...any) (noticed bool, err error) {
 	if e.giveBack != nil && !e.lost() {
 		own, cancel := half(ctx)
@@ -458,15 +466,14 @@ func (e *entry) server(ctx context.Context, dest any, query string, args ...any)
 	return askOn(e.db)(ctx, dest, query, args...)
 }
 
-// watch closes the connection when an answer is overdue, and with it whatever is waited for on it.
-// A deadline of the net.Conn would not do: pgx sets and resets that itself, for the contexts of
-// statements.
+// watch closes the connection when an answer is overdue, which ends every wait on it. A deadline of
+// the net.Conn would not do: pgx sets and resets that deadline for the contexts of statements.
 func (e *entry) watch() {
 	if e.until.IsZero() || e.pg == nil {
 		return
 	}
 	left := time.Until(e.until) + overdueTime
-	if e.overdue != nil { // with another limit
+	if e.overdue != nil { // was set with another limit
 		e.overdue.Reset(left)
 		return
 	}
@@ -474,7 +481,8 @@ func (e *entry) watch() {
 	e.overdue = time.AfterFunc(left, func() { _ = wire.Close() })
 }
 
-// unwatch leaves the connection to its next user, or closed.
+// unwatch stops the timer of watch. If the timer has fired already, it closes the connection for
+// good.
 func (e *entry) unwatch() {
 	if e.overdue != nil && !e.overdue.Stop() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
@@ -484,7 +492,8 @@ func (e *entry) unwatch() {
 	e.overdue = nil
 }
 
-// untilOverdue bounds a statement on a connection of the caller's own, as watch bounds one of ours.
+// untilOverdue bounds a statement on a connection of the caller, as watch bounds one on a
+// connection of this package.
 func (e *entry) untilOverdue(ctx context.Context) (context.Context, context.CancelFunc) {
 	if e.until.IsZero() {
 		return ctx, func() {}

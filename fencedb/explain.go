@@ -15,12 +15,11 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// explain returns what err means for a transaction that has been rolled back. server, unless it is
-// nil, is asked what Postgres did not put into the error; lost says that the connection broke
-// before the rollback.
+// explain returns what err means for a transaction that was rolled back. It asks server (unless
+// nil) for what is not in the error. lost says that the connection broke before the rollback.
 func (e *entry) explain(ctx context.Context, server asker, lost bool, err error) error { //nolint:gocognit // causes
 	code := answered(err).code
-	// A transaction_timeout of the role; nothing came before the wait for the fence.
+	// A transaction_timeout of the role: until it enters, a transaction only waits for the fence.
 	if code == codeTransactionTimeout && e.xid == 0 {
 		if found := e.blockers(ctx, server); len(found) > 0 {
 			return e.busy(found, err)
@@ -39,7 +38,7 @@ func (e *entry) explain(ctx context.Context, server asker, lost bool, err error)
 		err = fmt.Errorf("fencedb: nothing was written to %q: %w", e.resources(), err)
 	}
 	switch {
-	case e.db != nil && e.conn == nil: // nothing was sent; err is the function's own, or of the pool
+	case e.db != nil && e.conn == nil: // nothing was sent; err is from fn or from the pool
 		return err
 	case code == codePreparedTwice, code == codeNotPrepared:
 		return fmt.Errorf("fencedb: the connection knows other prepared statements than pgx, as one behind a connection pooler does; use pgx.QueryExecModeExec, or PgBouncer 1.21 with max_prepared_statements: %w", err)
@@ -48,22 +47,22 @@ func (e *entry) explain(ctx context.Context, server asker, lost bool, err error)
 	case e.xid != 0, e.notPrepared(err), errors.As(err, new(*pgconn.ConnectError)):
 		return err
 	case lost && undecided(ctx, err):
-		// The server was to give up first, and to name what blocks; it was too late with that, or
-		// does not answer at all.
+		// The server should have given up first and named the blockers. It was too late, or does not
+		// answer.
 		if found := e.blockers(ctx, server); len(found) > 0 {
 			return e.busy(found, err)
 		}
 		return err
 	}
-	switch code { // of a transaction that never got behind the fence
+	switch code { // of a transaction that did not enter
 	case codeLockNotAvailable, codeQueryCanceled:
 		var told struct{ Blockers json.RawMessage }
 		answered(err).values(&told)
 		if told.Blockers != nil {
 			return e.busy(named(told.Blockers), err)
 		}
-		// A limit of the role, or somebody's request to cancel: it waited for the fence only if a
-		// session is seen to hold that.
+		// A limit of the role, or a request to cancel. It counts as a wait for the fence only if a
+		// session is found that holds the fence.
 		if found := e.blockers(ctx, server); len(found) > 0 || server == nil && code == codeLockNotAvailable {
 			return e.busy(found, err)
 		}
@@ -89,24 +88,23 @@ func (e *entry) notPrepared(err error) bool {
 	return errors.As(err, &failed) && !slices.Contains(ours, failed.SQL())
 }
 
-// undecided reports whether the deadline passed before the server had decided: there is no answer
-// in err, or the answer to the request to cancel that the deadline itself has sent.
+// undecided reports whether the deadline passed before the server had decided: err has no answer of
+// the server, or only that to the cancel request that the deadline caused.
 func undecided(ctx context.Context, err error) bool {
 	code := answered(err).code
 	return (code == "" || code == codeQueryCanceled) && errors.Is(ctx.Err(), context.DeadlineExceeded)
 }
 
-// passedOn reports whether err says that ctx is over. From then on database/sql says that the
-// transaction is done.
+// passedOn reports whether err only says that ctx is over. After that, database/sql answers that
+// the transaction is done.
 func passedOn(ctx context.Context, err error) bool {
 	return ctx.Err() != nil &&
 		(errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx)) || errors.Is(err, sql.ErrTxDone))
 }
 
-// overtime reports whether the transaction ended because its time was over. A connection that
-// broke, or a context that ended, says so only if the lease is over as well: the server ends idle
-// sessions, and a network drops them. What else a function has met by itself is its own error,
-// however late.
+// overtime reports whether the transaction ended because its time was over. A broken connection or
+// an ended context counts only if the lease is over as well, because servers end idle sessions and
+// networks drop them. Any other error of fn is its own, however late it comes.
 func (e *entry) overtime(code string, cut bool) bool {
 	if code == codeTooLong || code == codeLeaseOver {
 		return true
@@ -118,23 +116,24 @@ func (e *entry) overtime(code string, cut bool) bool {
 	case codeIdleInTransaction, codeTransactionTimeout:
 		return true
 	case codeLockNotAvailable, codeQueryCanceled:
-		return e.xid != 0 // while entering, the fence was busy
+		return e.xid != 0 // before it has entered, the fence was busy
 	}
 	return code == "" && cut && e.leaseIsOver()
 }
 
-// leaseIsOver reports whether the lease is over, or as good as over: the server ends a transaction
-// a little before. Otherwise the lease was renewed since the transaction entered, or Hold has set
-// the limit.
+// leaseIsOver reports whether the lease is over, or ends together with the transaction's time: the
+// server ends the transaction a little before. Otherwise the lease was renewed after the
+// transaction entered, or Hold has set the limit.
 func (e *entry) leaseIsOver() bool {
 	until, _ := validUntil(e.grants)
 	same := until.Sub(e.until).Abs() <= time.Millisecond
 	return !until.IsZero() && (same || time.Now().After(until))
 }
 
-// timeOver says whose time was over: that of the lease, or of the transaction.
+// timeOver returns the error for a time that is over: that of the lease, or of the transaction.
 func (e *entry) timeOver(err error) error {
-	said := []error{ErrLeaseOver, ErrTooLong, ErrInvalidGrant, errNotSealed} // before, or of a transaction within this one
+	// Of an earlier check, or of another transaction within fn.
+	said := []error{ErrLeaseOver, ErrTooLong, ErrInvalidGrant, errNotSealed}
 	switch {
 	case slices.ContainsFunc(said, func(sentinel error) bool { return errors.Is(err, sentinel) }):
 		return err
@@ -156,7 +155,7 @@ func (e *entry) resources() []string {
 	return resources
 }
 
-// blockers asks for the sessions in the way. Without an answer there are none.
+// blockers asks the server which sessions hold the fence. Without an answer it returns none.
 func (e *entry) blockers(ctx context.Context, server asker) []Blocker {
 	if server == nil {
 		return nil
@@ -169,7 +168,7 @@ func (e *entry) blockers(ctx context.Context, server asker) []Blocker {
 	return named(list)
 }
 
-// named reads a list of rows of fencedb.blockers. Without one it returns nil.
+// named reads a JSON list of rows of fencedb.blockers. It returns nil if there is none.
 func named(list []byte) []Blocker {
 	var told []struct { // null is "", or a time that is not visible
 		PID                int
@@ -196,17 +195,17 @@ func named(list []byte) []Blocker {
 //			`SELECT last_fencing_token, last_lease_id FROM jobs WHERE id = $1`, id)
 //	}
 //
-// sql selects the token stored in the row, and the lease id if the condition compares that too. The
-// answer is ErrStale if another holder's token is stored, pgx.ErrNoRows if there is no such row,
-// and nil if the row would accept the grant now: then another condition did not hold. Only ctx
-// bounds it.
+// sql selects the token stored in the row, and the lease id if the condition compares it. The
+// answer is ErrStale if another holder's token is stored, and pgx.ErrNoRows if there is no such
+// row. It is nil if the row would accept the grant now: then another condition did not hold. Only
+// ctx bounds it.
 //
 // A condition without the lease id, `AND $2 > last_fencing_token`, admits one write for each token.
 // If the row has the token of grant already, the answer is ErrAlreadyWritten.
 //
 // Such an UPDATE is fenced only as a statement of its own, with the token in the row that it
-// updates. It keeps an older holder from writing over that row, and gives neither S3 nor S5: what
-// was read before may be old, and a row that was deleted has no fence.
+// updates. It keeps an older holder from overwriting that row, but gives neither S3 nor S5: what
+// was read before may be old, and a deleted row has no fence.
 func ExplainNoRows(ctx context.Context, db DB, grant Grant, sql string, args ...any) error {
 	if err := cmp.Or(check(flatten(grant)), checkArgs(args)); err != nil {
 		return err

@@ -17,36 +17,36 @@ import (
 	"github.com/fencedb/fencedb/internal/rows"
 )
 
-// fencedTx is the pgx.Tx that the function of Tx gets. Its first statement begins the transaction,
-// in one round trip with BEGIN and enter; from then on it is the transaction of pgx. Used by one
-// goroutine at a time, as every pgx.Tx: a second one is told that it is busy.
+// fencedTx is the pgx.Tx that fn of Tx gets. Its first statement begins the transaction, in one
+// round trip with BEGIN and enter; later statements go to the pgx.Tx in inner. Like every pgx.Tx it
+// is for one goroutine at a time: a second one gets errInUse.
 type fencedTx struct {
-	mu   sync.Mutex               // of every call; what is below is for its holder
-	conn atomic.Pointer[pgx.Conn] // while inner is there; for everybody
+	mu   sync.Mutex               // held by every call; guards all fields but conn
+	conn atomic.Pointer[pgx.Conn] // set while inner is; for every goroutine
 
 	caller context.Context // of the call to Tx
-	ctx    context.Context // the same within the pair that is traced, for the methods to which pgx gives none
+	ctx    context.Context // caller, with the values of the tracers; for methods without a context
 	entry  *entry
 	trace  tracing // ended by finish
 
 	inner pgx.Tx // nil until begun, and after the end
 
-	// err is the answer to everything: why the fence could not be entered or is lost, or
+	// err is the answer to every call: why the transaction could not enter or has lost its fence, or
 	// pgx.ErrTxClosed after the end.
 	err error
 
-	gaveUp       bool // Rollback was called
-	mayHaveEnded bool // a statement was sent of which keepsOpen is not sure
+	gaveUp       bool // fn called Rollback
+	mayHaveEnded bool // a statement was sent that may have ended the transaction (see keepsOpen)
 	savepoints   int
-	failed       string // the last statement that Postgres refused, with why, unless a savepoint has undone it
+	failed       string // the last statement that Postgres refused, unless a savepoint undid it; failure says why
 	failure      error
 }
 
 var errInUse = errors.New("fencedb: the transaction is busy: another goroutine uses it, and it is for one at a time")
 
-// note keeps the error of a statement, for the case that the function passes over it.
+// note keeps the error of a statement, in case fn ignores it.
 func (tx *fencedTx) note(sql string, err error) {
-	if code := answered(err).code; code != "" && code != codeFailedTransaction { // which only follows another
+	if code := answered(err).code; code != "" && code != codeFailedTransaction { // a consequence of an earlier error
 		tx.failed, tx.failure = sql, err
 	}
 }
@@ -60,10 +60,10 @@ func newTx(ctx context.Context, db DB, grant Grant, opts []Option) (*fencedTx, e
 	return &fencedTx{caller: ctx, ctx: t.ctx, entry: e, trace: t}, nil
 }
 
-// begin sends BEGIN, enter and the queries behind them in one round trip. The results that it
-// returns begin with those of the queries; they must be closed. On error the transaction is
-// unusable, unless the context of a statement was over before anything was sent: then the next one
-// begins it, as in an open transaction of pgx.
+// begin sends BEGIN, enter and the queries in one round trip. The results that it returns begin
+// with those of the queries; the caller must close them. After an error the transaction is
+// unusable, except if the context of a statement was over before anything was sent: then the next
+// statement begins it, as in an open transaction of pgx.
 func (tx *fencedTx) begin(ctx context.Context, behind ...*pgx.QueuedQuery) (results pgx.BatchResults, err error) {
 	defer func() {
 		if tx.inner != nil || ctx.Err() == nil || tx.ctx.Err() != nil {
@@ -79,7 +79,7 @@ func (tx *fencedTx) begin(ctx context.Context, behind ...*pgx.QueuedQuery) (resu
 		return nil, err
 	}
 	defer func() {
-		if tx.inner == nil { // not sent, because of the grant or an argument's encoder that has panicked
+		if tx.inner == nil { // not sent: the grant was refused, or an argument's encoder panicked
 			tx.entry.release()
 		}
 	}()
@@ -91,8 +91,8 @@ func (tx *fencedTx) begin(ctx context.Context, behind ...*pgx.QueuedQuery) (resu
 	return results, err
 }
 
-// open begins the transaction for the methods whose own message cannot travel behind enter. It
-// notes whether that message keeps the transaction open or may not.
+// open begins the transaction for the methods whose message cannot travel in a batch with enter.
+// keepsOpen says whether that message surely keeps the transaction open.
 func (tx *fencedTx) open(ctx context.Context, keepsOpen bool) error {
 	if !tx.begun() {
 		results, err := tx.begin(ctx)
@@ -107,24 +107,24 @@ func (tx *fencedTx) open(ctx context.Context, keepsOpen bool) error {
 
 func (tx *fencedTx) begun() bool { return tx.inner != nil || tx.err != nil }
 
-// stillOpen refuses what would be sent after the transaction has ended, and be a transaction of its
-// own.
+// stillOpen refuses a call after the transaction has ended: its statement would be a transaction of
+// its own.
 func (tx *fencedTx) stillOpen() error {
 	switch {
 	case tx.err != nil:
 	case tx.gaveUp:
 		return errGaveUp
 	case !tx.inner.Conn().IsClosed() && !tx.inner.Conn().PgConn().IsBusy() && tx.inner.Conn().PgConn().TxStatus() == 'I':
-		tx.err, tx.mayHaveEnded = errEnded, true // by what was sent beside tx, if nothing else
+		tx.err, tx.mayHaveEnded = errEnded, true // if by nothing else, by a statement sent through Conn
 	}
 	return tx.err
 }
 
 var errGaveUp = fmt.Errorf("fencedb: rolled back: the function did so itself: %w", pgx.ErrTxClosed)
 
-// first sends a statement together with what opens the transaction, and returns its results. There
-// are none if the transaction is open already, or if the statement cannot travel so: then it is
-// open now.
+// first sends a statement together with BEGIN and enter, and returns its results. It returns none
+// if the transaction is open already, or if the statement cannot travel in a batch; then the
+// transaction is open now.
 func (tx *fencedTx) first(ctx context.Context, sql string, args []any) (pgx.BatchResults, error) {
 	if err := checkStatement(sql, args); err != nil {
 		return nil, err
@@ -135,9 +135,9 @@ func (tx *fencedTx) first(ctx context.Context, sql string, args []any) (pgx.Batc
 	return tx.begin(ctx, &pgx.QueuedQuery{SQL: sql, Arguments: args})
 }
 
-// canPipeline reports whether a statement can travel behind enter, in a batch. A batch takes no
-// options, and none or several statements in one string are sent in other ways. A rewriter would
-// run, and read on the connection, before the fence is entered.
+// canPipeline reports whether a statement can travel in a batch after enter. A batch takes no
+// options, and pgx sends an empty string, or one of several statements, in another way. A rewriter
+// would run, and could read on the connection, before the transaction enters.
 func canPipeline(sql string, args []any) bool {
 	sql = strings.Trim(sql, space+";")
 	return sql != "" && !strings.Contains(sql, ";") &&
@@ -161,7 +161,7 @@ func (tx *fencedTx) exec(ctx context.Context, sql string, args []any) (pgconn.Co
 		return pgconn.CommandTag{}, err
 	case results != nil:
 		tag, err := results.Exec()
-		return tag, cmp.Or(err, results.Close()) // it repeats err
+		return tag, cmp.Or(err, results.Close()) // Close returns err again
 	}
 	return tx.inner.Exec(ctx, sql, args...)
 }
@@ -186,7 +186,7 @@ func (tx *fencedTx) Query(ctx context.Context, sql string, args ...any) (pgx.Row
 	}), nil
 }
 
-// query returns what closes the batch that the rows are part of, if they are.
+// query returns rows and, if they are part of a batch, the function that closes it.
 func (tx *fencedTx) query(ctx context.Context, sql string, args []any) (result pgx.Rows, end func() error, err error) {
 	results, err := tx.first(ctx, sql, args)
 	switch {
@@ -203,7 +203,7 @@ func (tx *fencedTx) query(ctx context.Context, sql string, args []any) (result p
 }
 
 func (tx *fencedTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	result, _ := tx.Query(ctx, sql, args...) // has its error
+	result, _ := tx.Query(ctx, sql, args...) // the rows have the error
 	return onlyRow{result}
 }
 
@@ -229,11 +229,12 @@ func (tx *fencedTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResult
 	return batchOfTx{results, tx, b.QueuedQueries}
 }
 
-// isRewritten: a rewriter would run, and read on the connection, before the fence is entered.
+// isRewritten reports whether a query has a rewriter, which would run, and could read on the
+// connection, before the transaction enters.
 func isRewritten(q *pgx.QueuedQuery) bool { return slices.ContainsFunc(q.Arguments, rewrites) }
 
-// checkBatch refuses what batches of pgx cannot take: for an empty statement they panic, and an
-// option is an argument to them.
+// checkBatch refuses queries that pgx cannot send in a batch: an empty statement makes it panic,
+// and it takes an option for an argument.
 func checkBatch(queries []*pgx.QueuedQuery) error {
 	for _, q := range queries {
 		if err := checkStatement(q.SQL, q.Arguments); err != nil {
@@ -270,7 +271,7 @@ func (tx *fencedTx) Prepare(ctx context.Context, name, sql string) (*pgconn.Stat
 	}
 	defer tx.mu.Unlock()
 	ctx = tx.within(ctx)
-	if err := tx.open(ctx, keepsOpen(sql, nil)); err != nil { // its name will not tell
+	if err := tx.open(ctx, keepsOpen(sql, nil)); err != nil { // later its name does not show this
 		return nil, err
 	}
 	described, err := tx.inner.Prepare(ctx, name, sql)
@@ -308,8 +309,9 @@ func (tx *fencedTx) LargeObjects() pgx.LargeObjects {
 	return tx.inner.LargeObjects()
 }
 
-// Conn opens the transaction first, so that what is sent past us is behind the fence too. It is nil
-// if no connection came free, or while another goroutine opens the transaction.
+// Conn opens the transaction first, so that statements sent through the connection are behind the
+// fence, too. It returns nil if no connection came free, or while another goroutine opens the
+// transaction.
 func (tx *fencedTx) Conn() *pgx.Conn {
 	if tx.mu.TryLock() {
 		defer tx.mu.Unlock()
@@ -320,10 +322,10 @@ func (tx *fencedTx) Conn() *pgx.Conn {
 	return tx.conn.Load()
 }
 
-// refuseAll makes every statement fail that is sent through Conn, as after a refusal of the fence.
-// If the connection is in no transaction, because pgx could not prepare the first statement or the
-// transaction has ended, such a statement would commit by itself. If BEGIN went alone and enter
-// could not follow, it would run without a fence.
+// refuseAll makes every later statement through Conn fail, as after a refusal of the fence.
+// Otherwise, if the connection is in no transaction (pgx could not prepare the first statement, or
+// the transaction has ended), a statement would commit by itself. And if BEGIN went alone and enter
+// could not follow, a statement would run without a fence.
 func (tx *fencedTx) refuseAll() {
 	if tx.inner == nil || tx.inner.Conn().PgConn().TxStatus() == 'E' {
 		return
@@ -335,16 +337,15 @@ func (tx *fencedTx) refuseAll() {
 		}
 		tx.inner = inner
 	}
-	_, _ = tx.inner.Exec(tx.ctx, `rollback to savepoint fencedb_0`) // there is none
+	_, _ = tx.inner.Exec(tx.ctx, `rollback to savepoint fencedb_0`) // fails: there is none, so the transaction is aborted
 }
 
-// Commit refuses: only the return of the function decides.
+// Commit refuses: Tx commits when fn returns nil.
 func (tx *fencedTx) Commit(context.Context) error {
 	return errors.New("fencedb: Tx commits when its function returns nil; do not call Commit in it")
 }
 
-// Rollback gives up what was done so far. Tx then returns an error, even if the function returns
-// nil.
+// Rollback rolls back. Tx then returns an error, even if fn returns nil.
 func (tx *fencedTx) Rollback(ctx context.Context) error {
 	if !tx.mu.TryLock() {
 		return errInUse
@@ -361,11 +362,11 @@ func (tx *fencedTx) Rollback(ctx context.Context) error {
 // begins reports whether b begins a transaction of its own, which pgx refuses inside another.
 func begins(b *pgx.Batch) bool { return pgx.FailedBatchResults(b, nil).Tx() != nil }
 
-// savepoint is the pseudo nested transaction that Begin returns. It differs from that of pgx in
-// that its statements pass through the fenced transaction around it; so the first can open that, in
-// one round trip.
+// savepoint is the pseudo nested transaction that Begin returns. Unlike that of pgx, it sends its
+// statements through the fenced transaction around it, so the first one can begin that, in one
+// round trip.
 type savepoint struct {
-	pgx.Tx // of; once it is over, one that answers pgx.ErrTxClosed
+	pgx.Tx // the same as of; after the end, one that answers pgx.ErrTxClosed
 	of     *fencedTx
 	name   string
 }
@@ -378,10 +379,10 @@ func (s *savepoint) Rollback(ctx context.Context) error {
 	return s.close(ctx, "rollback to savepoint ")
 }
 
-// close also closes when ctx is over and nothing was sent for it. If the savepoint stays open, the
-// whole transaction fails, for it would commit what a caller was told has failed: pgx.BeginFunc
-// ignores the error of Rollback. After an answer of the server nothing commits in any case, unless
-// an outer savepoint is rolled back.
+// close ends the savepoint, even if ctx is over and nothing was sent for it. If the savepoint stays
+// open, the whole transaction fails: otherwise it would commit writes that the caller believes
+// failed, because pgx.BeginFunc ignores the error of Rollback. After an error of the server nothing
+// commits in any case, unless an outer savepoint is rolled back.
 func (s *savepoint) close(ctx context.Context, sql string) error {
 	if !s.of.mu.TryLock() {
 		return errInUse
@@ -426,7 +427,8 @@ func (r onlyRow) Scan(dest ...any) error {
 	return r.rows.Err()
 }
 
-// refuseDriverBytes does what pgx does in QueryRow: they are only valid until the rows are closed.
+// refuseDriverBytes refuses destinations that are valid only until the rows are closed, as QueryRow
+// of pgx does.
 func refuseDriverBytes(dest []any) error {
 	for _, d := range dest {
 		if _, ok := d.(*pgtype.DriverBytes); ok {
@@ -436,7 +438,7 @@ func refuseDriverBytes(dest []any) error {
 	return nil
 }
 
-// batchOfTx notes its error, and hides that a first batch began the transaction.
+// batchOfTx notes the error of a batch, and hides that the first batch began the transaction.
 type batchOfTx struct {
 	pgx.BatchResults
 	tx      *fencedTx

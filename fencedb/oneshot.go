@@ -18,13 +18,12 @@ import (
 // see With. Exec, QueryRow, Query and SendBatch refuse options of pgx among the arguments, such as
 // pgx.QueryExecMode: use Tx for them, or the settings of the connection.
 //
-// The first time on a connection pgx needs one more round trip, to prepare the statement. After a
-// failure it needs two more, because it forgets everything that it had prepared for the batch,
-// including the statement that enters the fence. If a statement that begins with another word than
-// SELECT, INSERT, UPDATE, DELETE, MERGE, WITH, VALUES or TABLE is refused, one more is needed to
-// roll back. A statement whose first word does not show that it leaves the transaction open, such
-// as the name of a prepared one, also needs one more, to ask whether it did. COMMIT and its like
-// are refused.
+// The following needs more round trips. The first time on a connection, pgx prepares the statement:
+// one more. After a failure: two more, because pgx forgets everything that it had prepared for the
+// batch, including the statement that enters. If a statement is refused whose first word is not
+// SELECT, INSERT, UPDATE, DELETE, MERGE, WITH, VALUES or TABLE: one more, to roll back. If the
+// first word of a statement does not show that it leaves the transaction open, as with a prepared
+// statement's name: one more, to ask whether it did. COMMIT and its like are refused.
 func Exec(ctx context.Context, db DB, grant Grant, sql string, args ...any) (tag pgconn.CommandTag, err error) {
 	queries := []*pgx.QueuedQuery{{SQL: sql, Arguments: args, Fn: func(results pgx.BatchResults) (err error) {
 		tag, err = results.Exec()
@@ -38,13 +37,14 @@ func Exec(ctx context.Context, db DB, grant Grant, sql string, args ...any) (tag
 	return tag, err
 }
 
-// QueryRow is Exec for a statement that returns one row, such as INSERT ... RETURNING. Scan sends
-// it, and works once, even if it refuses a destination. It returns the errors of Tx.
+// QueryRow is Exec for a statement that returns one row, such as INSERT ... RETURNING. The
+// statement is sent by Scan, which works once, even if it refuses a destination. Scan returns the
+// errors of Tx.
 //
-// If the statement has committed and there is no row, pgx.ErrNoRows and ErrCommitted are both in
-// the error: a trigger, a function or a WITH may have written something. So ask for pgx.ErrNoRows
-// first. ErrCommitted alone: there is a row, but it could not be scanned. Options come with db: see
-// With.
+// If the statement has committed and there is no row, both pgx.ErrNoRows and ErrCommitted are in
+// the error: a trigger, a function or a WITH may have written something. So check for pgx.ErrNoRows
+// first. ErrCommitted alone means that there is a row, but it could not be scanned. Options come
+// with db: see With.
 func QueryRow(ctx context.Context, db DB, grant Grant, sql string, args ...any) pgx.Row {
 	return rows.Once(func(dest ...any) error {
 		if err := refuseDriverBytes(dest); err != nil {
@@ -57,9 +57,9 @@ func QueryRow(ctx context.Context, db DB, grant Grant, sql string, args ...any) 
 }
 
 // Query is Exec for a statement that returns rows. Close the rows, or read them to the end, and
-// check their Err: only then is the outcome of the statement known. Err is one of the errors of Tx,
-// or ErrCommitted: the statement has committed, but not all rows came, or one could not be scanned.
-// Rows can be read for as long as grant is valid. Options come with db: see With.
+// check their Err: only then is the outcome of the statement known. Err is one of the errors of Tx.
+// Or it is ErrCommitted: the statement has committed, but not all rows came, or one could not be
+// scanned. Rows can be read while grant is valid. Options come with db: see With.
 func Query(ctx context.Context, db DB, grant Grant, sql string, args ...any) (pgx.Rows, error) {
 	queries := []*pgx.QueuedQuery{{SQL: sql, Arguments: args}}
 	if err := checkBatch(queries); err != nil {
@@ -79,7 +79,7 @@ func Query(ctx context.Context, db DB, grant Grant, sql string, args ...any) (pg
 	return rows.OnClose(result, func() error { return toldBehind(s.end(), result.Err()) }), nil
 }
 
-// toldBehind is the error of rows that were closed with err, after the transaction has ended with
+// toldBehind is the error of rows whose own error is err, after their transaction has ended with
 // outcome.
 func toldBehind(outcome, err error) error {
 	if outcome != nil || err == nil {
@@ -88,8 +88,8 @@ func toldBehind(outcome, err error) error {
 	return fmt.Errorf("%w: %w", ErrCommitted, err)
 }
 
-// queryTx is Query for a statement that may end the transaction: COMMIT is sent when the rows are
-// closed, and it is known whether the statement did so.
+// queryTx is Query for a statement that may end the transaction. It sends COMMIT when the rows are
+// closed, because only then it is known whether the statement has ended the transaction.
 func queryTx(ctx context.Context, db DB, grant Grant, sql string, args []any) (pgx.Rows, error) {
 	tx, err := newTx(ctx, db, grant, nil)
 	if err != nil {
@@ -101,7 +101,8 @@ func queryTx(ctx context.Context, db DB, grant Grant, sql string, args []any) (p
 	}
 	return rows.OnClose(result, func() error {
 		err := result.Err()
-		if conn := tx.inner.Conn(); !conn.IsClosed() && conn.PgConn().TxStatus() == 'T' { // of scanning a row
+		if conn := tx.inner.Conn(); !conn.IsClosed() && conn.PgConn().TxStatus() == 'T' {
+			// The statement has succeeded: err is from scanning a row.
 			return toldBehind(tx.finish(nil), err)
 		}
 		return tx.finish(err)
@@ -110,16 +111,16 @@ func queryTx(ctx context.Context, db DB, grant Grant, sql string, args []any) (p
 
 // SendBatch runs the statements of b behind the fence of grant, in one transaction and one round
 // trip. Read their results with the callbacks of pgx.QueuedQuery. All statements commit, or none;
-// the errors are those of Tx. The statements must not end the transaction themselves: COMMIT and
-// its like are refused before anything is sent. Like Exec it needs a second round trip unless the
-// first words show that they do not.
+// the errors are those of Tx. The statements must not end the transaction: COMMIT and its like are
+// refused before anything is sent. As with Exec, a second round trip is needed if the first word of
+// a statement does not show that it leaves the transaction open.
 //
-// Callbacks run after the statements and cannot undo them: if one fails and the statements have
-// committed, its error is joined with ErrCommitted, and later callbacks are not called. Callbacks
-// run before the answer of COMMIT: if a deferred constraint refuses COMMIT, their results are
-// rolled back, and only the error of SendBatch says so. A connection that is lost once everything
-// has committed, but before every callback has got its result, is ErrCommitted as well, and so is a
-// callback that reads past the last result, or leaves its own open.
+// Callbacks run after the statements and cannot undo them. If a callback fails and the statements
+// have committed, its error is joined with ErrCommitted, and later callbacks are not called.
+// ErrCommitted also means that the connection was lost after the commit, before every callback had
+// its result, or that a callback read past the last result or left its own open. Callbacks run
+// before the answer of COMMIT: if a deferred constraint refuses COMMIT, what they have read is
+// rolled back, and only the error of SendBatch says so.
 func SendBatch(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts ...Option) error {
 	if begins(b) {
 		return errors.New("fencedb: SendBatch begins the transaction; set its options with TxOptions")
@@ -128,7 +129,7 @@ func SendBatch(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts ...Op
 	var own []*pgx.QueuedQuery
 	for _, query := range b.QueuedQueries {
 		apart := &pgx.QueuedQuery{SQL: query.SQL, Arguments: query.Arguments}
-		if query.Fn != nil { // its error is kept apart from those of the server, which decide what was written
+		if query.Fn != nil { // its error is kept apart: only errors of the server say what was written
 			apart.Fn = func(results pgx.BatchResults) error {
 				if callbackErr == nil {
 					callbackErr = query.Fn(results)
@@ -159,14 +160,13 @@ func sendAll(ctx context.Context, db DB, grant Grant, queries []*pgx.QueuedQuery
 	return send(ctx, db, grant, queries, opts, false).end()
 }
 
-// Seal makes grant the oldest that can still write to its resource, in one round trip and without
-// writing anything else: from now on every earlier token is stale. If it is called while the lease
-// is being acquired, before its holder learns of it, the order of tokens does not depend on Redis:
-// see Sealer. The seal is on disk when Seal returns, also where synchronous_commit is off. A stale
-// grant is refused with ErrStale. After an error that leaves the outcome open (a lost connection,
-// ctx done), seal again: a second seal does no harm. If no connection of the pool came free while
-// grant was valid, the error is a context.DeadlineExceeded that names the pool, and not
-// ErrLeaseOver.
+// Seal makes every earlier token of grant's resource stale, in one round trip and without writing
+// anything else. If it is called while the lease is being acquired, before its holder learns of it,
+// the order of tokens does not depend on Redis: see Sealer. The seal is on disk when Seal returns,
+// also where synchronous_commit is off. A stale grant is refused with ErrStale. After an error that
+// leaves the outcome open (a lost connection, ctx done), seal again: a second seal does no harm. If
+// no connection of the pool came free while grant was valid, the error is a
+// context.DeadlineExceeded that names the pool, not ErrLeaseOver.
 func Seal(ctx context.Context, db DB, grant Grant) error {
 	b := &pgx.Batch{}
 	b.Queue(durably)
@@ -176,10 +176,11 @@ func Seal(ctx context.Context, db DB, grant Grant) error {
 	}))
 }
 
-// durably: where synchronous_commit is off, a crash forgets the last commits, and with a write its
-// fence. A seal has no write that would be forgotten with it: its holder knows that it holds,
-// reads, and decides. The seal waits for this disk alone, since whoever switched synchronous_commit
-// off does not wait for standbys.
+// durably makes COMMIT wait for the disk. Where synchronous_commit is off, a crash loses the last
+// commits: a write together with its fence, which does no harm. A seal has no such write: its
+// holder goes on to read and decide, and after the crash an earlier holder could write again.
+// COMMIT waits for this server's disk only, since whoever switched synchronous_commit off does not
+// wait for standbys.
 const durably = `SELECT pg_catalog.set_config('synchronous_commit', 'local', true) WHERE pg_catalog.current_setting('synchronous_commit') = 'off'`
 
 // Sealer returns Seal on db, for lease.Config.Seal: every lease is sealed before its holder gets
@@ -187,16 +188,16 @@ const durably = `SELECT pg_catalog.set_config('synchronous_commit', 'local', tru
 //
 //	issuer, err := lease.New(client, lease.Config{TTL: 10 * time.Second, Seal: fencedb.Sealer(pool)})
 //
-// Package guard uses it. A program needs it if it decides on what it reads outside of its fenced
-// transactions. Without it, an earlier holder can still write between such a read and the first
-// fenced transaction of the later one. Several resources are sealed together. Where Postgres
-// refuses a token as too old because Redis has gone backwards, the acquisition repairs that by
-// itself.
+// Package guard uses it. A program needs it if it decides on data that it reads outside its fenced
+// transactions. Without a seal, an earlier holder can still write between such a read and the first
+// fenced transaction of the later holder. Several resources are sealed together. If Postgres
+// refuses a token because Redis has gone backwards, the acquisition repairs that by itself.
 func Sealer(db DB) func(ctx context.Context, grants ...Grant) error {
 	return func(ctx context.Context, grants ...Grant) error { return Seal(ctx, db, All(grants...)) }
 }
 
-// sealError does not speak of a commit: nothing else was written, and a second seal does no harm.
+// sealError rewrites ErrCommitUnknown for a seal: nothing else was written, and a second seal does
+// no harm.
 func sealError(err error) error {
 	if unknown := (*CommitUnknownError)(nil); errors.As(err, &unknown) {
 		return fmt.Errorf("fencedb: Postgres did not answer, and it is unknown whether the token was sealed; nothing else was written: %w", unknown.cause)
@@ -204,29 +205,29 @@ func sealError(err error) error {
 	return err
 }
 
-// sent is a transaction on its way in one round trip: BEGIN, enter, queries that keep it open,
-// COMMIT. An explicit transaction: a statement cannot commit half of it, and the answer of COMMIT
-// says what became of it, even if a callback passes over an error. If any statement fails, the
+// sent is a transaction that is sent in one round trip: BEGIN, enter, queries that keep it open,
+// COMMIT. The transaction is explicit, so that a statement cannot commit half of it, and the answer
+// of COMMIT says what became of it even if a callback ignores an error. If a statement fails, the
 // server skips the rest, COMMIT too, and the transaction stays open.
 //
-// For a single statement that can do neither, it is the implicit transaction that every batch is,
-// without BEGIN and COMMIT: two statements less. Postgres commits it at the end of the batch, or
-// rolls back if one has failed, and says so before it says that it is ready for the next.
+// A single statement that can do neither uses the implicit transaction that every batch is, without
+// BEGIN and COMMIT: two statements less. Postgres commits it at the end of the batch, or rolls back
+// if a statement has failed, and says so before it reports that it is ready for the next query.
 type sent struct {
 	ctx      context.Context
 	entry    *entry
 	trace    tracing          // begun by send, ended by end
 	implicit bool             // the batch is the transaction
-	results  pgx.BatchResults // nil unless sent; first those behind enter
+	results  pgx.BatchResults // of the queries after enter; nil unless sent
 
 	err        error    // why it was not sent, or results could not be read one by one
-	delivered  bool     // the results of the queries have all come, and were given to their callbacks
-	committed  bool     // so says the answer of COMMIT, or the end of the batch
-	rolledBack bool     // so says the answer of COMMIT; neither, if a callback has taken it for its own
-	notice     *noticed // of what commits; nil before
+	delivered  bool     // all results of the queries have come, and their callbacks were called
+	committed  bool     // by the answer of COMMIT, or the end of the batch
+	rolledBack bool     // by the answer of COMMIT; neither is set if a callback has read that answer
+	notice     *noticed // set before the answer that commits is read
 }
 
-// send checks the grant and sends everything. The caller must end what it returns.
+// send checks the grant and sends everything. The caller must call end on the result.
 func send(ctx context.Context, db DB, grant Grant, queries []*pgx.QueuedQuery, opts []Option,
 	mayBeImplicit bool) *sent {
 	e, err := newEntry(db, grant, opts)
@@ -254,7 +255,7 @@ func send(ctx context.Context, db DB, grant Grant, queries []*pgx.QueuedQuery, o
 		last.Fn = func(results pgx.BatchResults) error {
 			err := read(results)
 			s.delivered = err == nil
-			s.notice = listen(e.pg) // what is left is the end of the batch, which commits
+			s.notice = listen(e.pg) // next comes the end of the batch, which commits
 			return err
 		}
 	} else {
@@ -299,18 +300,18 @@ func (s *sent) settle() error {
 	closeErr := s.close()
 	err, lost := cmp.Or(s.err, closeErr), e.lost()
 	switch {
-	case s.committed && (s.notice == nil || bool(*s.notice)): // nil: the result before it never came
+	case s.committed && (s.notice == nil || bool(*s.notice)): // nil: the result before COMMIT's never came
 		if err = cmp.Or(err, errNoticed); e.xid == 0 {
 			return &CommitUnknownError{cause: err}
 		}
 		return e.settle(s.ctx, e.server, err, lost, s.delivered)
-	case s.committed && s.delivered && (err == nil || lost): // if lost, then behind COMMIT's answer
+	case s.committed && s.delivered && (err == nil || lost): // if the connection was lost, then after COMMIT's answer
 		return nil
 	case s.committed:
 		return fmt.Errorf("%w: %w", ErrCommitted, err)
 	case !lost && e.pg.PgConn().TxStatus() != 'I':
 		e.rollback(s.ctx, s.results)
-		if err == nil { // its callback did not pass it on, and pgx keeps it for the next call
+		if err == nil { // the callback did not return it, and pgx keeps it for the next call
 			err = noted(errors.New("fencedb: rolled back: a statement failed"), s.results.Close())
 		}
 		return e.explain(s.ctx, e.server, false, err)
@@ -326,8 +327,8 @@ func (s *sent) settle() error {
 
 var errReadOn = errors.New("fencedb: a callback has read more than the result of its own query, or has left that open")
 
-// close runs the callbacks. A callback that panics leaves results unread, and so a connection that
-// nobody can use.
+// close runs the callbacks. If one panics, it leaves results unread, so the connection is closed:
+// nobody could use it.
 func (s *sent) close() error {
 	panicked := true
 	defer func() {
@@ -346,11 +347,14 @@ func (s *sent) close() error {
 	return err
 }
 
-// nothingHappened reports whether err came before anything could be written: pgx could not prepare
-// the batch, as when the lease was over by then; or it was not sent, or else the connection would
-// not have stayed usable; or Postgres ended the session while it was entering. For answers come in
-// order, and that one came in the place of the first. What a connection pooler says of a session
-// that it lost is no such answer.
+// nothingHappened reports whether err came before anything could be written, for one of three
+// reasons:
+//
+//   - pgx could not prepare the batch, as when the lease was over by then.
+//   - The batch was not sent: the transaction has not entered, and the connection is still usable.
+//   - Postgres ended the session while it was entering: its answers come in order, and this one
+//     came in place of the first. The answer of a connection pooler that lost its session says no
+//     such thing.
 func (e *entry) nothingHappened(err error, lost bool) bool {
 	var notSent pgx.ErrPreprocessingBatch
 	var pgErr *pgconn.PgError

@@ -10,20 +10,21 @@ import (
 )
 
 // Tx runs fn in a transaction that holds the fence of grant, and commits it if fn returns nil.
-// While it is open no other holder of the resource can commit; if another holder has come since
-// grant was given, nothing of fn is written.
+// While it is open, no other holder of the resource can commit. If a newer holder has entered
+// already, nothing of fn is written.
 //
-// The transaction opens with fn's first statement, in the same round trip: BEGIN, enter and the
-// statement travel together. So what fn reads, it reads behind the fence. pgx reports the three to
-// its tracers as a batch: a tracer that is not a pgx.BatchTracer misses them. Some things pgx sends
-// in another way: CopyFrom, Prepare, LargeObjects and Conn, a statement with a semicolon within or
-// with an option such as QueryExecMode, and what a pgx.QueryRewriter makes. Then the opening goes
-// first, in the round trip of pgx's own BEGIN. In the simple protocol BEGIN goes before, alone, for
-// balancers that look at the first statement of a string. A function that sends nothing checks the
-// fence all the same. The server ends the transaction when grant's validity is over; see Hold. If
-// no answer comes by then, the connection counts as lost and is closed; Tx returns within five
-// seconds of that time, or as soon as fn has returned. A transaction under a grant without an end
-// is bounded only by ctx and the contexts of fn's statements.
+// BEGIN, enter and fn's first statement travel in one round trip. So what fn reads, it reads behind
+// the fence. pgx reports the three to its tracers as a batch: a tracer that is not a
+// pgx.BatchTracer misses them. Some things cannot travel in a batch: CopyFrom, Prepare,
+// LargeObjects and Conn; a statement with a semicolon inside, with an option such as QueryExecMode,
+// or with a pgx.QueryRewriter. Then BEGIN and enter go first, in a round trip of their own. In the
+// simple protocol BEGIN goes first, alone, for balancers that look at the first statement of a
+// string. If fn sends nothing, the fence is still checked.
+//
+// When grant's validity is over, the server ends the transaction; see Hold. If no answer comes by
+// then, the connection counts as lost and is closed. Tx returns within five seconds of that time
+// or, if that is later, as soon as fn has returned. A transaction under a grant without an end is
+// bounded only by ctx and the contexts of fn's statements.
 //
 // The error says what is true of the data:
 //
@@ -31,21 +32,23 @@ import (
 //   - ErrStale, ErrNoToken, ErrWrongResource, ErrLeaseOver, ErrTooLong, ErrBusy, ErrInvalidGrant:
 //     nothing was written.
 //   - an error of fn, or of a statement: rolled back, nothing was written.
-//   - ErrTxEnded: a statement of fn has ended the transaction. COMMIT and its like are refused
-//     before they are sent, but one can hide in a string of several statements, in a prepared
-//     statement, or go through Conn. After such statements Tx asks the server before COMMIT, in one
-//     more round trip. TxEndedError says what was written.
+//   - ErrTxEnded: a statement of fn has ended the transaction; TxEndedError says what was written.
+//     COMMIT and its like are refused before they are sent. But one can hide in a string of several
+//     statements or in a prepared statement, or go through Conn. After such statements Tx asks the
+//     server before COMMIT, in one more round trip.
 //   - ErrCommitUnknown: it may have committed (see "Outcomes" above). Only this error leaves a
 //     doubt.
 //
 // Do not call Tx for the same resource within fn: it would wait for itself, until the lease is
 // over. A panic in fn rolls back and goes on. tx is for one goroutine at a time: a second one gets
-// an error. It must not be used after fn has returned, and only Tx may call its Commit and
-// Rollback. Where db is a connection, it must not be used beside tx. Begin of tx makes savepoints.
-// They are released or rolled back even if the context of that call is over; if that fails, nothing
-// commits. If the context of a statement was over before the statement was sent, only that
-// statement fails, even if it is the first. Cancelling ctx before COMMIT has been sent rolls back;
-// after that Tx still looks up, for at most five seconds, whether it took effect.
+// an error. Do not use tx after fn has returned, and do not call its Commit or Rollback. If db is a
+// connection, do not use it beside tx.
+//
+// tx.Begin makes savepoints. They are released or rolled back even if the context of that call is
+// over; if that fails, nothing commits. If the context of a statement was over before the statement
+// was sent, only that statement fails, even if it is the first. If ctx is cancelled before COMMIT
+// has been sent, Tx rolls back; after that, it still looks up for at most five seconds whether
+// COMMIT took effect.
 func Tx(ctx context.Context, db DB, grant Grant, fn func(tx pgx.Tx) error, opts ...Option) error {
 	if fn == nil {
 		return errNoFn
@@ -66,13 +69,13 @@ func Tx(ctx context.Context, db DB, grant Grant, fn func(tx pgx.Tx) error, opts 
 // finish commits, or rolls back because of err.
 func (tx *fencedTx) finish(err error) error {
 	defer tx.trace.end()
-	tx.mu.Lock() // a goroutine that fn has left behind may still wait for an answer
+	tx.mu.Lock() // a goroutine that fn has started may still wait for an answer
 	defer tx.mu.Unlock()
 	if err != nil {
 		if tx.inner != nil {
 			_ = tx.stillOpen() // kept in tx.err
 		}
-		if tx.err != nil && !errors.Is(err, tx.err) { // fn may have lost it on the way
+		if tx.err != nil && !errors.Is(err, tx.err) { // fn may have returned another error
 			err = fmt.Errorf("%w (then: %w)", tx.err, err)
 		}
 		return tx.trace.is(tx.abort(err))
@@ -80,9 +83,10 @@ func (tx *fencedTx) finish(err error) error {
 	return tx.trace.is(tx.commit())
 }
 
-// swallowed says which statement has failed although the function returned nil.
+// swallowed returns the error for a COMMIT that rolled back: it names the statement that failed
+// although fn returned nil.
 func (tx *fencedTx) swallowed(err error) error {
-	if tx.failure == nil { // sent past us
+	if tx.failure == nil { // sent through Conn
 		return fmt.Errorf("fencedb: rolled back: a statement failed, and the function returned nil: %w", err)
 	}
 	const most = 200 // characters
@@ -93,11 +97,11 @@ func (tx *fencedTx) swallowed(err error) error {
 	return fmt.Errorf("fencedb: rolled back: a statement failed, and the function returned nil: %q: %w: %w", string(sql), tx.failure, err)
 }
 
-// end rolls back what is still open and gives the connection back. There is nothing to do after the
-// first time.
+// end rolls back if the transaction is still open, and gives the connection back. Calling it again
+// does nothing.
 func (tx *fencedTx) end() {
 	if tx.inner == nil {
-		tx.err = pgx.ErrTxClosed // it must not begin later, when nobody would end it
+		tx.err = pgx.ErrTxClosed // it must not begin any more: nobody would end it
 		return
 	}
 	if tx.inner.Conn().PgConn().TxStatus() != 'I' {
@@ -110,7 +114,7 @@ func (tx *fencedTx) end() {
 	tx.conn.Store(nil)
 }
 
-// abort rolls back and returns what err means.
+// abort rolls back and returns err, explained.
 func (tx *fencedTx) abort(err error) error {
 	if tx.inner == nil {
 		return tx.entry.explain(tx.ctx, nil, false, err)
@@ -123,7 +127,7 @@ func (tx *fencedTx) abort(err error) error {
 	defer cancel()
 	_ = tx.inner.Rollback(ctx)
 	since := tx.ctx
-	if since.Err() != nil { // rolling back does not make its end any later
+	if since.Err() != nil { // the time for asking counts from before the rollback
 		since, cancel = context.WithDeadline(since, began)
 		defer cancel()
 	}
@@ -135,7 +139,8 @@ func (tx *fencedTx) abort(err error) error {
 	return tx.entry.explain(tx.ctx, tx.entry.server, lost, err)
 }
 
-// commit commits, if there is nothing in the way.
+// commit opens the transaction if fn has sent nothing, and commits it unless fn left it unfit to
+// commit.
 func (tx *fencedTx) commit() error {
 	if err := tx.open(tx.ctx, true); err != nil {
 		return tx.abort(err)
@@ -151,7 +156,7 @@ func (tx *fencedTx) commit() error {
 	return t.is(tx.sendCommit(t.ctx))
 }
 
-// sendCommit finds out what became of COMMIT when the answer is lost.
+// sendCommit sends COMMIT, and finds out the outcome if the answer is lost.
 func (tx *fencedTx) sendCommit(ctx context.Context) error {
 	if tx.mayHaveEnded && tx.inner.Conn().PgConn().TxStatus() == 'T' {
 		if _, err := tx.inner.Exec(ctx, tx.entry.stillEntered()); err != nil {

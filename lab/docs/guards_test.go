@@ -211,7 +211,7 @@ var guards = []struct {
 		{"S7", "rolling back does not lengthen the asking", "\tif since.Err() != nil {", "\tif false {", "fencedb.TestACallOutlastsItsContextAndItsLeaseByFiveSecondsAtMost"},
 		{"S6", "after a lost COMMIT the server is asked", "return tx.entry.settle(tx.ctx, tx.entry.server, err, true, true)", "return tx.entry.explain(tx.ctx, nil, true, err)", "fencedb.TestTheOutcomeOfALostCommitIsKnown"},
 		{"S6", "a statement that may have ended the transaction is asked about", "if tx.mayHaveEnded && tx.inner.Conn().PgConn().TxStatus() == 'T' {", "if false {", "fencedb.TestAStatementThatEndsTheTransactionIsNoticed"},
-		{"S2", "a transaction that is kept begins nothing later", "		tx.err = pgx.ErrTxClosed // it must not begin later, when nobody would end it\n", "", "fencedb.TestATransactionOutlivesNothing"},
+		{"S2", "a transaction that is kept begins nothing later", "		tx.err = pgx.ErrTxClosed // it must not begin any more: nobody would end it\n", "", "fencedb.TestATransactionOutlivesNothing"},
 		{"S2", "a function that sends nothing checks the fence", "\tif err := tx.open(tx.ctx, true); err != nil {\n\t\treturn tx.abort(err)\n\t}\n", "\tif tx.inner == nil {\n\t\treturn nil\n\t}\n", "fencedb.TestAFunctionThatSendsNothingChecksTheFence"},
 		{"S6", "a context that has ended is no lost COMMIT", "\tif tx.ctx.Err() != nil {", "\tif false {", "fencedb.TestAContextCancelledBeforeCommitRollsBackAndSaysWhy"},
 		{"S6", "a COMMIT that Postgres refuses is no lost one", "\tcase refused(err):\n\t\treturn tx.abort(err)", "\tcase false:\n\t\treturn tx.abort(err)", "fencedb.TestACommitThatIsRefusedIsNoLostConnection"},
