@@ -9,20 +9,20 @@ import (
 	"github.com/fencedb/fencedb/internal/protocol"
 )
 
-// Revoke ends the lease on the resource and issues a new last token. The former holder's context
-// ends at its next renewal, with [ErrRevoked]; seal the revocation where the data lives to stop it
-// at once. The resource goes to the first waiter.
+// Revoke ends the lease on the resource and issues a new last token. The first waiter is called.
+// The former holder's context ends at its next renewal, with [ErrRevoked]. To stop its writes at
+// once, seal the revocation where the data lives.
 //
-// A request that goes unanswered is repeated and takes effect once. On [ErrUnreachable] it may have
-// taken effect, or may still do so, and then end the lease of a later holder: look with
-// [Issuer.Inspect] before revoking again.
+// A request without an answer is repeated, and takes effect once. After [ErrUnreachable] it may
+// have taken effect, or may yet do so and then end the lease of a later holder: look with
+// [Issuer.Inspect] before you revoke again.
 func (i *Issuer) Revoke(ctx context.Context, resource string) (*Revocation, error) {
 	return i.revoke(ctx, resource, 0)
 }
 
-// TakeOver is [Issuer.Revoke] on condition that the given token is still the last of the resource:
-// for supervisors that have found its holder dead. Of two that take over from the same token, one
-// succeeds; the other gets [ErrStale] and has changed nothing.
+// TakeOver is [Issuer.Revoke] on condition that no token after the given one was issued for the
+// resource. It is for supervisors that have found the holder dead. Of two that take over from the
+// same token, one succeeds; the other gets [ErrStale] and has changed nothing.
 func (i *Issuer) TakeOver(ctx context.Context, resource string, token int64) (*Revocation, error) {
 	if token < 1 || token > protocol.MaxNumber {
 		return nil, protocol.Invalid("invalid token %d", token)
@@ -46,10 +46,10 @@ func (i *Issuer) revoke(ctx context.Context, resource string, from int64) (*Revo
 	return &r, nil
 }
 
-// Raise lifts the last token of a resource to at least floor, and returns it; the next token is
+// Raise raises the last token of a resource to at least floor, and returns it; the next token is
 // greater. Call it when the data store has seen higher tokens than Redis remembers. The holder
-// keeps its lease, but its token is now stale: it must release and acquire again. With
-// [Config.Seal] an acquisition does all of this by itself.
+// keeps its lease, but is stale if the last token is now above its own: it must release and acquire
+// again. With [Config.Seal], an acquisition does all of this by itself.
 func (i *Issuer) Raise(ctx context.Context, resource string, floor int64) (int64, error) {
 	if err := i.ready(resource); err != nil {
 		return 0, err
@@ -80,7 +80,8 @@ func (i *Issuer) Inspect(ctx context.Context, resource string) (Inspection, erro
 	return found, err
 }
 
-// about asks about a resource until there is an answer. An error names what was asked.
+// about makes a request about a resource, with [protocol.Ask]. An error names the request and the
+// resource.
 func about[T any](ctx context.Context, c *core, what, resource string, call protocol.Call,
 	decode func(protocol.Reply) (T, error)) (T, error) {
 	answer, err := protocol.Ask(ctx, c.store.redis, protocol.Patience, call, decode)

@@ -24,24 +24,23 @@ type Health struct {
 // ServerHealth is the state of one server that grants leases: the primary, each master of a
 // Cluster.
 type ServerHealth struct {
-	Addr     string // empty if the client does not tell
+	Addr     string // "" if the client does not know it
 	Version  string // "7.2.4"
 	Role     string // "master" or "slave"
 	Eviction string // maxmemory-policy
-	Limited  bool   // whether there is a maxmemory
-	AOF      bool   // whether every write is logged
-	Replicas int    // connected
-	// Clock is how far the server's clock is ahead of this process's, give or take half of the round
-	// trip.
+	Limited  bool   // whether maxmemory is set
+	AOF      bool   // whether appendonly is on
+	Replicas int    // how many are connected
+	// Clock is how far the server's clock is ahead of this process's, give or take half of
+	// RoundTrip.
 	Clock     time.Duration
 	RoundTrip time.Duration
 
-	// Warnings are for people: leases are granted, but are less safe or less useful than they could
-	// be.
+	// Warnings are for people: leases work, but are less safe or less useful than they could be.
 	Warnings []Warning
 }
 
-// Warning is one finding of [Issuer.Check]. Programs ask for its code.
+// Warning is one finding of [Issuer.Check]. Programs look at its code.
 type Warning struct {
 	Code WarningCode
 	Text string
@@ -52,19 +51,19 @@ type WarningCode string
 
 // The codes of all warnings.
 const (
-	WarnUnlogged WarningCode = "unlogged" // no log of writes: a crash forgets leases
-	WarnEviction WarningCode = "eviction" // an eviction policy that does harm once there is a maxmemory
+	WarnUnlogged WarningCode = "unlogged" // appendonly is off: after a crash, Redis forgets leases
+	WarnEviction WarningCode = "eviction" // Redis may evict leases as soon as maxmemory is set
 	WarnReplicas WarningCode = "replicas" // a primary that is cut off from its replicas goes on granting
-	WarnClock    WarningCode = "clock"    // the clock differs from this process's
-	WarnVersion  WarningCode = "version"  // older than this package is tested with
-	WarnHidden   WarningCode = "hidden"   // INFO is forbidden, or does not tell
+	WarnClock    WarningCode = "clock"    // the server's clock differs from this process's
+	WarnVersion  WarningCode = "version"  // the server is older than those that this package is tested with
+	WarnHidden   WarningCode = "hidden"   // INFO is forbidden
 
 	WarnTTL       WarningCode = "ttl"       // [Config.TTL] is an hour or more
 	WarnUnbounded WarningCode = "unbounded" // [Config.MaxHold] is [Unlimited]
 )
 
-// Warnings returns the warnings about the configuration and about all servers; the latter name the
-// address of their server.
+// Warnings returns the texts of all warnings: about the configuration, and about each server, with
+// its address.
 func (h Health) Warnings() []string {
 	var all []string
 	for _, w := range h.Config {
@@ -79,16 +78,17 @@ func (h Health) Warnings() []string {
 }
 
 // Check reports whether leases can be granted and kept, for readiness probes: nil means yes. The
-// error is [ErrUnreachable], another error that an acquisition would return, such as [ErrClosed],
-// or [ErrUnfit] with the reason, such as a policy by which Redis may evict leases, or a disk that
-// it cannot save to. Health is returned with an error too, except after [Issuer.Close]. If an ACL
-// or a provider forbids INFO, that is a warning.
+// error is [ErrUnreachable]; or another error that an acquisition would return, such as
+// [ErrClosed]; or [ErrUnfit] with the reason, such as an eviction policy that may remove leases, or
+// a disk that Redis cannot save to. Health is returned with an error too, except after
+// [Issuer.Close]. An ACL or a provider that forbids INFO causes only a warning.
 //
-// On each server Check acquires a lease on a resource of its own, "fencedb.check:" and a random id,
-// waits for it with a second call, releases it, and checks that the second call is woken. The lease
-// is not among the issuer's, and no tracer is called; after an error it expires within five
-// seconds. It takes some ten round trips and a connection for the messages, which is cheap enough
-// for a probe every few seconds. It takes five seconds at most, whatever ctx allows.
+// On each server Check acquires a lease on a resource of its own, "fencedb.check:" and a random id.
+// A second caller waits for it. Check releases the lease, and checks that the second caller is
+// woken. The issuer does not list this lease, and no tracer is called for it; after an error it
+// expires within five seconds. Check takes some ten round trips and one connection for the
+// messages: cheap enough for a probe every few seconds. It takes five seconds at most, even if ctx
+// allows more.
 func (i *Issuer) Check(ctx context.Context) (Health, error) {
 	if err := i.ready(); err != nil {
 		return Health{}, err
@@ -101,7 +101,7 @@ func (i *Issuer) Check(ctx context.Context) (Health, error) {
 	servers, err := i.store.servers(ctx)
 	h := Health{Servers: make([]ServerHealth, len(servers)), Config: i.cfg.warnings()}
 	failed := make([]error, len(servers))
-	var all sync.WaitGroup // at once, so that one that hangs does not delay the others
+	var all sync.WaitGroup // all at once, so that a server that hangs does not delay the others
 	for n, server := range servers {
 		all.Go(func() { h.Servers[n], failed[n] = i.checkServer(ctx, server) })
 	}
@@ -126,7 +126,7 @@ func (c Config) warnings() (all []Warning) {
 	return all
 }
 
-// minVersion is the first that the protocol is tested with.
+// minVersion is the first major version that the protocol is tested with.
 const minVersion = 7
 
 func (i *Issuer) checkServer(ctx context.Context, client *redis.Client) (ServerHealth, error) {
@@ -148,9 +148,9 @@ func (s *ServerHealth) warn(code WarningCode, format string, args ...any) {
 	s.Warnings = append(s.Warnings, Warning{code, fmt.Sprintf(format, args...)})
 }
 
-// askInfo reads INFO. The error is what makes the server unfit.
+// askInfo reads INFO. The error says what makes the server unfit, or why there is no answer.
 func (s *ServerHealth) askInfo(ctx context.Context, client *redis.Client, sharded bool) error {
-	// All sections in one reply: naming several at once is not understood by every version.
+	// It asks for all sections, because not every version accepts the names of several.
 	text, err := protocol.Bounded(ctx, protocol.Over(client), "info", "",
 		func() (string, error) { return client.Info(ctx).Result() })
 	switch {
@@ -172,7 +172,7 @@ func (s *ServerHealth) askInfo(ctx context.Context, client *redis.Client, sharde
 	if n, err := strconv.Atoi(major); err == nil && n < minVersion {
 		s.warn(WarnVersion, "version %s is older than %d, with which this package is tested", s.Version, minVersion)
 	}
-	if !s.AOF && info["loading"] != "1" { // while it loads its file, it says that it has none
+	if !s.AOF && info["loading"] != "1" { // a server that loads its log reports that it has none
 		s.warn(WarnUnlogged, "appendonly is off: after a crash it forgets leases that are held")
 	}
 	if good, known := info["min_slaves_good_slaves"]; s.Replicas > 0 && (!known || good == "") {
@@ -204,7 +204,7 @@ func fields(info string) map[string]string {
 	return all
 }
 
-// askClock measures at the middle of the round trip.
+// askClock compares the server's clock with that of this process at the middle of the round trip.
 func (s *ServerHealth) askClock(ctx context.Context, client *redis.Client) error {
 	sent := time.Now()
 	told, err := protocol.Bounded(ctx, protocol.Over(client), "time", "",
@@ -220,13 +220,13 @@ func (s *ServerHealth) askClock(ctx context.Context, client *redis.Client) error
 	return nil
 }
 
-// tryTime is how long what Check has acquired, and what Redis remembers of it, lasts.
+// tryTime is the TTL of the lease that Check acquires, and how long Redis remembers its last token.
 const tryTime = protocol.Patience
 
-// tryOut has two callers ask for a resource that nobody else asks for: one gets it, the other
-// waits, is called, gets it too, and releases it. So whatever keeps leases from working is met
-// here: a right that is missing, a command that was renamed, messages that do not arrive, or a
-// server that refuses writes. After an error the rest expires.
+// tryOut acquires a lease for one caller on a new resource. A second caller waits for it, is called
+// when the first releases it, gets it, and releases it. That finds what keeps leases from working:
+// a missing right, a renamed command, messages that do not arrive, a server that refuses writes.
+// After an error, what was acquired expires.
 func (i *Issuer) tryOut(ctx context.Context, server *redis.Client) error {
 	s := *i.store
 	s.ttl, s.retention = tryTime.Milliseconds(), tryTime.Milliseconds()
@@ -278,7 +278,7 @@ func (i *Issuer) tryOut(ctx context.Context, server *redis.Client) error {
 	return err
 }
 
-// resourceOn is one that the server has.
+// resourceOn returns the keys of a new resource that the server is responsible for.
 func (s *store) resourceOn(ctx context.Context, server *redis.Client) (*protocol.Keys, error) {
 	return protocol.Bounded(ctx, s.redis, "cluster slots", "", func() (*protocol.Keys, error) {
 		for ctx.Err() == nil {
@@ -298,7 +298,7 @@ func (s *store) resourceOn(ctx context.Context, server *redis.Client) (*protocol
 	})
 }
 
-// await returns when that is so, or an error that says what is missing.
+// await returns nil when so is true of the news, or an error that says what is missing.
 func (s *subscription) await(ctx context.Context, server *redis.Client, missing string, so func(notice) bool) error {
 	began := time.Now()
 	for {

@@ -18,38 +18,38 @@ const Unlimited = time.Duration(-1)
 // valid as [Config.MaxHold].
 const Never = time.Duration(-2)
 
-// Grant is what a lease is to the data store: fencedb.Grant.
+// Grant is a lease as the data store sees it. It is the same type as fencedb.Grant.
 type Grant = interface {
 	Resource() string
 	Token() int64
 	LeaseID() uuid.UUID
 }
 
-// Config is what all leases of an [Issuer] have in common. [New] checks it.
+// Config holds the settings of all leases of an [Issuer]. [New] checks it.
 type Config struct {
 	// TTL is how long a lease lasts without renewal, and so how long a resource stays blocked after
 	// its holder has died. Whole milliseconds, at least one; a fraction is cut off. Required.
 	TTL time.Duration
 
-	// RenewEvery is the time between two renewals, less up to a fifth, so that renewals spread. A
-	// failed renewal is tried again after a quarter of it. [Never] turns renewal off. Defaults to
-	// TTL/3.
+	// RenewEvery is the time between two renewals. Each is up to a fifth earlier, at random, so
+	// that renewals spread. A failed renewal is tried again after a quarter of RenewEvery. [Never]
+	// turns renewal off. Defaults to TTL/3.
 	RenewEvery time.Duration
 
 	// RenewTimeout bounds one renewal. RenewEvery + RenewTimeout must be less than TTL - Margin, so
-	// that a renewal ends before the lease does. The defaults leave time for more attempts after one
-	// that went unanswered. Defaults to TTL/6.
+	// that a renewal ends before the lease does. The defaults leave time for more attempts after
+	// one without an answer. Defaults to TTL/6.
 	RenewTimeout time.Duration
 
-	// Margin is how much earlier than Redis the holder ends its lease: room for clocks that run at
-	// different speeds. Defaults to TTL/100 + 1ms, but at most TTL/4.
+	// Margin is how much earlier than in Redis a lease ends for its holder. It is room for clocks
+	// that run at different speeds. Defaults to TTL/100 + 1ms, but at most TTL/4.
 	Margin time.Duration
 
-	// WarnBefore is how long before the end of its trust window a lease warns, on [Lease.Expiring],
-	// that it was not renewed. Less than TTL - Margin. Defaults to (TTL - Margin)/3.
+	// WarnBefore is how long before the end of its trust window a lease that was not renewed sends
+	// a warning to [Lease.Expiring]. Less than TTL - Margin. Defaults to (TTL - Margin)/3.
 	WarnBefore time.Duration
 
-	// MaxHold bounds the time from acquisition to the end of the last renewal, so that a holder
+	// MaxHold is how long a lease can be held in all: no renewal extends it further. So a holder
 	// that is stuck, or never releases, cannot keep the resource for ever. [Unlimited] turns it
 	// off. Defaults to one hour, or TTL if that is longer.
 	MaxHold time.Duration
@@ -58,11 +58,11 @@ type Config struct {
 	// 128 bytes of UTF-8. Defaults to none.
 	Namespace string
 
-	// Holder is a label that tells people who holds a lease: others see it in [HeldError] and
-	// [Inspection], operators in what the command fencedb shows. It is stored in Redis with each
-	// lease, as it is, and costs no request. At most 64 bytes; any byte other than a letter, digit or
-	// dash counts as three. Defaults to program@host:pid, such as "booking@host-7:4711", shortened to
-	// fit.
+	// Holder is a label that shows people who holds a lease: other programs find it in [HeldError]
+	// and [Inspection], and the command fencedb prints it. Redis stores it in clear text with each
+	// lease, at the cost of no request. At most 64 bytes; any byte other than a letter, digit or
+	// dash counts as three. Defaults to program@host:pid, such as "booking@host-7:4711", shortened
+	// to fit.
 	Holder string
 
 	// HashResources stores a SHA-256 instead of the resource's id in Redis, for ids that are
@@ -75,39 +75,39 @@ type Config struct {
 	FenceRetention time.Duration
 
 	// Replicas is how many replicas must confirm a new lease within ReplicaTimeout (Redis's WAIT).
-	// If fewer do, it is undone, with [ErrRefused]. That makes it unlikely, not impossible,
-	// that a fail-over forgets a lease; only fencing makes it harmless. On a Cluster, a resource
-	// whose slot is being moved cannot be acquired until the move is done. Defaults to none.
+	// If fewer do, the lease is released and the error is [ErrRefused]. So a fail-over is unlikely
+	// to lose a lease. It is still possible, and only fencing makes it harmless. On a Cluster, a
+	// resource cannot be acquired while its slot is being moved. Defaults to none.
 	Replicas int
 
 	// ReplicaTimeout is less than TTL - Margin, and than the client's read timeout. Whole
 	// milliseconds. Defaults to TTL/6, at most one second.
 	ReplicaTimeout time.Duration
 
-	// Seal is called with the new leases of an acquisition before their holder gets them; each grant
-	// is a [*Lease]. Its context is that of the acquisition, and ends one TTL after the leases were
-	// asked for: a lease is not renewed while it is sealed. If Seal fails, the leases are released
-	// and the acquisition fails with its error.
+	// Seal is called with the new leases of an acquisition before their holder gets them; each
+	// grant is a [*Lease]. Its context is derived from that of the acquisition, and ends one TTL
+	// after the leases were asked for: a lease is not renewed while it is sealed. If Seal fails,
+	// the leases are released and the acquisition fails with the error of Seal.
 	//
-	// There are two exceptions. If the error has a method FencePassed() (resource string, last int64)
-	// and the leases are not over, Redis has gone back: its last token is raised above last, as by
-	// [Issuer.Raise], and the acquisition begins anew, once for each resource. And if the error is a
-	// loss ([IsLost]), such as fencedb.ErrBusy, an acquisition that waits queues again, and returns
-	// the error of the latest Seal when its time ends.
+	// There are two exceptions. If the error has a method FencePassed() (resource string, last
+	// int64) and the leases are not over, Redis has lost tokens. The last token in Redis is then
+	// raised to last, as by [Issuer.Raise], and the acquisition begins again, once for each
+	// resource. And if the error is a loss ([IsLost]), such as fencedb.ErrBusy, an acquisition that
+	// waits joins the queue again; it returns the error of the latest Seal when its time ends.
 	//
-	// fencedb.Sealer(pool) seals in Postgres: then no earlier holder can write once the new one
-	// knows that it holds, and what a holder reads outside of its transactions stays as it was
-	// until it writes. Unsealed, both begin with its first fenced transaction. A seal costs a round
-	// trip to Postgres for each acquisition. Not for a [Semaphore]. Defaults to none.
+	// fencedb.Sealer(pool) seals in Postgres. Then no earlier holder can write once the new holder
+	// has its lease, and what the new holder reads outside of its transactions stays as it was
+	// until it writes. Without a seal, both hold only from its first fenced transaction on. A seal
+	// costs a round trip to Postgres for each acquisition. Not for a [Semaphore]. Defaults to none.
 	Seal func(ctx context.Context, grants ...Grant) error
 
 	// Tracers are called for every event of the leases. Free when unused. Defaults to none.
 	Tracers []Tracer
 
-	permits int // how many may hold a resource at once, of a semaphore; 0: it is a lease
+	permits int // for a semaphore: how many may hold a resource at once; 0: for leases
 }
 
-// withDefaults fills in what was left zero. It does not judge: check does.
+// withDefaults fills in the fields that were left zero. It accepts any values: check refuses them.
 func (c Config) withDefaults() Config {
 	if whole := c.TTL.Truncate(time.Millisecond); whole > 0 {
 		c.TTL = whole
@@ -148,7 +148,7 @@ func (c Config) check() error {
 	case c.Replicas < 0:
 		return protocol.Invalid("Replicas is %d; it cannot be negative", c.Replicas)
 	case c.Replicas > 0 && (c.ReplicaTimeout < time.Millisecond || c.ReplicaTimeout >= longest):
-		// Redis takes a timeout of zero as waiting for ever.
+		// To Redis, a timeout of zero means: wait for ever.
 		return protocol.Invalid("ReplicaTimeout (%v) must be from 1ms to less than TTL - Margin (%v)", c.ReplicaTimeout, longest)
 	case n > protocol.MostLabel:
 		return protocol.Invalid("Holder (%q) takes %d bytes when it is stored, more than %d; any byte but letters, digits and dashes takes three",
@@ -167,24 +167,24 @@ func (c Config) kind() string {
 // Option changes one acquisition.
 type Option func(*options)
 
-// NoWait makes [Issuer.Acquire], [Issuer.AcquireAll], [Issuer.Do] and [Issuer.DoAll] try once:
-// [ErrHeld] at once if another holds the resource, and then nothing was run.
+// NoWait makes [Issuer.Acquire], [Issuer.AcquireAll], [Issuer.Do] and [Issuer.DoAll] try once: if
+// another holds the resource, they return [ErrHeld] at once, and run nothing.
 func NoWait() Option { return func(o *options) { o.noWait = true } }
 
-// WaitAtMost bounds the waiting of [Issuer.Acquire], and of [Issuer.Do] before the work begins. The
-// error is then [ErrHeld] and [context.DeadlineExceeded]. d must be positive: for no waiting there
-// is [NoWait], and the two refuse each other.
+// WaitAtMost bounds the waiting of an acquisition. When d is over, the error is [ErrHeld] and
+// [context.DeadlineExceeded]. d must be positive: to try once, use [NoWait]. A call refuses both
+// together.
 //
-// However short d is, Redis is asked once, unless other callers of this process wait before this
-// call. That request may take until a quarter of a second after the call began, or half of the TTL
-// if that is less, and so may the call. So a free resource is granted, and [ErrUnreachable] means
-// that Redis did not answer.
+// However short d is, Redis is asked once, unless other callers of this process are already in
+// line. This request, and so the call, may take until 250 ms after the call began, or until half of
+// the TTL if that is less. So a free resource is granted, and [ErrUnreachable] means that Redis did
+// not answer.
 func WaitAtMost(d time.Duration) Option { return func(o *options) { o.patience = &d } }
 
 // options are what an [Option] changes.
 type options struct {
 	noWait   bool
-	patience *time.Duration // of WaitAtMost; nil: as long as the context allows
+	patience *time.Duration // from WaitAtMost; nil: as long as the context allows
 	lead     bool           // for [Issuer.Lead]
 }
 

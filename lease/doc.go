@@ -10,10 +10,10 @@
 //
 // # Words
 //
-// A resource is what a lease is for: an id such as "table:12". A holder has the lease. A
-// fencing token is a number that rises with every lease on a resource. The last token is
-// the highest that Redis has issued for it. A holder whose token is not the last is stale. A
-// [Semaphore] grants permits: up to N leases on one resource at once.
+// A resource is what a lease is for: an id such as "table:12". A holder has the lease. A fencing
+// token is a number that rises with every lease on a resource. The last token is the highest that
+// Redis has issued for it. A holder whose token is not the last is stale. A [Semaphore] grants
+// permits: up to N leases on one resource at once.
 //
 // # States
 //

@@ -9,35 +9,37 @@ import (
 )
 
 // Eval runs a Lua script in Redis if the lease still holds its resource there and no newer token
-// was issued for it. The check and the script are one step, so no holder that was overtaken writes:
+// was issued for it. The check and the script are one step, so a holder that was overtaken writes
+// nothing:
 //
 //	A holds, reads an old value, and is stopped. Its lease expires. B holds, and writes with Eval.
-//	A resumes and comes with Eval: ErrLost, and B's value stays.
+//	A resumes and calls Eval: ErrLost, and B's value stays.
 //
-// That is for data in the Redis of the leases, such as a cache entry or a state. It protects only
-// against writers that use Eval too, under leases on one resource. The script finds keys and args
-// in KEYS and ARGV, and its result is returned as go-redis returns it: nil, string, int64, []any.
-// Pass what varies in args: Redis and this process keep each script. On a Cluster the keys must be
-// in the slot of the lease, which [Key] with another Kind sees to; otherwise the error is
-// [ErrInvalid].
+// Eval is for data in the Redis of the leases, such as a cache entry or a state. It protects only
+// against writers that use Eval too, under leases on the same resource. The script finds keys and
+// args in KEYS and ARGV. Its result is returned as go-redis returns it: nil, string, int64, []any.
+// Pass values that vary in args, because Redis and this process keep each script. On a Cluster the
+// keys must be in the slot of the lease, as a [Key] of the resource with another Kind is; otherwise
+// the error is [ErrInvalid].
 //
 // What was written after an error:
 //
 //   - [ErrLost], [ErrRevoked], and the causes of [Lease.Context]: nothing. The lease is over.
-//   - [ErrStale]: nothing. The lease stands, but its token has been passed.
+//   - [ErrStale]: nothing. The lease stands, but a newer token was issued, or the last token was
+//     raised.
 //   - [ErrInvalid]: nothing. The lease is a permit of a [Semaphore], which does not exclude others,
 //     or go-redis has no way to write an argument.
-//   - [ErrUnreachable]: it is unknown. The request is not sent again by itself, and may still
+//   - [ErrUnreachable]: unknown. Eval does not send the request again. The request may still
 //     arrive; then it does nothing if the lease is over.
 //   - [ErrRefused]: nothing, unless NOPERM is about a command of the script. Then, and after any
-//     other error: what the script had written before it failed. Redis does not roll back.
+//     other error: what the script had written before it failed. Redis does not roll a script back.
 //
-// ctx bounds the call, as does a limit of five seconds.
+// ctx and a limit of five seconds bound the call.
 //
-// What Eval does not promise is that Redis keeps what was written: the data lie beside the lease,
-// and are lost with it. After a fail-over to a replica that lagged, or a start from an old
-// snapshot, the write of B may be gone, and A may hold again for the rest of its TTL. Data that
-// must survive belong behind a fence in Postgres.
+// Eval does not promise that Redis keeps what was written: the data are beside the lease, and are
+// lost with it. After a fail-over to a replica that lagged, or a start from an old snapshot, the
+// write of B may be gone, and A may hold again for the rest of its TTL. Put data that must survive
+// behind a fence in Postgres.
 func (l *Lease) Eval(ctx context.Context, script string, keys []string, args ...any) (any, error) {
 	if err := l.granted(); err != nil {
 		return nil, err
@@ -64,7 +66,7 @@ func (l *Lease) Eval(ctx context.Context, script string, keys []string, args ...
 	return value, nil
 }
 
-// lose ends the lease, as Redis says that it is over.
+// lose ends the lease because of an answer of Redis.
 func (l *Lease) lose(result outcome) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

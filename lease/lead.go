@@ -12,20 +12,21 @@ import (
 // LeadOption changes one [Issuer.Lead].
 type LeadOption func(*campaign)
 
-// OnFollow reports the leader's [Config.Holder] when this process finds that another process leads,
-// and when the leader changes, which it learns within one TTL and five seconds. told is called on
-// the goroutine of Lead.
+// OnFollow sets a function that Lead calls with the leader's [Config.Holder] when it finds that
+// another process leads, and when the leader changes. It learns of a change within one TTL and five
+// seconds. told is called on the goroutine of Lead.
 func OnFollow(told func(leader string)) LeadOption { return func(c *campaign) { c.follows = told } }
 
-// OnTerm reports how each term of this process ended, and each campaign that failed. err is what
-// [Issuer.Do] would return: the error of fn and the cause of the lease's end, or the error of the
-// acquisition. Nil: fn returned nil. The last term, which ends with the context of Lead, is
-// reported too: fn may not have finished. told is called on the goroutine of Lead.
+// OnTerm sets a function that Lead calls when a term of this process has ended, and when a campaign
+// has failed. err is what [Issuer.Do] would return: the error of fn and the cause of the lease's
+// end, or the error of the acquisition; nil if fn returned nil. The last term, which ends with the
+// context of Lead, is reported too, because its work may be unfinished. told is called on the
+// goroutine of Lead.
 func OnTerm(told func(err error)) LeadOption { return func(c *campaign) { c.ended = told } }
 
-// Lead is for a role that one process at a time has, such as a scheduler, for as long as it lives:
-// it campaigns for the lease on role, runs fn while it leads, releases the lease when fn returns,
-// and campaigns again, until ctx ends.
+// Lead is for a role that one process at a time has, such as that of a scheduler. It waits for the
+// lease on role (a campaign), runs fn under the lease (a term), releases the lease when fn returns,
+// and begins again, until ctx ends.
 //
 //	err := issuer.Lead(ctx, "role:report-builder", func(ctx context.Context, l *lease.Lease) error {
 //		for ctx.Err() == nil { ... } // under ctx, which ends with the term; behind the fence with l
@@ -33,19 +34,19 @@ func OnTerm(told func(err error)) LeadOption { return func(c *campaign) { c.ende
 //	}, lease.OnTerm(func(err error) { log.Print("role:report-builder: ", err) }))
 //
 // The context of fn ends with ctx or with the lease, whichever is first; [context.Cause] tells why.
-// Another process may lead from then on, and Lead waits for fn before it campaigns again: so fn has
-// to return soon. Like every lease, this one does not exclude a leader that was stopped and wakes;
-// what it then writes behind the fence is refused. A term is over after [Config.MaxHold], which is
-// an hour unless set: leaders usually want [Unlimited].
+// Then fn has to return soon, because another process may lead from then on, and Lead waits for fn
+// before it campaigns again. Like every lease, this one cannot hold back a leader that was stopped
+// and goes on late; the fence refuses its writes. A term ends after [Config.MaxHold], which
+// defaults to one hour: leaders usually want [Unlimited].
 //
-// It returns [context.Cause] of ctx when that has ended and fn has returned, joined with the error
+// Lead returns [context.Cause] of ctx when ctx has ended and fn has returned, joined with the error
 // of the last campaign if that failed; [ErrClosed] after [Issuer.Close]; and [ErrInvalid] if the
-// role or an option was refused. Everything else, also a Redis that does not answer, is reported to
-// [OnTerm], and Lead tries again after a pause: a tenth of the TTL at first, then twice as long
-// each time, up to three TTLs, each less up to a fifth. After a term that has lasted for three TTLs
-// the pause is a tenth again. So a leader that fails at once leads again about once in three TTLs,
-// and others get their turn meanwhile. [OnFollow] reports who leads; any process can ask
-// [Issuer.Inspect]. If fn panics, the lease is released and the panic goes on.
+// role or an option was refused. Every other error, such as a Redis that does not answer, is
+// reported to [OnTerm], and Lead tries again after a pause. The pause is a tenth of the TTL at
+// first, and doubles up to three TTLs; each is up to a fifth shorter, at random. After a term of at
+// least three TTLs it is a tenth of the TTL again. So a leader that always fails at once leads
+// about once in three TTLs, and others get their turn meanwhile. [OnFollow] reports who leads, and
+// any process can ask [Issuer.Inspect]. If fn panics, the lease is released and the panic goes on.
 func (i *Issuer) Lead(ctx context.Context, role string,
 	fn func(ctx context.Context, l *Lease) error, opts ...LeadOption) error {
 	if err := i.ready(); err != nil {
@@ -72,8 +73,8 @@ type campaign struct {
 	follows     func(leader string)
 	ended       func(err error)
 
-	leader string // that follows was told of; "" after a term of our own
-	failed error  // of the last campaign; nil if it was won, or somebody else leads
+	leader string // the last that follows was called with; "" after a term of this process
+	failed error  // of the last campaign; nil if it was won, or if another process leads
 }
 
 // over is what Lead returns when ctx has ended.
@@ -111,7 +112,7 @@ func (c *campaign) run(ctx context.Context) error {
 	}
 }
 
-// rest returns early when ctx ends or Close begins.
+// rest pauses. It returns early when ctx ends or Close begins.
 func (c *campaign) rest(ctx context.Context, pause time.Duration) {
 	call := new(openCall)
 	ctx, err := c.registry.begin(ctx, call)
@@ -122,7 +123,8 @@ func (c *campaign) rest(ctx context.Context, pause time.Duration) {
 	protocol.Sleep(ctx, protocol.Jitter(pause))
 }
 
-// win waits until this process leads. It asks anew after one TTL, to learn who leads now.
+// win waits until this process leads. It begins a new acquisition after each TTL, to learn who
+// leads now.
 func (c *campaign) win(ctx context.Context) (*Lease, error) {
 	leads := func(o *options) { o.lead = true }
 	l, err := c.Acquire(ctx, c.role, NoWait(), leads)

@@ -10,8 +10,8 @@ import (
 	"github.com/fencedb/fencedb/internal/protocol"
 )
 
-// Leases are held together, in the byte order of their resources. They are grants as package
-// fencedb takes them: fencedb.All(leases...).
+// Leases are leases that are held together, in the byte order of their resources. Package fencedb
+// takes them as grants: fencedb.All(leases...).
 type Leases []*Lease
 
 // Release releases all of them at once, each as [Lease.Release] does. The error joins those of the
@@ -20,14 +20,14 @@ func (ls Leases) Release(ctx context.Context) error {
 	return ls.each(func(l *Lease) error { return l.Release(ctx) })
 }
 
-// GiveBack releases all of them as [Issuer.Do] does after its work: it waits for one attempt, or
-// none where a lease is over, and goes on in the background. It is for work that does not end with
-// a function, such as rows that are read under the leases.
+// GiveBack releases all of them as [Issuer.Do] does after its work: it waits for the first attempt
+// only, and not at all for a lease that is over; more attempts go on in the background. It is for
+// work that does not end with a function, such as rows that are read under the leases.
 func (ls Leases) GiveBack(ctx context.Context) {
 	_ = ls.each(func(l *Lease) error { return l.finish(ctx) })
 }
 
-// first is nil if there is none.
+// first is the first lease; nil if there is none.
 func (ls Leases) first() *Lease {
 	if len(ls) == 0 {
 		return nil
@@ -68,20 +68,20 @@ func (ls Leases) lost() error {
 	return nil
 }
 
-// Bind returns a context for the work under the lease: it ends with ctx or with the lease,
-// whichever is first, and [context.Cause] tells which and why. Deadline and values are those of
-// ctx. The function releases resources and ends the context with [context.Canceled]; it ends
-// neither ctx nor the lease. [Issuer.Do] binds by itself.
+// Bind returns a context for the work under the lease. It ends with ctx or with the lease,
+// whichever is first, and [context.Cause] tells which and why. Its deadline and values are those of
+// ctx. Call the function when the work has ended: it ends the returned context, with
+// [context.Canceled], but neither ctx nor the lease. [Issuer.Do] does all this by itself.
 func (l *Lease) Bind(ctx context.Context) (context.Context, context.CancelFunc) {
 	return Leases{l}.Bind(ctx)
 }
 
-// Bind is [Lease.Bind] for several: the context ends with the first of them.
+// Bind is [Lease.Bind] for several leases: the context ends with the first of them that ends.
 func (ls Leases) Bind(ctx context.Context) (context.Context, context.CancelFunc) {
 	work, cancel := context.WithCancelCause(ctx)
 	stops := make([]func() bool, len(ls))
 	for n, l := range ls {
-		if over := l.Err(); over != nil { // also if its timers have not run yet, because the process was stopped
+		if over := l.Err(); over != nil { // Err is right even if the timers have not run yet after a stop of the process
 			cancel(over)
 		}
 		stops[n] = context.AfterFunc(l.Context(), func() { cancel(context.Cause(l.Context())) })
@@ -94,8 +94,8 @@ func (ls Leases) Bind(ctx context.Context) (context.Context, context.CancelFunc)
 	}
 }
 
-// do runs the work under the leases and releases them, also when the work panics. It does not begin
-// if one of them is over already: the process may have been stopped since they were granted.
+// do runs the work under the leases and releases them, even if the work panics. It does not run the
+// work if a lease is over already: the process may have been stopped since they were granted.
 func (ls Leases) do(ctx context.Context, fn func(context.Context) error) (err error) {
 	defer func() { err = ls.finish(ctx, err) }()
 	if over := ls.lost(); over != nil {
@@ -110,7 +110,7 @@ func (ls Leases) do(ctx context.Context, fn func(context.Context) error) (err er
 func (ls Leases) finish(ctx context.Context, err error) error {
 	lost := ls.each(func(l *Lease) error {
 		cause := l.finish(ctx)
-		if cause != nil && errors.Is(err, cause) { // the work has told
+		if cause != nil && errors.Is(err, cause) { // err contains it already
 			return nil
 		}
 		return cause
@@ -124,9 +124,9 @@ func (ls Leases) finish(ctx context.Context, err error) error {
 	return protocol.Join(err, lost)
 }
 
-// finish releases the lease after the work, and waits for one attempt: a working Redis answers it.
-// The rest goes on in the background, and all of it if the lease was over: nobody relies on it. The
-// error says why the lease ended before the work.
+// finish releases the lease after the work. It waits for the first attempt, which a working Redis
+// answers; more attempts go on in the background. If the lease was over, all attempts do. The error
+// says why the lease ended before the work, or why Redis did not release it.
 func (l *Lease) finish(ctx context.Context) error {
 	if err := l.granted(); err != nil {
 		return err

@@ -10,26 +10,26 @@ import (
 	"github.com/fencedb/fencedb/internal/protocol"
 )
 
-// Key is the name of a key in Redis, for tools that look at what is held: operators' commands,
+// Key is the name of a key in Redis. It is for tools that look at leases: commands for operators,
 // alerts, tests.
 //
 //	lease:v1:{tenant/table:12}:owner
 type Key struct {
 	Kind      string // "lease" or "semaphore", as in [TraceStart]; "" is "lease"
 	Namespace string // [Config.Namespace]
-	Resource  string // as it is in Redis: with [Config.HashResources] its digest, "sha256:..."
+	Resource  string // as Redis stores it: with [Config.HashResources], its digest, "sha256:..."
 	Field     string // "owner", "fence", "queue", "alive", or "ended"; docs/protocol.md says what each holds
 }
 
-// String is the name.
+// String is the name as Redis has it.
 func (k Key) String() string { return protocol.Key(k).String() }
 
-// Pattern is a glob for Redis's SCAN that matches the names of all resources that begin with
-// k.Resource. Without a namespace it also matches those of other namespaces; [ParseKey] tells them
+// Pattern is a glob for Redis's SCAN. It matches the keys of all resources that begin with
+// k.Resource. If k.Namespace is "", it also matches keys of other namespaces; [ParseKey] tells them
 // apart.
 func (k Key) Pattern() string { return protocol.Key(k).Pattern() }
 
-// ParseKey reads what [Key.String] writes. It answers false for any other name.
+// ParseKey reads what [Key.String] writes. It returns false for any other name.
 func ParseKey(name string) (Key, bool) {
 	k, ok := protocol.ParseKey(name)
 	return Key(k), ok
@@ -38,14 +38,14 @@ func ParseKey(name string) (Key, bool) {
 // Resource builds an id of the form type:id, such as "table:12".
 func Resource(kind string, id any) string { return kind + ":" + fmt.Sprint(id) }
 
-// ClientName is a name for this process's connections, such as "booking@host-7:4711", to be given
-// to the client in its options:
+// ClientName is a name for the connections of this process, such as "booking@host-7:4711". Put it
+// into the options of the client:
 //
 //	redis.NewClient(&redis.Options{Addr: addr, ClientName: lease.ClientName("booking")})
 //
-// CLIENT LIST then tells the program, host and process of a connection; those with sub or ssub
-// above 0 are where waiters are woken. This package names no connections, because the client is the
-// caller's. Characters that Redis does not allow in a name become "_".
+// CLIENT LIST then shows the program, host and process of each connection. Waiters are woken
+// through the connections with sub or ssub above 0. This package does not name connections itself,
+// because the client is the caller's. Characters that Redis does not allow in a name become "_".
 func ClientName(program string) string {
 	host, _, _ := strings.Cut(hostname(), ".")
 	return strings.Map(printable, fmt.Sprintf("%s@%s:%d", program, host, os.Getpid()))
@@ -59,8 +59,8 @@ func hostname() string {
 	return host
 }
 
-// thisProcess is the label of holders that were given none. Of a long host name the end is kept,
-// where pods differ.
+// thisProcess is the default label of holders. A host name that is too long keeps its end, in which
+// pods differ.
 var thisProcess = sync.OnceValue(func() string { return labelOf(filepath.Base(os.Args[0]), hostname(), os.Getpid()) })
 
 func labelOf(program, host string, pid int) string {
@@ -79,7 +79,7 @@ func labelOf(program, host string, pid int) string {
 	return label()
 }
 
-// printable keeps what CLIENT SETNAME takes: from "!" to "~".
+// printable keeps the characters that CLIENT SETNAME accepts, from "!" to "~".
 func printable(r rune) rune {
 	if r < '!' || r > '~' {
 		return '_'

@@ -28,8 +28,8 @@ var verdicts = map[Verdict]string{Current: "current", LeaseLost: "lease lost", F
 
 func (v Verdict) String() string { return cmp.Or(verdicts[v], fmt.Sprintf("Verdict(%d)", int(v))) }
 
-// Revocation is the new last token of a resource whose holder was ended. It is a grant as package
-// fencedb takes it: sealed there, it keeps the former holder from writing.
+// Revocation is the new last token of a resource whose lease was ended. Package fencedb takes it as
+// a grant: once it is sealed there, the former holder cannot write.
 type Revocation struct {
 	resource    string
 	id          uuid.UUID
@@ -38,17 +38,17 @@ type Revocation struct {
 	holderToken int64
 }
 
-// Resource is what was revoked.
+// Resource is the resource whose lease was ended.
 func (r *Revocation) Resource() string { return r.resource }
 
 // Token is the new last token: greater than the former holder's, smaller than the next holder's.
 func (r *Revocation) Token() int64 { return r.token }
 
-// LeaseID identifies this revocation, as a lease id does a lease.
+// LeaseID identifies this revocation, as a lease id identifies a lease.
 func (r *Revocation) LeaseID() uuid.UUID { return r.id }
 
-// Holder is the lease that this revocation has ended, and its token. It answers false if nobody
-// held the resource.
+// Holder returns the id and the token of the lease that this revocation has ended. held is false if
+// nobody held the resource.
 func (r *Revocation) Holder() (id uuid.UUID, token int64, held bool) {
 	return r.holder, r.holderToken, r.holderToken > 0
 }
@@ -61,25 +61,25 @@ type Inspection struct {
 	Label         string        // of the holder, its [Config.Holder]; "": nobody, or not known
 	ExpiresIn     time.Duration // of the holder's lease, without renewal
 	LastToken     int64         // 0: not known
-	RememberedFor time.Duration // the last token; negative: it never expires, or is not known
+	RememberedFor time.Duration // how long Redis keeps LastToken; negative: for ever, or it is not known
 	Waiters       int           // processes that wait
-	Revoked       uuid.UUID     // the lease that was revoked lately; zero: none
+	Revoked       uuid.UUID     // the lease that was revoked last, if Redis still knows; zero: none
 	RevokedTo     int64         // the token of that revocation; equals LastToken if nobody has acquired since; 0: none
 }
 
-// acquired is the answer of acquire.lua: a token for each resource, or how long to wait and for
-// which of them.
+// acquired is the answer of acquire.lua: a token for each resource; or which resource is held, by
+// whom, and after what time to ask again.
 type acquired struct {
 	tokens []int64   // nil when refused
-	sent   time.Time // when this was asked for
-	again  bool      // once more, and the request before may be carried out later
+	sent   time.Time // when the request was sent
+	again  bool      // an earlier attempt has failed, and may yet be carried out
 	wait   time.Duration
-	index  int
-	holder string // its label; "" if it is not known
+	index  int    // of the resource
+	holder string // the label of the holder; "" if it is not known
 }
 
-// decodeAcquire is for a request about so many resources. On an error the grant may stand; the
-// acquisition that fails withdraws it.
+// decodeAcquire decodes the answer to a request about that number of resources. After an error the
+// grant may stand in Redis; the acquisition fails and withdraws it.
 func (s *store) decodeAcquire(r protocol.Reply, resources int) (acquired, error) {
 	switch {
 	case r.Is("granted", resources) && r.Confirmed < s.cfg.Replicas:
@@ -127,7 +127,7 @@ func outcomeOf(successes ...string) func(protocol.Reply) (outcome, error) {
 	return protocol.OneOf(words)
 }
 
-// loss is why a lease is not held any more.
+// loss is the error for a lease that Redis found to be over.
 func (o outcome) loss() error {
 	switch o {
 	case taken:
@@ -143,7 +143,7 @@ var errTaken = fmt.Errorf("%w: taken by another holder", ErrLost)
 
 // decodeEval returns the result of the caller's script, or why it was not run.
 func decodeEval(ctx context.Context, r protocol.Reply) (any, outcome, error) {
-	if err, failed := r.Value.(error); failed { // the script has returned it
+	if err, failed := r.Value.(error); failed { // the script has returned an error as its result
 		return nil, done, protocol.Failed(ctx, r.Script, err)
 	}
 	if r.Is("stale", 1) {
@@ -153,7 +153,7 @@ func decodeEval(ctx context.Context, r protocol.Reply) (any, outcome, error) {
 	return r.Value, result, err
 }
 
-// passed says which token has passed the one that was named.
+// passed is the [ErrStale] of a reply that carries the last token.
 func passed(r protocol.Reply) error {
 	last := r.Number(0, 0)
 	return cmp.Or(r.Err(), fmt.Errorf("%w: the last token is %d", ErrStale, last))

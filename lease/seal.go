@@ -10,10 +10,10 @@ import (
 	"github.com/fencedb/fencedb/internal/protocol"
 )
 
-// seal has Config.Seal seal all leases, before their holder learns that it holds. No lease is
-// renewed meanwhile, so a process that does not reach the data store keeps its resources for no
-// longer than one TTL. If sealing fails or panics, all are given back. again: the acquisition may
-// begin anew then.
+// seal calls Config.Seal with all leases, before their holder gets them. No lease is renewed
+// meanwhile, so a process that does not reach the data store keeps its resources for one TTL at
+// most. If Seal fails or panics, all leases are released; again reports whether the acquisition may
+// then ask once more.
 func (a *acquisition) seal(ctx context.Context, leases Leases) (_ Leases, again bool, err error) {
 	if a.core.cfg.Seal == nil {
 		return leases, false, nil
@@ -32,7 +32,7 @@ func (a *acquisition) seal(ctx context.Context, leases Leases) (_ Leases, again 
 			until = end
 		}
 	}
-	// The margin is for the answer of a store that bounds itself by the lease.
+	// A store that itself stops at the end of the lease has the margin to answer so.
 	sealing, cancel := context.WithDeadlineCause(ctx, until.Add(a.core.cfg.Margin), errNotSealed)
 	defer cancel()
 	err = a.core.cfg.Seal(sealing, grants...)
@@ -40,13 +40,13 @@ func (a *acquisition) seal(ctx context.Context, leases Leases) (_ Leases, again 
 	switch {
 	case err != nil && context.Cause(sealing) == errNotSealed &&
 		(!IsLost(err) || errors.Is(err, context.DeadlineExceeded)):
-		if IsLost(err) { // that the lease is over by now says nothing of other holders
+		if IsLost(err) { // the lease is over because of the deadline, which says nothing about other holders
 			err = fmt.Errorf("%w (%v)", context.DeadlineExceeded, err)
 		}
 		err = fmt.Errorf("%w (%v): %w", errNotSealed, a.core.cfg.TTL, err)
 	case err != nil:
 		again, err = a.notSealed(ctx, leases, over, err)
-	case over != nil: // that has taken longer than they last
+	case over != nil: // that is, sealing took longer than the leases last
 		err = over
 	}
 	if err != nil {
@@ -62,12 +62,13 @@ func (a *acquisition) seal(ctx context.Context, leases Leases) (_ Leases, again 
 // errSeal is every error of sealing, for tracers.
 var errSeal = errors.New("lease: not sealed")
 
-// errNotSealed is the end of the time for sealing.
+// errNotSealed is the cause of a context for sealing whose time is over.
 var errNotSealed = errors.New("the data store has not answered within the TTL of the lease")
 
-// notSealed reports whether the acquisition may begin anew after that answer of the data store. One
-// that waits may, if another holder has the fence. Where the fence has passed a lease that stands,
-// Redis has gone back: then its last token is raised first, once for each resource.
+// notSealed reports whether the acquisition may ask once more after that error of the data store.
+// It may if it waits and another holder is in the way. It may also if the fence is ahead of a lease
+// that stands: then Redis has lost tokens, and notSealed first raises its last token, once for each
+// resource.
 func (a *acquisition) notSealed(ctx context.Context, leases Leases, over, err error) (again bool, _ error) {
 	passed, ok := errors.AsType[interface {
 		error
@@ -88,7 +89,7 @@ func (a *acquisition) notSealed(ctx context.Context, leases Leases, over, err er
 	return true, err
 }
 
-// renewNot keeps the lease from being renewed, and says when it ends.
+// renewNot stops the renewal of the lease, and returns when the lease ends.
 func (l *Lease) renewNot() (until time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -97,7 +98,7 @@ func (l *Lease) renewNot() (until time.Time) {
 	return l.validUntil
 }
 
-// renewAgain has the lease renewed from now on.
+// renewAgain resumes the renewal of the lease.
 func (l *Lease) renewAgain() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -11,17 +11,17 @@ import (
 	"github.com/fencedb/fencedb/internal/protocol"
 )
 
-// MaxLimit is the greatest limit of a semaphore: its scripts look at each holder.
+// MaxLimit is the greatest limit of a semaphore. It is bounded because scripts read all holders.
 const MaxLimit = 1000
 
-// SemaphoreConfig is what all resources of a [Semaphore] have in common. [NewSemaphore] checks it.
+// SemaphoreConfig holds the settings of all resources of a [Semaphore]. [NewSemaphore] checks it.
 type SemaphoreConfig struct {
 	// Limit is how many may hold a resource at once. From 1 to [MaxLimit]. Programs that share
-	// resources should agree on it, since each applies its own: a program with a lower limit waits
-	// until fewer hold in all. Required.
+	// resources should agree on it. Each applies its own limit to the holders of all programs, so
+	// one with a lower limit waits longer. Required.
 	Limit int
 
-	// Lease is how each permit is held. Its TTL is required.
+	// Lease is the Config of the permits. Its TTL is required.
 	Lease Config
 }
 
@@ -36,26 +36,26 @@ type SemaphoreConfig struct {
 //	limit 3     A(41)  B(42)  C(43)              D waits
 //	            A(41)         C(43)  D(44)       B was released, or has expired
 //
-// Redis keeps the holders in a sorted set by the end of their time on its own clock. Those that
-// have expired are not counted, so a holder that dies blocks its permit for one TTL and no longer.
+// Redis keeps the holders in a sorted set, by when their permits expire on its own clock. Expired
+// permits are not counted, so a holder that dies blocks its permit for one TTL at most.
 //
 // Waiters are served first come, first served, as for leases. A release calls the first waiter that
-// listens; if there is room for more, that waiter calls the next. Waiters of one process stand in
-// one line there, so one process takes several free permits one after the other.
+// listens; when this waiter gets its permit and another is free, it calls the next. The waiters of
+// one process stand in one line, so a process takes several free permits one after the other.
 //
-// A permit does not fence. Tokens rise, but an older one is not stale, because several are current
-// at once. So a permit is not a grant, and fencedb refuses it, because the earlier of two valid
-// holders would be stale. If each holder writes something of its own, take a lease on that under
-// the permit. A holder that is stopped for longer than its TTL works beside up to N others when it
-// resumes, until it looks at its context; and when Redis loses its data, it has forgotten the
-// holders. So a semaphore bounds load; it does not protect data.
+// A permit does not fence. Its token is greater than those before, but an older token is not stale,
+// because several holders are valid at once. So fencedb does not take a permit as a grant: it would
+// refuse the earlier of two valid holders. If each holder writes something of its own, acquire a
+// lease on that as well, under the permit. A holder that is stopped for longer than its TTL works
+// beside up to N others when it resumes, until it looks at its context. And if Redis loses its
+// data, it has forgotten the holders. So a semaphore bounds load; it does not protect data.
 type Semaphore struct {
 	issuer *Issuer
 }
 
-// NewSemaphore checks the configuration; errors are [ErrInvalid] and name the field. It does not
-// talk to Redis. The client stays the caller's: the semaphore neither closes it nor uses its
-// retries.
+// NewSemaphore makes a semaphore. It checks the configuration: errors are [ErrInvalid] and name the
+// field. It does not talk to Redis. The client is as for [New]: the semaphore neither closes it nor
+// uses its retries.
 func NewSemaphore(client redis.UniversalClient, cfg SemaphoreConfig) (*Semaphore, error) {
 	if cfg.Limit < 1 || cfg.Limit > MaxLimit {
 		return nil, protocol.Invalid("Limit must be from 1 to %d; it is %d", MaxLimit, cfg.Limit)
@@ -68,7 +68,7 @@ func NewSemaphore(client redis.UniversalClient, cfg SemaphoreConfig) (*Semaphore
 	return &Semaphore{issuer}, nil
 }
 
-// of is the issuer of the permits; one of nil or zero refuses every call.
+// of is the issuer of the permits. That of a nil or zero Semaphore is nil, and refuses every call.
 func (s *Semaphore) of() *Issuer {
 	if s == nil {
 		return nil
@@ -76,28 +76,29 @@ func (s *Semaphore) of() *Issuer {
 	return s.issuer
 }
 
-// Acquire waits for a permit: first come, first served, bounded by ctx and [WaitAtMost]. With
-// [NoWait] it asks once: [ErrHeld] with the time after which to retry, if all permits are taken or
-// others wait for one. Otherwise it is like [Issuer.Acquire].
+// Acquire acquires a permit. It waits for its turn, first come, first served; ctx and [WaitAtMost]
+// bound the waiting. With [NoWait] it asks once; if all permits are taken, or a waiter has the
+// right of way, the error is [ErrHeld], with the time after which to ask again. In all else it is
+// like [Issuer.Acquire].
 func (s *Semaphore) Acquire(ctx context.Context, resource string, opts ...Option) (*Lease, error) {
 	return s.of().Acquire(ctx, resource, opts...)
 }
 
 // Do acquires a permit, runs fn under a context that ends with ctx or with the permit, and releases
-// the permit, also when fn panics. It is like [Issuer.Do].
+// the permit, even if fn panics. It is like [Issuer.Do].
 func (s *Semaphore) Do(ctx context.Context, resource string,
 	fn func(ctx context.Context, l *Lease) error, opts ...Option) error {
 	return s.of().Do(ctx, resource, fn, opts...)
 }
 
-// Close releases every permit that is held, in good order. It is like [Issuer.Close].
+// Close ends and releases every permit that is held. It is like [Issuer.Close].
 func (s *Semaphore) Close(ctx context.Context) error { return s.of().Close(ctx) }
 
 // SemaphoreInspection is what Redis knows about a resource of a semaphore. It is out of date when
 // it arrives.
 type SemaphoreInspection struct {
 	Waiters int      // in Redis's queue: one for each process that waits
-	Permits []Permit // that are held, by the end of their time, the first to expire in front
+	Permits []Permit // the permits that are held; the first to expire comes first
 }
 
 // Permit is a permit that is held, as Redis knows it.
@@ -108,7 +109,7 @@ type Permit struct {
 	Label     string        // of the holder, its [Config.Holder]; "": not known
 }
 
-// Inspect returns who holds the resource. It changes nothing.
+// Inspect returns the permits that are held on the resource. It changes nothing.
 func (s *Semaphore) Inspect(ctx context.Context, resource string) (SemaphoreInspection, error) {
 	if err := s.of().ready(resource); err != nil {
 		return SemaphoreInspection{}, err
@@ -117,13 +118,13 @@ func (s *Semaphore) Inspect(ctx context.Context, resource string) (SemaphoreInsp
 	return about(ctx, i.core, "inspect semaphore", resource, i.store.inspect(i.keys(resource)), decodeSemaphoreInspect)
 }
 
-// Revoke ends the permit with that lease id, one of those that [Semaphore.Inspect] lists. It is
-// free at once, and the first waiter is woken. The former holder's context ends with [ErrRevoked]
-// at its next renewal; until then it works beside as many as the limit allows.
+// Revoke ends the permit with that lease id, one of those that [Semaphore.Inspect] lists. The
+// permit is free at once, and the first waiter is called. The former holder's context ends with
+// [ErrRevoked] at its next renewal; until then it works beside as many others as the limit allows.
 //
-// It answers false, and changes nothing, if no permit has that id, and true again for a permit that
-// was revoked lately. A request that goes unanswered is repeated; after [ErrUnreachable] it may
-// have taken effect, and asking again does no harm.
+// held is false if no permit has that id; then nothing was changed. It is true also for a permit
+// that was revoked lately. A request without an answer is repeated. After [ErrUnreachable] it may
+// have taken effect; revoking the permit again does no harm.
 func (s *Semaphore) Revoke(ctx context.Context, resource string, leaseID uuid.UUID) (held bool, err error) {
 	if err := s.of().ready(resource); err != nil {
 		return false, err
@@ -135,8 +136,8 @@ func (s *Semaphore) Revoke(ctx context.Context, resource string, leaseID uuid.UU
 
 var decodeSemaphoreRevoke = protocol.OneOf(map[string]bool{"revoked": true, "gone": false})
 
-// decodeSemaphoreInspect reads the number of waiters, and for each permit
-// "<lease id>:<token>:<label>" and the milliseconds left.
+// decodeSemaphoreInspect reads the number of waiters, and for each permit two arguments: "<lease
+// id>:<token>:<label>", and the milliseconds until it expires.
 func decodeSemaphoreInspect(r protocol.Reply) (SemaphoreInspection, error) {
 	if r.Word != "inspected" || len(r.Args)%2 != 1 {
 		return SemaphoreInspection{}, r.Unknown()

@@ -20,8 +20,8 @@ type term struct {
 	token int64
 }
 
-// word is a string, or a number, as the client library takes it. To make one of a string costs an
-// allocation, so what is sent more than once is kept as a word.
+// word is a string or a number in an interface, as the client library takes it. The conversion
+// costs an allocation, so a value that is sent more than once is kept as a word.
 type word any
 
 // mode is what acquire.lua does when it cannot grant at once.
@@ -32,40 +32,40 @@ var (
 	modeWait mode = "wait" // join the queue
 )
 
-// store keeps leases on one Redis deployment: a server, a Sentinel group, or a Cluster. It knows
-// the words of each request.
+// store makes the requests to one Redis deployment: a server, a Sentinel group, or a Cluster.
 type store struct {
 	cfg       Config
 	client    redis.UniversalClient
-	redis     *protocol.Sender     // on client
-	cluster   *redis.ClusterClient // the same, if it is one
+	redis     *protocol.Sender     // uses client
+	cluster   *redis.ClusterClient // client, if it is one of a Cluster; otherwise nil
 	scripts   protocol.Holding     // of leases or of semaphores
 	publish   word                 // the command that wakes waiters
 	listener  word                 // the name under which this process listens for them
-	label     word                 // of Config.Holder, as it is stored
-	ttl       word                 // of the configuration, in milliseconds
-	retention word                 // the same
+	label     word                 // Config.Holder, escaped
+	ttl       word                 // Config.TTL in milliseconds
+	retention word                 // Config.FenceRetention in milliseconds
 	listeners *listeners
 }
 
 func checkClient(client redis.UniversalClient) error {
 	switch client.(type) {
 	case *redis.AutoPipeliner:
-		// On a Cluster a waiter would listen to one node, and several resources be asked for in one
-		// script.
+		// If it hides a Cluster, a waiter would listen on one node only, and one script would ask
+		// for several resources.
 		return protocol.Invalid("a redis.AutoPipeliner does not tell what is behind it; take its client, which sends together what is asked at the same time anyway")
 	case *redis.Ring:
 		return protocol.Invalid("a redis.Ring moves a resource to another server when one fails, which knows nothing of its leases; take a Sentinel group or a Cluster")
 	case nil, *redis.Client, *redis.ClusterClient:
 		return protocol.CheckClient(client)
 	}
-	// All processes have to publish in one way, or their waiters do not hear each other.
+	// All processes have to publish with the same command, or they do not wake each other's
+	// waiters.
 	return protocol.Invalid("a %T does not tell whether a Cluster is behind it; take the client itself, and add a hook to it", client)
 }
 
-// isSharded reports whether messages stay on the shard that serves their channel. A client that was
-// given its slots is one of several plain servers, such as those of a Sentinel group that are read
-// by latency: others publish to the same servers with a plain client.
+// isSharded reports whether messages stay on the shard that serves their channel. A ClusterClient
+// that was given its slots is a client of plain servers, such as a Sentinel group that is read by
+// latency: other programs publish to the same servers with a plain client.
 func isSharded(client redis.UniversalClient) bool {
 	cluster, ok := client.(*redis.ClusterClient)
 	return ok && cluster.Options().ClusterSlots == nil
@@ -86,12 +86,12 @@ func newStore(client redis.UniversalClient, cfg Config) *store {
 	return s
 }
 
-// subscribe listens to what is published for this process's waiters alone.
+// subscribe listens to the messages to waiters of this process.
 func (s *store) subscribe(channel, waiter string) *subscription {
 	return s.listeners.subscribe(channel+":"+s.listener.(string), waiter)
 }
 
-// servers are those that grant.
+// servers are the servers that grant leases: the primary, or each master of a Cluster.
 func (s *store) servers(ctx context.Context) (all []*redis.Client, err error) {
 	switch client := s.client.(type) {
 	case *redis.Client:
@@ -111,11 +111,11 @@ func (s *store) servers(ctx context.Context) (all []*redis.Client, err error) {
 	panic("bug: another client was accepted")
 }
 
-// spans is false on a Cluster, where a script sees one slot only; several resources are then
-// acquired step by step.
+// spans reports whether one script can see all these resources. On a Cluster it sees one slot only,
+// so several resources are acquired one after the other.
 func (s *store) spans(k []*protocol.Keys) bool { return s.cluster == nil || len(k) == 1 }
 
-// acquire asks for one lease with that id on each of the resources, or none.
+// acquire asks for a lease with that id on each of the resources, or for none.
 func (s *store) acquire(k []*protocol.Keys, id word, how mode) protocol.Call {
 	var room [12]any // for one resource
 	words := room[:0]
@@ -147,12 +147,12 @@ func (s *store) withdraw(k *protocol.Keys, id word) protocol.Call {
 	return s.scripts.Withdraw.Call(3, k.Owner, k.Queue, k.Alive, id, s.publish)
 }
 
-// verdict compares the lease with what Redis knows of its resource, the reply to inspect.
+// verdict compares the lease with r, the reply to inspect.
 func (s *store) verdict(t term, r protocol.Reply) (Verdict, error) {
 	var held []Permit
 	var last int64
 	var err error
-	if s.cfg.permits > 0 { // a newer token is no news where several hold
+	if s.cfg.permits > 0 { // last stays 0: a newer token does not make a permit stale
 		var found SemaphoreInspection
 		found, err = decodeSemaphoreInspect(r)
 		held = found.Permits

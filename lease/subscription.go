@@ -13,32 +13,31 @@ import (
 	"github.com/fencedb/fencedb/internal/protocol"
 )
 
-// subscription is one waiter's share in a connection: the channel of one resource.
+// subscription is the channel of one resource on a connection that several subscriptions share.
 type subscription struct {
 	channel  string
 	wake     chan struct{} // holds one token when the waiter should ask again
 	listener *listener
-	moved    func() bool // the channel is served elsewhere by now
-	known    bool        // to the listener's loop; guarded by the listener's mu
+	moved    func() bool // reports whether another master serves the channel by now
+	known    bool        // the listener's loop has seen it; guarded by the listener's mu
 
 	mu     sync.Mutex
 	waiter string // the lease id whose news counts; guarded by mu
 	news   notice // guarded by mu
 }
 
-// notice is what a waiter was told since it asked.
+// notice is the news for a waiter since it last asked.
 type notice struct {
 	ask     bool  // the waiter should ask now, whatever look says
-	listens bool  // the subscription was confirmed
+	listens bool  // Redis has confirmed the subscription
 	called  bool  // it is the waiter's turn
-	refused error // why Redis does not let this process listen: the waiter will never be woken
+	refused error // why Redis does not allow this process to listen: the waiter is never woken
 
-	// look is how long the waiter that was woken may go on sleeping, because the one before it has its
-	// turn.
+	// look is the time after which the waiter should ask, because the waiter before it was called.
 	look time.Duration
 }
 
-// listenFor says whose news counts from now on, and forgets earlier news.
+// listenFor sets the waiter whose news counts from now on, and forgets earlier news.
 func (s *subscription) listenFor(waiter string) {
 	s.mu.Lock()
 	s.waiter, s.news = waiter, notice{refused: s.news.refused}
@@ -57,18 +56,18 @@ func (s *subscription) tell(add func(*notice)) {
 	signal(s.wake)
 }
 
-// wakeToAsk wakes the waiter, who should ask now: news may have been missed.
+// wakeToAsk wakes the waiter to ask now, because news may have been missed.
 func (s *subscription) wakeToAsk() { s.tell(func(n *notice) { n.ask = true }) }
 
-// signal puts the token into a channel that holds one.
+// signal puts a token into a channel that holds one.
 func signal(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
-	default: // the token is there
+	default: // there is one already
 	}
 }
 
-// receive takes a message in, and wakes the waiter if it is the one addressed.
+// receive reads a message, and wakes the waiter if the message is for it.
 func (s *subscription) receive(message string) {
 	n := protocol.ReadNews(message)
 	s.mu.Lock()
@@ -94,21 +93,23 @@ func (s *subscription) close() { s.listener.unsubscribe(s) }
 
 const (
 	linger = 2 * time.Second // how long an empty line is kept, with its subscription
-	pulse  = 3 * time.Second // how often a connection has to give a sign of life
+	pulse  = 3 * time.Second // how often a connection is checked for a sign of life
 	retry  = 100 * time.Millisecond
 )
 
-// listeners are those of one deployment. It has one where every server passes every message on. On
-// a Cluster a message stays on the shard that serves its channel, so there each master has its own.
+// listeners are the listeners of one deployment. On a Cluster, a message stays on the shard that
+// serves its channel, so there is one listener for each master. Elsewhere there is one in all.
 type listeners struct {
 	client redis.UniversalClient
 
 	mu sync.Mutex
-	// Those with subscriptions, and a few more; under nil where it is one. Guarded by mu.
+	// The listeners with subscriptions, and a few that have ended; if there is one in all, its key
+	// is nil. Guarded by mu.
 	byMaster map[*redis.Client]*listener
 }
 
-// master serves the channel; nil if all servers do.
+// master returns the client of the master that serves the channel; nil if the client is not a
+// ClusterClient.
 func (s *listeners) master(channel string) (*redis.Client, error) {
 	if cluster, ok := s.client.(*redis.ClusterClient); ok {
 		return cluster.MasterForKey(context.Background(), channel)
@@ -116,9 +117,9 @@ func (s *listeners) master(channel string) (*redis.Client, error) {
 	return nil, nil
 }
 
-// subscribe listens on the master that serves the channel; nil if that cannot be found out now. The
-// cluster's client closes its client of a master that leaves, and makes another if it returns, so
-// the address alone says nothing.
+// subscribe listens on the master that serves the channel; nil if it is not known now which one
+// does. Listeners are listed by the client of a master, and not by its address: the ClusterClient
+// closes the client of a master that leaves, and makes another if the master returns.
 func (s *listeners) subscribe(channel, waiter string) *subscription {
 	master, err := s.master(channel)
 	if err != nil {
@@ -138,12 +139,12 @@ func (s *listeners) subscribe(channel, waiter string) *subscription {
 	})
 }
 
-// listener is one connection for the channels of all its subscriptions. It runs while there are
-// any.
+// listener has one connection for the channels of all its subscriptions. It runs while it has
+// subscriptions.
 type listener struct {
 	connect func() connection
 	wake    chan struct{} // holds one token when subscriptions has changed
-	silence atomic.Int32  // how many pulses have come since something was heard
+	silence atomic.Int32  // how many pulses have passed since something was received
 
 	mu            sync.Mutex
 	subscriptions map[string]*subscription // by channel; guarded by mu
@@ -154,8 +155,8 @@ func newListener(connect func() connection) *listener {
 	return &listener{connect: connect, wake: make(chan struct{}, 1), subscriptions: make(map[string]*subscription)}
 }
 
-// subscribe listens for the waiter from the start: news may come before the subscription is
-// returned.
+// subscribe adds a subscription for the waiter. The waiter is set at once, because news may come
+// before the subscription is returned.
 func (l *listener) subscribe(channel, waiter string, moved func() bool) *subscription {
 	e := &subscription{channel: channel, waiter: waiter, wake: make(chan struct{}, 1), listener: l, moved: moved}
 	l.mu.Lock()
@@ -192,13 +193,14 @@ func (l *listener) ended() bool {
 
 func (l *listener) run() {
 	for l.serve() {
-		l.each((*subscription).wakeToAsk) // they ask again, and look where their channel is served by now
+		l.each((*subscription).wakeToAsk) // they ask, and find out whether their channel has moved
 		protocol.Sleep(context.Background(), retry)
 	}
 }
 
 // serve keeps the channels of one connection equal to the subscriptions. It returns false when
-// there are none, and true when the connection has broken or fallen silent and another is needed.
+// there are no subscriptions, and true when the connection has broken or fallen silent, so that
+// another is needed.
 func (l *listener) serve() (again bool) {
 	defer protocol.Recover(func(error) { again = true })
 	s := l.connect()
@@ -206,7 +208,7 @@ func (l *listener) serve() (again bool) {
 	subscribed := make(map[string]bool)
 	check := time.NewTicker(pulse)
 	defer check.Stop()
-	l.silence.Store(1) // a new connection has said nothing yet
+	l.silence.Store(1) // nothing was received yet
 	var broken chan struct{}
 	for {
 		add, remove := l.update(subscribed)
@@ -221,7 +223,7 @@ func (l *listener) serve() (again bool) {
 			if l.stop() {
 				return false
 			}
-		case broken == nil: // receiving connects, so there has to be a channel to choose the node by
+		case broken == nil: // receiving connects, to the node of a channel: so not before there is one
 			broken = make(chan struct{})
 			go l.receive(s, broken)
 		}
@@ -242,10 +244,10 @@ func (l *listener) serve() (again bool) {
 	}
 }
 
-// receive passes messages on until the connection is closed or breaks. The connection is not used
-// again then: it would subscribe to all its channels in one request, which a Cluster refuses when
-// they are of several slots. The beginning, the renewal and the end of a subscription in Redis wake
-// the waiter too: messages before that moment were missed.
+// receive passes messages on until the connection is closed or breaks. A broken connection is not
+// used again: it would subscribe to all its channels in one request, which a Cluster refuses if
+// they are in several slots. A confirmation that a subscription has begun, was renewed or has ended
+// wakes the waiter too, because earlier messages were missed.
 func (l *listener) receive(s connection, broken chan<- struct{}) {
 	defer close(broken)
 	defer protocol.Recover(func(error) {})
@@ -269,9 +271,9 @@ func (l *listener) receive(s connection, broken chan<- struct{}) {
 	}
 }
 
-// probe tries what is needed later, before the connection subscribes to anything: to publish, and
-// to unsubscribe. So a client without these rights learns it when it waits, and not by failing to
-// wake others. It is false if the connection is of no use.
+// probe publishes and unsubscribes before the connection subscribes to anything. So a client that
+// lacks the right to do so learns it when it waits, and not when it fails to wake others. It
+// returns false if the connection is of no use.
 func (l *listener) probe(s connection, channel string) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), pulse)
 	defer cancel()
@@ -279,18 +281,18 @@ func (l *listener) probe(s connection, channel string) bool {
 		return false
 	}
 	if s.change(nil, []string{channel + ":probe"}) != nil {
-		return false // or the answer to a question that was not asked would be awaited
+		return false // nothing was sent, so no answer will come
 	}
 	_, err := s.ReceiveTimeout(ctx, pulse)
-	if redis.HasErrorPrefix(err, "NOSUB") { // as Valkey answers
+	if redis.HasErrorPrefix(err, "NOSUB") { // the answer of Valkey
 		err = nil
 	}
 	l.tellRefusal(err)
 	return err == nil
 }
 
-// tellRefusal tells the waiters if this process is not allowed to listen, and reports whether it is
-// so.
+// tellRefusal reports whether err says that this process is not allowed to listen, and if so,
+// passes it on to all waiters.
 func (l *listener) tellRefusal(err error) bool {
 	err = protocol.Failed(context.Background(), "to listen", err)
 	if !protocol.IsRefused(err, protocol.Denied) {
@@ -308,7 +310,8 @@ func (l *listener) each(tell func(*subscription)) {
 	}
 }
 
-// update brings subscribed up to date and says how.
+// update changes subscribed to match the subscriptions, and returns the channels that it has added
+// and removed.
 func (l *listener) update(subscribed map[string]bool) (add, remove []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -317,7 +320,7 @@ func (l *listener) update(subscribed map[string]bool) (add, remove []string) {
 			add = append(add, channel)
 			subscribed[channel] = true
 		} else if !e.known {
-			e.wakeToAsk() // a message may have come before this subscription
+			e.wakeToAsk() // no confirmation will come, and a message may have come before
 		}
 		e.known = true
 	}
@@ -338,17 +341,17 @@ func (l *listener) stop() bool {
 	return !l.running
 }
 
-// connection is one that listens, in the words of its deployment.
+// connection is a connection for listening, with the commands of its deployment.
 type connection struct {
 	*redis.PubSub
 	subscribe, unsubscribe func(ctx context.Context, channels ...string) error
 	publish                func(ctx context.Context, channel string, message any) *redis.IntCmd
-	atOnce                 int // channels in one request; on a Cluster one, for a request is about one slot
+	atOnce                 int // channels in one request; on a Cluster 1, because a request is about one slot
 }
 
 func connect(client redis.UniversalClient, master *redis.Client) connection {
 	if !isSharded(client) {
-		if master != nil { // not a replica: those who listen there are not counted by the master
+		if master != nil { // not a replica: PUBLISH on the master does not count who listens on replicas
 			client = master
 		}
 		p := client.Subscribe(context.Background())
@@ -365,8 +368,8 @@ func (s connection) ask() error {
 	return s.Ping(ctx)
 }
 
-// change subscribes and unsubscribes. After an error the connection is of no use: it may not have
-// been made, and nobody would notice.
+// change subscribes and unsubscribes. After an error the connection is of no use: it may never have
+// been made, which nothing else would notice.
 func (s connection) change(add, remove []string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), pulse)
 	defer cancel()

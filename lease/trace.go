@@ -12,62 +12,62 @@ import (
 )
 
 // Tracer is called for the events of an [Issuer]'s leases, in pairs: each start is followed by one
-// end of the same [Op]. The context that the start returned goes to the work in between and the
-// end. It is called on the path of the work, by many goroutines at once; it must be quick, and must
-// not call the lease or the issuer.
+// end of the same [Op]. The context that the start returns goes to the work in between and to the
+// end. A Tracer is called on the path of the work, by many goroutines at once. It must be quick,
+// and must not call the lease or the issuer.
 //
-// Package observe/prom has one for Prometheus, observe/slog one that logs, observe/otel one that
-// makes spans, observe/feed one that publishes events. A type can be a tracer of package fencedb as
-// well.
+// There are tracers for Prometheus (package observe/prom), logs (observe/slog), OpenTelemetry
+// (observe/otel) and a stream of events (observe/feed). A type can be a tracer of package fencedb
+// as well.
 type Tracer interface {
 	TraceLeaseStart(ctx context.Context, s TraceStart) context.Context
 	TraceLeaseEnd(ctx context.Context, e TraceEnd)
 }
 
-// Op is what a pair of calls to a [Tracer] is about.
+// Op is the operation that a pair of calls to a [Tracer] is about.
 type Op string
 
 const (
-	// OpAcquire is one call that acquires, whether it waits or not, with its sealing. With several
-	// resources it names the first of them. Err is nil if the lease was granted, and [ErrHeld] if
-	// it was not granted (in time).
+	// OpAcquire is one call that acquires, with its waiting and its sealing. With several resources
+	// it names the first of them. Err is nil if the lease was granted, and [ErrHeld] if it was not
+	// granted in time, or not at once with [NoWait].
 	OpAcquire Op = "acquire"
 
-	// OpWait is the time within OpAcquire from when the resource was found taken until it was
-	// granted or the caller gave up. There is none if it was free.
+	// OpWait is the part of an OpAcquire from when the resource was found taken until the lease was
+	// granted or the caller gave up. If the resource was free, there is no OpWait.
 	OpWait Op = "wait"
 
 	// OpHold is the life of one lease, from its grant until its context ends. Err is the cause:
-	// [ErrReleased], [ErrExpired], [ErrUnreachable], [ErrLost] or [ErrRevoked]. It starts before
-	// OpAcquire ends.
+	// [ErrReleased], [ErrExpired], [ErrUnreachable], [ErrLost] or [ErrRevoked]. OpHold starts
+	// before OpAcquire ends.
 	OpHold Op = "hold"
 
-	// OpExtend is one renewal, by the issuer or by the caller, even if the lease was over and
-	// nothing was sent.
+	// OpExtend is one renewal, by the issuer or by the caller. A renewal by the caller counts even
+	// if the lease was over and nothing was sent.
 	OpExtend Op = "extend"
 
-	// OpRelease is one release. Err is nil if the lease is released, [ErrLost] if Redis found it
-	// gone or taken, or [ErrRevoked]; otherwise why there is no answer. OpHold says how the lease
-	// had ended before.
+	// OpRelease is one release. Err is nil if the lease is released; [ErrLost] if Redis found it
+	// gone or taken, or [ErrRevoked]; otherwise why there is no answer. If the lease ended before,
+	// OpHold has the cause.
 	OpRelease Op = "release"
 
 	// OpRevoke is one revocation or take-over.
 	OpRevoke Op = "revoke"
 
-	// OpRaise is one raise of a last token above what the data store has seen, by an operator or by
-	// an acquisition whose [Config.Seal] was refused.
+	// OpRaise is one call that raises a last token to what the data store has seen, by an operator
+	// or by an acquisition whose [Config.Seal] was refused.
 	OpRaise Op = "raise"
 )
 
-// TraceStart is what is known when an Op begins. Fields that do not belong to the Op, or are not
+// TraceStart is what is known when an Op begins. Fields that do not apply to the Op, or are not
 // known yet, are zero.
 type TraceStart struct {
 	Op        Op
 	Kind      string // "lease" or "semaphore"
 	Namespace string // [Config.Namespace]
-	Resource  string // as the caller gave it, also where keys are hashed
+	Resource  string // as the caller gave it, even with [Config.HashResources]
 	Resources int    // how many the call is for; 1 unless several are acquired together
-	Lead      bool   // an OpAcquire of [Issuer.Lead]: while another leads, it is refused once in a TTL, as it should be
+	Lead      bool   // an OpAcquire of [Issuer.Lead]: while another leads, ErrHeld once in a TTL is normal
 	LeaseID   uuid.UUID
 	Token     int64
 }
@@ -76,14 +76,14 @@ type TraceStart struct {
 type TraceEnd struct {
 	TraceStart               // with LeaseID and Token as they are now
 	Took       time.Duration // since the start
-	ValidFor   time.Duration // remaining validity, of an OpAcquire or OpExtend that has succeeded
-	Err        error         // nil: it was done
+	ValidFor   time.Duration // remaining validity, after an OpAcquire or OpExtend that succeeded
+	Err        error         // nil: the Op succeeded
 }
 
-// Outcome is the word for Err in metrics, logs and events: one of [Op.Outcomes], whatever the error
-// is. For OpHold it is "released" if the holder gave the lease back, otherwise the cause of the
-// loss. It is "cancelled" if the caller has cancelled before a working Redis had to answer,
-// or its context was over before Redis was asked.
+// Outcome is the word for Err in metrics, logs and events. It is always one of [Op.Outcomes]. For
+// OpHold it is "released" if the lease was released, otherwise the cause of the loss. For
+// OpAcquire, OpWait and OpExtend it is "cancelled" if the caller cancelled before a working Redis
+// had to answer, or if the context was over before Redis was asked.
 func (e TraceEnd) Outcome() string {
 	all := outcomesOf[e.Op]
 	if e.Err == nil {
@@ -98,8 +98,8 @@ func (e TraceEnd) Outcome() string {
 	return all.failure
 }
 
-// byCaller makes an error that comes when the caller has cancelled a [context.Canceled], whatever
-// cause the caller gave.
+// byCaller makes err a [context.Canceled] if the caller has cancelled ctx, even if the caller gave
+// another cause.
 func byCaller(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() != context.Canceled || errors.Is(err, context.Canceled) {
 		return err
@@ -119,15 +119,14 @@ func (op Op) Outcomes() []string {
 	return words
 }
 
-// outcomes are the words for the ends of an [Op].
+// outcomes are the words for the outcomes of an [Op].
 type outcomes struct {
 	success string
-	failure string // any other error
+	failure string // for any error not in errors
 	errors  []errorWord
 }
 
-// errorWord is the word for errors that are err. The first that matches counts, for an error can be
-// several.
+// errorWord is the word for errors that are err. An error can match several; the first counts.
 type errorWord struct {
 	err  error
 	word string
@@ -172,13 +171,13 @@ var (
 	}
 )
 
-// errNotSent is told of a renewal that came after the end of its lease.
+// errNotSent is the error that tracers get for a renewal that began after the end of its lease.
 var errNotSent = errors.New("lease: the renewal was not sent")
 
-// errPanicked is told when nothing else is known: a panic came in between.
+// errPanicked is the error that tracers get after a panic, when the outcome is not known.
 var errPanicked = errors.New("lease: a panic came before the outcome was known; nothing is held")
 
-// tracing is one pair of calls that has begun, or none if nobody traces.
+// tracing is one pair of calls that has begun. Without tracers it does nothing.
 type tracing struct {
 	tracers []Tracer
 	start   TraceStart
@@ -199,7 +198,7 @@ func (c *core) trace(ctx context.Context, s TraceStart) tracing {
 	return t
 }
 
-// end ends the pair. validFor is the remaining validity of the lease, if there is one.
+// end ends the pair. validFor is the remaining validity of the lease, or 0.
 func (t *tracing) end(validFor time.Duration, err error) {
 	if len(t.tracers) == 0 {
 		return
@@ -213,11 +212,11 @@ func (t *tracing) end(validFor time.Duration, err error) {
 	}
 }
 
-// kept is for a pair that ends later; nil if nobody traces.
+// kept is a copy of the pair for an end later on; nil if nobody traces.
 func (t *tracing) kept() *tracing {
 	if len(t.tracers) == 0 {
 		return nil
 	}
-	own := *t // or every tracing would be on the heap
+	own := *t // a copy, or every tracing would be on the heap
 	return &own
 }

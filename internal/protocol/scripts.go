@@ -51,8 +51,8 @@ var (
 
 var eval = lease("eval")
 
-// Eval is the script that runs a script of the caller under a lease. This process keeps each such
-// script for as long as it lives, as Redis does.
+// Eval is the script that runs a script of the caller under a lease. This process keeps it, as
+// Redis does.
 func Eval(script string) Script {
 	known, ok := evals.Load(script)
 	if !ok {

@@ -1,5 +1,5 @@
-// Package admission limits how often something may happen: a number of requests for a key in a
-// window of time. Redis counts the requests of all processes together.
+// Package admission limits how many requests of a key are admitted in a window of time. Redis
+// counts the requests of all processes together.
 //
 //	limiter, err := admission.New(client, admission.Config{
 //		Limit: 100, Window: time.Minute, OnError: admission.FailOpen,
@@ -14,32 +14,32 @@
 //
 // # Windows
 //
-// A fixed window begins with the first request and ends by Redis's clock; the next request begins
-// the next window. It costs one small key for each name, and admits up to twice the limit around
+// A fixed window begins with a request and ends by Redis's clock; the next request begins the next
+// window. It costs one small key in Redis for each key, and can admit nearly twice the limit around
 // the end of a window:
 //
-//	limit 2      a.........bc|d                 b, c and d within a moment
+//	limit 2      a.........b|cd                 b, c and d within a moment
 //
 // A sliding window ([Config.Sliding]) admits a request if fewer than the limit were admitted in the
-// window that ends with it, so there is no such moment. It keeps one entry for each admission,
-// about 100 bytes, and is limited to [MaxSlidingLimit].
+// window that ends with it, so that cannot happen. It keeps one entry for each admission, about 100
+// bytes, and its limit is at most [MaxSlidingLimit].
 //
-// In both cases one script decides and counts, so concurrent callers cannot exceed the limit. Count
-// and expiry are set together, so no key is left behind without an expiry. RetryAfter is exact: a
-// request after that time is admitted unless others come first, and an earlier one is not. Refused
+// In both cases one script decides and counts, so concurrent callers cannot exceed the limit. It
+// sets count and expiry together, so no key stays without an expiry. RetryAfter is exact: a request
+// after that time is admitted unless others come first, and an earlier request is not. Refused
 // requests do not count.
 //
 // # Failures
 //
-// When there is no decision, because Redis does not answer within [Config.Timeout] or answers with
-// an error, the request is admitted or refused as [Config.OnError] says, and [Decision.Err] has the
-// reason. The errors are those of package lease, such as [lease.ErrUnreachable] and
-// [lease.ErrRefused]. There is no default: use [FailClosed] to protect a downstream system, and
-// usually [FailOpen] for fairness.
+// If Redis does not answer within [Config.Timeout], or answers with an error, there is no decision.
+// The request is then admitted or refused as [Config.OnError] says, and [Decision.Err] has the
+// reason, an error of package lease such as [lease.ErrUnreachable] or [lease.ErrRefused]. OnError
+// has no default: use [FailClosed] to protect a downstream system, and usually [FailOpen] for
+// fairness.
 //
-// A request is sent once. It is not repeated after silence or a refusal, because a late answer is
-// of no use. Redis may have counted a request whose reply was lost, so a lost reply can use up one
-// place of the window; it never adds one.
+// A request is sent once. It is not repeated if it was not answered or was refused, because a late
+// answer is of no use. If the reply was lost, Redis may have counted the request, so fewer requests
+// may be admitted in the window, but never more.
 //
 // # Rights
 //
@@ -64,7 +64,7 @@ import (
 	"github.com/fencedb/fencedb/internal/protocol"
 )
 
-// Policy says what happens to a request when Redis has not decided.
+// Policy says what happens to a request if Redis does not decide.
 type Policy int
 
 const (
@@ -74,8 +74,8 @@ const (
 	FailClosed
 )
 
-// Config is what a [Limiter] goes by. [New] checks it. Programs that share keys should agree on it;
-// each program applies its own limit and window.
+// Config holds the settings of a [Limiter]. [New] checks it. Programs that share keys should agree
+// on it, because each applies its own limit and window.
 type Config struct {
 	// Limit is how many requests of one key are admitted in a window. At least 1; at most
 	// [MaxSlidingLimit] if the window slides, [MaxLimit] if not. Required.
@@ -85,12 +85,12 @@ type Config struct {
 	// At most [MaxWindow]. Required.
 	Window time.Duration
 
-	// Sliding counts in the window before each request instead of in fixed windows. Defaults to
-	// false.
+	// Sliding makes the window one that ends with each request, instead of fixed windows. Defaults
+	// to false.
 	Sliding bool
 
-	// OnError says whether requests are admitted while Redis does not decide. Required: [FailOpen]
-	// or [FailClosed].
+	// OnError says whether requests are admitted if Redis does not decide: [FailOpen] or
+	// [FailClosed]. Required.
 	OnError Policy
 
 	// Timeout is how long to wait for Redis. Positive. Defaults to 250ms.
@@ -108,9 +108,9 @@ type Config struct {
 	Tracers []Tracer
 }
 
-// Tracer is called for the decisions of a [Limiter], in pairs: each start is followed by one end,
-// which gets the context that the start returned; so does the request to Redis in between. It is
-// called on the path of the request, by many goroutines at once, and must be quick.
+// Tracer is called for the decisions of a [Limiter], in pairs: each start is followed by one end.
+// The context that the start returns goes to the request to Redis in between and to the end. A
+// Tracer is called on the path of the request, by many goroutines at once, and must be quick.
 type Tracer interface {
 	TraceAdmissionStart(ctx context.Context, s TraceStart) context.Context
 	TraceAdmissionEnd(ctx context.Context, e TraceEnd)
@@ -119,10 +119,10 @@ type Tracer interface {
 // TraceStart is what is known when Redis is about to be asked.
 type TraceStart struct {
 	Namespace string // [Config.Namespace]
-	Key       string // as the caller gave it, also where keys are hashed
+	Key       string // as the caller gave it, even with [Config.HashKeys]
 }
 
-// TraceEnd is what is known when it is decided.
+// TraceEnd is what is known after the decision.
 type TraceEnd struct {
 	TraceStart
 	Took     time.Duration
@@ -146,8 +146,8 @@ type Limiter struct {
 	cfg   Config
 }
 
-// New checks the configuration; errors are [lease.ErrInvalid] and name the field. It does not talk
-// to Redis. The client stays the caller's: it is not closed here, and its own retries are not used.
+// New makes a Limiter. It checks the configuration: errors are [lease.ErrInvalid] and name the
+// field. It does not talk to Redis. The client is not closed, and its retries are not used.
 func New(client redis.UniversalClient, cfg Config) (*Limiter, error) {
 	cfg.Window = cfg.Window.Truncate(time.Millisecond)
 	cfg.Timeout = cmp.Or(cfg.Timeout, 250*time.Millisecond)
@@ -177,28 +177,29 @@ type Decision struct {
 	Allowed bool
 
 	// Limit is that of the limiter. Count is how many requests were admitted in the window, with
-	// this one if it was, and Remaining how many more would be admitted now.
+	// this one if it was. Remaining is how many more would be admitted now.
 	Limit, Count, Remaining int
 
-	// RetryAfter is when a refused request can be admitted: not sooner, and then unless others come
-	// first. Zero if this one was admitted.
+	// RetryAfter is the time after which a refused request is admitted, unless others come first.
+	// It is not admitted sooner. Zero if the request was admitted.
 	RetryAfter time.Duration
 
-	// ResetAfter is when the whole limit is available again if nobody comes before.
+	// ResetAfter is the time after which the whole limit is available again, unless others come
+	// first.
 	ResetAfter time.Duration
 
-	// Err is why Redis has not decided, nil if it has: [lease.ErrUnreachable], also when
+	// Err is why Redis has not decided; nil if it has. It is [lease.ErrUnreachable], also when
 	// [Config.Timeout] is over; [lease.ErrCorrupt]; [lease.ErrRefused]; or the cause of a ctx that
-	// ended before Redis was asked. Allowed is then what [Config.OnError] says, the numbers are zero,
-	// and after ErrUnreachable the request may have been counted.
+	// ended before Redis was asked. Allowed is then as [Config.OnError] says, and Count, Remaining,
+	// RetryAfter and ResetAfter are zero. After ErrUnreachable the request may have been counted.
 	Err error
 }
 
 // Allow decides about one request of the key, and counts it if it is admitted.
 //
-// An error means that Redis was not asked: [lease.ErrInvalid] for a key that is not valid, or the
-// cause of ctx if that is over. The decision is then a refusal. When ctx ends while Redis is asked,
-// that is in [Decision.Err].
+// An error means that Redis was not asked: it is [lease.ErrInvalid] for an invalid key, or the
+// cause of ctx if ctx had ended. The decision is then a refusal. If ctx ends while Redis is asked,
+// the error is in [Decision.Err].
 func (l *Limiter) Allow(ctx context.Context, key string) (Decision, error) {
 	if l == nil || l.redis == nil {
 		return Decision{}, protocol.Invalid("the Limiter was not made by admission.New")
@@ -228,7 +229,7 @@ func (l *Limiter) decide(ctx context.Context, key string) Decision {
 	ctx, cancel := protocol.Within(ctx, l.cfg.Timeout)
 	defer cancel()
 
-	// The two windows keep different types, so they do not share a key.
+	// The keys of the two kinds of windows are of different types, so they have different names.
 	name := protocol.KeyOf(protocol.AdmissionKind, l.cfg.Namespace, key, l.cfg.HashKeys)
 	script, args := protocol.AdmissionFixed, []any{name.For("fixed"), l.cfg.Limit, l.cfg.Window.Milliseconds()}
 	if l.cfg.Sliding {
@@ -245,7 +246,7 @@ func (l *Limiter) decide(ctx context.Context, key string) Decision {
 	return d
 }
 
-// decode reads what the scripts answer; the limit is not in it.
+// decode reads the answer of both scripts. The limit is not in it.
 func decode(r protocol.Reply) (Decision, error) {
 	switch {
 	case r.Is("admitted", 2):

@@ -15,30 +15,30 @@ import (
 
 // HTTP is how a [Middleware] behaves.
 type HTTP struct {
-	// Key names who is limited, by anything in the request: an API key, a tenant, a route. The
-	// empty string lets the request pass without a decision. Required.
+	// Key returns the key of a request, made of anything in it: an API key, a tenant, a route. If
+	// it returns "", the request passes without a decision. Required.
 	Key func(*http.Request) string
 
-	// Policy is the name under which the limit is announced, for clients that meet several.
+	// Policy is the name of the limit in the header fields, for clients that meet several limits.
 	// Letters, digits, '_', '-' and '.'. Defaults to "default".
 	Policy string
 
-	// Refuse writes the answer to a request that was refused. The header fields are set before; it
-	// chooses the status: 429 if Redis has refused it, and 503 if Redis has not decided
-	// ([Decision.Err]). Defaults to that status and its text.
+	// Refuse writes the answer to a request that was refused. The header fields are set before;
+	// Refuse chooses the status: usually 429 if Redis has refused the request, and 503 if Redis has
+	// not decided ([Decision.Err] is not nil). Defaults to these statuses and their texts.
 	Refuse func(http.ResponseWriter, *http.Request, Decision)
 }
 
-// Middleware asks the limiter before the handler sees a request. A refused request gets 429 Too
-// Many Requests with Retry-After in whole seconds, rounded up; one that is refused because Redis
-// has not decided gets 503 Service Unavailable. All that Redis has decided get the fields
-// RateLimit-Policy and RateLimit of draft-ietf-httpapi-ratelimit-headers:
+// Middleware asks the limiter before the handler gets a request. A request that Redis refuses gets
+// 429 Too Many Requests with Retry-After in whole seconds, rounded up; a request that is refused
+// because Redis has not decided gets 503 Service Unavailable. If Redis has decided, the answer has
+// the fields RateLimit-Policy and RateLimit of draft-ietf-httpapi-ratelimit-headers:
 //
 //	RateLimit-Policy: "default";q=100;w=60
 //	RateLimit: "default";r=42;t=17
 //
-// A request whose key is not valid is answered with 400, and one whose context is over with 503.
-// Middleware fails with [lease.ErrInvalid] if h cannot work.
+// A request with an invalid key gets 400, and one whose context has ended gets 503. Middleware
+// returns [lease.ErrInvalid] for an invalid l or h.
 func Middleware(l *Limiter, h HTTP) (func(http.Handler) http.Handler, error) {
 	if l == nil || l.redis == nil {
 		return nil, protocol.Invalid("the Limiter was not made by admission.New")
@@ -93,7 +93,7 @@ func (l *Limiter) admit(w http.ResponseWriter, r *http.Request, h HTTP) bool {
 	return d.Allowed
 }
 
-// seconds rounds up, so that whoever waits that long has waited long enough.
+// seconds rounds up, so that a client that waits for so long has waited long enough.
 func seconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.Second) }
 
 func refuse(w http.ResponseWriter, _ *http.Request, d Decision) {

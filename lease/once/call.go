@@ -13,24 +13,23 @@ import (
 )
 
 // flights are the keys that callers of this process ask for right now. The first caller of a key
-// asks Redis; later callers wait for what it learns, so a thousand callers cost Redis as much as
-// one.
+// asks Redis; later callers wait for its result. So a thousand callers cost Redis as much as one.
 type flights struct {
 	mu    sync.Mutex
 	byKey map[string]*flight // guarded by mu
 }
 
-// flight is the attempt of one caller.
+// flight is the attempt of the first caller of a key.
 type flight struct {
 	began  time.Time
-	landed chan struct{} // closed when it is over
-	done   *State        // what was learned: the recorded result, nil if there is none; set before landed is closed
+	landed chan struct{} // closed when the attempt is over
+	done   *State        // the recorded result that it found or made, or nil; set before landed is closed
 	outage error         // why its caller could not ask Redis; set before landed is closed
 }
 
-// share makes the caller the first of its key, or a follower of the first. If the first fails, one
-// of its followers becomes the next; an outage that the first has waited for fails them all,
-// because one after the other would wait for it.
+// share makes the caller the first of its key, or a follower of the first. If the first fails, a
+// follower becomes the first. But an outage of Redis that the first has waited for is the error of
+// all followers: otherwise each would wait for Redis, one after the other.
 func (fs *flights) share(ctx context.Context, c *call) (result []byte, replayed bool, err error) {
 	for {
 		f, first := fs.join(c.key)
@@ -52,8 +51,8 @@ func (fs *flights) share(ctx context.Context, c *call) (result []byte, replayed 
 	}
 }
 
-// stands reports whether the flight has learned a result that Redis still has: a flight can last
-// longer than that.
+// stands reports whether the flight has a result that Redis still has. A flight can last longer
+// than Redis keeps the result.
 func (f *flight) stands() bool {
 	return f.done != nil && (f.done.ExpiresIn < 0 || time.Since(f.began) < f.done.ExpiresIn)
 }
@@ -69,7 +68,7 @@ func (fs *flights) join(key string) (f *flight, first bool) {
 	return f, true
 }
 
-// land ends a flight with what its caller has learned.
+// land ends the flight of a call, with its result or outage.
 func (fs *flights) land(f *flight, c *call) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -80,7 +79,7 @@ func (fs *flights) land(f *flight, c *call) {
 	close(f.landed)
 }
 
-// forget lets nobody join a flight that may have seen a result that was forgotten since.
+// forget lets no more callers join a flight that may have seen a result from before [Once.Forget].
 func (fs *flights) forget(key string) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
@@ -94,10 +93,10 @@ type call struct {
 	fingerprint string // SHA-256 of the request, "" if there is none
 	fn          Func
 	noWait      bool
-	every       *time.Duration // of Every; nil: until there is a result, and for Config.Done
+	every       *time.Duration // from Every; nil: without it
 
 	learned *State // the recorded result, once this call has seen or recorded it
-	outage  error  // why Redis could not be asked, if this call has waited for it
+	outage  error  // why Redis could not be asked, if this call has waited for Redis
 }
 
 // attempt replays the result, or claims the key and runs.
@@ -113,17 +112,17 @@ func (c *call) attempt(ctx context.Context) (result []byte, replayed bool, err e
 	}
 	claim, err := c.claim(ctx)
 	if err != nil {
-		if seen.Phase == InFlight && ctx.Err() != nil { // wherever the end of the context has met the waiting
+		if seen.Phase == InFlight && ctx.Err() != nil { // ctx ended while the call waited, wherever that was
 			err = &InFlightError{Key: c.key, Holder: seen.Holder, Cause: context.Cause(ctx)}
 		}
 		return nil, false, err
 	}
-	// The claim runs out by itself if this fails.
+	// If the release fails, the claim expires.
 	release := func() { lease.Leases{claim}.GiveBack(ctx) }
 	defer func() { release() }()
 
-	// Another run may have ended between the look and the claim. Under the claim nobody else can
-	// end one.
+	// Another run may have recorded its result between the look and the claim. While this call has
+	// the claim, no other can.
 	if seen, err = c.once.look(ctx, c.key); err != nil {
 		return nil, false, c.failed(ctx, err)
 	}
@@ -141,11 +140,11 @@ func (c *call) attempt(ctx context.Context) (result []byte, replayed bool, err e
 	if err != nil {
 		return nil, false, err
 	}
-	release = func() {} // behind the recording
+	release = func() {} // record releases the claim
 	return result, false, c.record(ctx, claim, result)
 }
 
-// replay gives the recorded result to whoever asks with the same request.
+// replay returns the recorded result if the call has the same request.
 func (c *call) replay(seen State) ([]byte, bool, error) {
 	c.learned = &seen
 	if seen.fingerprint != "" && c.fingerprint != "" && seen.fingerprint != c.fingerprint {
@@ -162,7 +161,7 @@ func (c *call) claim(ctx context.Context) (*lease.Lease, error) {
 	claim, err := c.once.claims.Acquire(ctx, resource(c.key), opts...)
 	if held, refused := errors.AsType[*lease.HeldError](err); refused { // claimed since the look
 		busy := &InFlightError{Key: c.key, Holder: held.Holder, Cause: held.Cause}
-		if held.Cause == nil { // it has not waited
+		if held.Cause == nil { // the call did not wait
 			busy.RetryAfter = held.RetryAfter
 		}
 		return nil, busy
@@ -174,7 +173,7 @@ func (c *call) claim(ctx context.Context) (*lease.Lease, error) {
 }
 
 // run runs fn, unless the claim was lost since it was granted: the process may have been stopped,
-// and somebody else may have run and recorded since.
+// and another caller may have run and recorded since.
 func (c *call) run(ctx context.Context, claim *lease.Lease) ([]byte, error) {
 	if lost := claim.Err(); lost != nil {
 		return nil, fmt.Errorf("once: %q: fn was not run: %w", c.key, lost)
@@ -188,20 +187,21 @@ func (c *call) run(ctx context.Context, claim *lease.Lease) ([]byte, error) {
 	return result, err
 }
 
-// recordTime bounds the recording of a result and the release after it. The caller's context does
-// not: the work is done.
+// recordTime bounds the recording of a result and the release after it. The context of the caller
+// does not bound them, because the work is done.
 const recordTime = 5 * time.Second
 
-// record lets Redis decide whether the claim still stands: a claim that was lost without notice is
-// refused, and one that only seems lost, by a margin or a slow clock, is not. It goes on behind a
-// caller whose time is over, and releases the claim.
+// record records the result and releases the claim. Redis decides whether the claim still stands:
+// it refuses a claim that was lost unnoticed, and accepts one whose lease is over only for this
+// process, because of the margin or a fast clock. If the context of the caller ends, the recording
+// goes on in the background.
 func (c *call) record(ctx context.Context, claim *lease.Lease, result []byte) error {
 	if len(result) > MaxResult {
 		_ = claim.Release(ctx)
 		return fmt.Errorf("%w: %w", ErrNotRecorded,
 			protocol.Invalid("the result of %q has %d bytes, more than %d; store it elsewhere and return where", c.key, len(result), MaxResult))
 	}
-	result = slices.Clone(result) // the caller has the other
+	result = slices.Clone(result) // the caller may change its own
 	began, recorded, released := time.Now(), make(chan error, 1), make(chan struct{})
 	c.once.recordings.Store(released, nil)
 	go func() {
@@ -232,7 +232,7 @@ func (c *call) record(ctx context.Context, claim *lease.Lease, result []byte) er
 
 func (c *call) failed(ctx context.Context, err error) error {
 	err = fmt.Errorf("once: %q: %w", c.key, err)
-	if protocol.Transient(err) && ctx.Err() == nil { // or the caller has not waited for it
+	if protocol.Transient(err) && ctx.Err() == nil { // otherwise the call did not wait for Redis
 		c.outage = err
 	}
 	return err

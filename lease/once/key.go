@@ -11,9 +11,10 @@ import (
 //
 //	key := once.Key("report", tenant, day) // ["report","acme","2026-11-26"]
 //
-// It is their JSON, so two calls have the same key exactly when encoding/json writes the same for
-// them; 7 and 7.0 are one, "7" is another. A key longer than [MaxKey] is its SHA-256 instead. What
-// encoding/json cannot write, such as a function, gives "", which Do refuses.
+// The key is the JSON of name and args, so two calls have the same key exactly when encoding/json
+// writes the same for them: 7 and 7.0 give the same key, and "7" gives another. A key that would be
+// longer than [MaxKey] is replaced by its SHA-256. If encoding/json cannot write an argument, such
+// as a function, the key is "", which Do refuses.
 func Key(name string, args ...any) string {
 	text, err := json.Marshal(slices.Concat([]any{name}, args))
 	if err != nil {

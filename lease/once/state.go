@@ -12,11 +12,11 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// Phase is where a key is between its first request and the end of its result.
+// Phase is the phase of a key.
 type Phase int
 
-// A key is absent at first, in flight while a claim on it is held, and done while its
-// result is remembered.
+// A key is absent at first, in flight while a claim on it is held, and done while its result is
+// recorded.
 const (
 	Absent Phase = iota
 	InFlight
@@ -27,22 +27,22 @@ var phases = map[Phase]string{Absent: "absent", InFlight: "in flight", Done: "do
 
 func (p Phase) String() string { return cmp.Or(phases[p], fmt.Sprintf("Phase(%d)", int(p))) }
 
-// State is what Redis knows about a key. It is about the past by the time it arrives.
+// State is what Redis knows about a key. It is out of date when it arrives.
 type State struct {
 	Phase  Phase
 	Claim  uuid.UUID // in flight: the lease id of the claim
 	Token  int64     // in flight: its fencing token
-	Holder string    // in flight: who runs it, as [lease.Inspection.Label] says; "" if that is not known
-	// ExpiresIn is, in flight, until the claim ends if it is not renewed; done, until the result is
-	// forgotten, negative for never.
+	Holder string    // in flight: the label of its holder, as [lease.Inspection.Label]; "" if it is not known
+	// ExpiresIn is the time until the claim expires, without renewal, of a key in flight; and the
+	// time until the result expires, negative for never, of a key that is done.
 	ExpiresIn time.Duration
-	Result    []byte // done
+	Result    []byte // done: the recorded result
 
 	fingerprint string
 }
 
-// State tells where a key is. The error is [lease.ErrUnreachable], [lease.ErrCorrupt], or one that
-// package lease has for a refusal; nothing is changed in any case.
+// State returns the state of a key. It changes nothing. The error is one of package lease, such as
+// [lease.ErrUnreachable], [lease.ErrCorrupt] or [lease.ErrRefused].
 func (o *Once) State(ctx context.Context, key string) (State, error) {
 	if err := o.check(key); err != nil {
 		return State{}, err
@@ -55,9 +55,8 @@ func (o *Once) State(ctx context.Context, key string) (State, error) {
 }
 
 // Forget removes the recorded result of a key, so that the next caller runs. A run in flight goes
-// on, and records its result. After [lease.ErrUnreachable] the result may or may not be there;
-// forgetting it again does no harm. After another error, one that package lease has for a refusal,
-// it is there.
+// on, and records its result. After [lease.ErrUnreachable] or [lease.ErrProtocol] the result may or
+// may not be there; forgetting it again does no harm. After any other error it is still there.
 func (o *Once) Forget(ctx context.Context, key string) error {
 	if err := o.check(key); err != nil {
 		return err
@@ -102,13 +101,13 @@ func decodeLook(r protocol.Reply) (State, error) {
 
 var decodeRecord = protocol.OneOf(map[string]bool{"recorded": true, "lost": false})
 
-// resource is what the claim on a key is a lease for. The prefix keeps it apart from leases that
-// are only locks, here and in the ledger of fences.
+// resource is the resource of the claim on a key. The prefix keeps claims apart from other leases,
+// in Redis and in the ledger of fences.
 func resource(key string) string { return "once:" + key }
 
-// names are what Redis knows about a key by: the owner of the lease on it, which package lease
-// writes, and the record, a hash of by (lease id and token), fingerprint and result that expires
-// after Config.Done. They share a Cluster slot.
+// names are the names of a key in Redis. owner is that of the claim, which package lease writes.
+// record is a hash of by (lease id and token), fingerprint and result, and expires after
+// Config.Done. Both are in one Cluster slot.
 func (o *Once) names(key string) (owner, record string) {
 	of := func(kind, field string) string {
 		return protocol.KeyOf(kind, o.cfg.Namespace, resource(key), o.cfg.HashKeys).For(field)
