@@ -161,8 +161,8 @@ $$;
 -- The table, its partitions and its inheritance children. A partitioned table passes its row
 -- triggers on to its partitions, but not its statement triggers, and a TRUNCATE may name a
 -- partition.
--- Postgres expects a thousand rows of a function, and would read whole catalogs to join them. ROWS 1
--- makes it look each member up.
+-- Postgres expects a thousand rows of a function, and would read whole catalogs to join them. With
+-- ROWS 1 it looks each member up.
 CREATE FUNCTION fencedb.members(target regclass) RETURNS TABLE (member regclass, is_partition boolean)
     LANGUAGE sql STABLE ROWS 1
     SET search_path = pg_catalog, pg_temp
