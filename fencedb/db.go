@@ -10,9 +10,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// DB is where transactions begin: *pgxpool.Pool, *pgxpool.Conn or *pgx.Conn. A pgx.Tx is not one,
-// on purpose, and a connection that is in a transaction is refused: there call Enter. A wrapper
-// that hides the connection is refused too.
+// DB is where transactions begin: *pgxpool.Pool, *pgxpool.Conn or *pgx.Conn. A pgx.Tx is
+// deliberately not a DB, and a connection that is in a transaction is refused: call Enter there. A
+// wrapper that hides the connection is refused, too.
 type DB interface {
 	BeginTx(ctx context.Context, txOptions pgx.TxOptions) (pgx.Tx, error)
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
@@ -28,7 +28,7 @@ type pool interface {
 	Acquire(ctx context.Context) (*pgxpool.Conn, error)
 }
 
-// acquire takes a connection from a pool; other kinds of DB are used as they are.
+// acquire takes a connection from a pool; any other DB it returns as it is.
 func acquire(ctx context.Context, db DB) (DB, func(), error) {
 	if isNil(db) {
 		return nil, nil, errNoDB
@@ -48,16 +48,17 @@ func acquire(ctx context.Context, db DB) (DB, func(), error) {
 	return conn, conn.Release, nil
 }
 
-// ofPool is err of waiting for a connection, which says so if all are in use.
+// ofPool returns err, the error of a wait for a connection. If all connections are in use, the
+// result says so.
 func ofPool(inUse, most int, err error) error {
-	if most == 0 || inUse < most { // 0 has no bound, in database/sql
+	if most == 0 || inUse < most { // 0: no maximum, in database/sql
 		return err
 	}
 	return usedUpError{inUse, most, err}
 }
 
-// usedUpError: the pool had no connection left. The end of a context says less, and stays in the
-// chain.
+// usedUpError says that the pool had no free connection, which tells more than its cause, the end
+// of a context.
 type usedUpError struct {
 	inUse, most int
 	cause       error
@@ -79,34 +80,35 @@ func pgxConn(db DB) *pgx.Conn {
 	return nil
 }
 
-// abandon closes a lost connection at once. pgx goes on to read from it for up to 15 seconds, and
-// until then the pool keeps its place from a new one, which we need for asking.
+// abandon closes the net.Conn of a lost connection at once. Otherwise pgx reads from it for up to
+// 15 seconds, and meanwhile the pool does not replace it; a new connection is needed to ask for the
+// outcome.
 func abandon(conn *pgx.Conn) {
 	if conn != nil && conn.IsClosed() {
 		_ = conn.PgConn().Conn().Close()
 	}
 }
 
-// detached is for what must be tried although ctx may be done: rolling back, or a question behind
-// it. Bounded, because nobody else will: two that follow each other take askTime.
+// detached returns a context for a rollback, or a question after it, which must be tried even if
+// ctx is done. It has a limit of its own, because ctx gives none: two in a row take askTime.
 func detached(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), askTime/2)
 }
 
 // asker sends a query to a server and scans the only row of the answer. noticed says that a notice
-// came with it, where the driver is pgx.
+// came with it; drivers other than pgx show none.
 type asker func(ctx context.Context, dest any, query string, args ...any) (noticed bool, err error)
 
-// errNobodyLeft: a single connection that was lost cannot be asked.
+// errNobodyLeft: DB is a single connection, and it is lost.
 var errNobodyLeft = errors.New("fencedb: the only connection is lost")
 
-// half bounds the first of two connections that can be asked.
+// half bounds the question on the first of two connections, so that time is left for the second.
 func half(ctx context.Context) (context.Context, context.CancelFunc) {
-	deadline, _ := ctx.Deadline() // whoever asks has one
+	deadline, _ := ctx.Deadline() // set by asking or detached
 	return context.WithTimeout(ctx, time.Until(deadline)/2)
 }
 
-// askOn asks on a connection of db.
+// askOn returns an asker on a connection of db.
 func askOn(db DB) asker {
 	return func(ctx context.Context, dest any, query string, args ...any) (bool, error) {
 		conn, release, err := acquire(ctx, db)
@@ -128,7 +130,7 @@ func askOn(db DB) asker {
 	}
 }
 
-// noted is errors.Join for two, on one line; only cause may be nil.
+// noted joins two errors on one line; cause may be nil.
 func noted(err, cause error) error {
 	if cause == nil {
 		return err
@@ -136,8 +138,8 @@ func noted(err, cause error) error {
 	return fmt.Errorf("%w: %w", err, cause)
 }
 
-// Clock returns a function that asks Postgres for the time by which it dates rows, to compare with
-// that of Redis, from which tokens come. Only its context bounds it.
+// Clock returns a function that asks Postgres for its time, by which it dates rows. Compare it with
+// the time of Redis, from which tokens come. Only the function's context bounds it.
 func Clock(db DB) func(context.Context) (time.Time, error) {
 	return func(ctx context.Context) (now time.Time, err error) {
 		_, err = askOn(db)(ctx, &now, `SELECT clock_timestamp()`)

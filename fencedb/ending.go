@@ -13,29 +13,28 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Statements can end the transaction that holds the fence. A statement that says so is refused
+// A statement can end the transaction that holds the fence. If its text shows this, it is refused
 // before it is sent, also as one of several in a string: Postgres would commit the rest of the
-// string by itself. A statement in doubt (the name of a prepared statement, SQL that is rewritten,
-// a statement through Conn) is sent, and the server is asked before COMMIT whether the transaction
-// is still the one that entered. So work outside the fence, in a transaction that such a statement
-// has begun, is not committed.
+// string by itself. If its text leaves this in doubt (the name of a prepared statement, SQL that is
+// rewritten, a statement through Conn), it is sent, and before COMMIT the server is asked whether
+// the transaction is still the one that entered. So work outside the fence, in a transaction that
+// such a statement has begun, is not committed.
 //
-// A simpler question is not enough: after COMMIT AND CHAIN, or COMMIT and BEGIN, the connection
-// looks as before. The question has a round trip of its own, because otherwise its answer could be
-// lost together with that of COMMIT, and then it would be open which of two COMMITs the server
-// reports. Most transactions do without it: the first words of their statements show that they
-// cannot end it.
+// The transaction status of the connection does not suffice: after COMMIT AND CHAIN, or COMMIT and
+// BEGIN, it looks as before. The question has a round trip of its own. If its answer could be lost
+// together with that of COMMIT, it would be open which of two COMMITs the server reports. Most
+// transactions need no question: the first words of their statements show that they cannot end it.
 
-// stillEntered is the check. Unlike the setting that enter leaves, the id also tells if somebody
-// has entered once more.
+// stillEntered is the statement that asks. It passes the transaction id, because the open list
+// alone would not show that another transaction has entered since.
 func (e *entry) stillEntered() string {
 	return fmt.Sprintf(`SELECT fencedb.require_entered('%d'::pg_catalog.xid8)`, e.xid)
 }
 
-// harmless are the first words of statements that cannot end the transaction. A procedure cannot
-// end one that it has not begun. Those with true can also be the last statement of a batch that is
-// the transaction: they cannot commit half of it, as a procedure could, and ask for no transaction
-// block.
+// harmless are the first words of statements that cannot end the transaction (a procedure cannot
+// end one that it has not begun). Words with true may also be the last statement of an implicit
+// transaction: such a statement cannot commit half of it, as a procedure could, and does not refuse
+// a transaction block.
 var harmless = map[string]bool{
 	"SELECT": true, "INSERT": true, "UPDATE": true, "DELETE": true, "MERGE": true,
 	"WITH": true, "VALUES": true, "TABLE": true,
@@ -43,15 +42,15 @@ var harmless = map[string]bool{
 	"SAVEPOINT": false, "RELEASE": false, "TRUNCATE": false, "CREATE": false, "ALTER": false, "DROP": false,
 }
 
-// keepsOpen reports whether sql is a single statement that cannot end the transaction, by its first
-// word. Doubt counts as no: the name of a prepared statement, several statements in one string, SQL
-// that is rewritten.
+// keepsOpen reports whether the first word of sql shows that it is a single statement that cannot
+// end the transaction. In doubt it reports false: for the name of a prepared statement, several
+// statements in one string, SQL that is rewritten.
 func keepsOpen(sql string, args []any) bool {
 	_, known := harmless[firstWord(sql, args)]
 	return known
 }
 
-// firstWord returns the first word of a single statement, in capitals; "" in doubt.
+// firstWord returns the first word of a single statement, in capitals, or "" in doubt.
 func firstWord(sql string, args []any) string {
 	if slices.ContainsFunc(args, rewrites) {
 		return ""
@@ -72,11 +71,12 @@ var (
 	ends  = regexp.MustCompile(`(?i)^(commit|end|abort|rollback|prepare\s+transaction)\b`)
 	keeps = regexp.MustCompile(`(?i)^rollback\s+((work|transaction)\s+)?to\b`) // a savepoint
 
-	// In which a semicolon ends no statement: strings, names, comments, and bodies of functions.
+	// Texts in which a semicolon does not end a statement: strings, names, comments, bodies of
+	// functions.
 	quoted = regexp.MustCompile(`(?is)'[^']*'|"[^"]*"|\$([a-z_]\w*)?\$.*?\$([a-z_]\w*)?\$|--[^\r\n]*|/\*.*?\*/|\bbegin\s+atomic\b.*`)
 )
 
-// checkStatement refuses what ends the transaction, and arguments that are no values.
+// checkStatement refuses statements that end the transaction, and arguments that are not values.
 func checkStatement(sql string, args []any) error {
 	for _, statement := range split(sql) {
 		if text := skipComments(statement); ends.MatchString(text) && !keeps.MatchString(text) {
@@ -86,8 +86,8 @@ func checkStatement(sql string, args []any) error {
 	return checkArgs(args)
 }
 
-// split returns the statements of a string, without what is quoted in them. In doubt (quotes that
-// are escaped, comments within comments) they stay together.
+// split returns the statements of a string, without quoted parts. In doubt (escaped quotes,
+// comments within comments) it returns the string whole.
 func split(sql string) []string {
 	if !strings.Contains(sql, ";") {
 		return []string{sql}
@@ -99,7 +99,7 @@ func split(sql string) []string {
 	return strings.Split(bare, ";")
 }
 
-// rewrites reports whether an argument is a rewriter that may make any statement of what it gets.
+// rewrites reports whether an argument is a rewriter that may make any statement from its input.
 func rewrites(arg any) bool {
 	switch arg.(type) {
 	case pgx.NamedArgs, pgx.StrictNamedArgs: // replace parameters only
@@ -109,8 +109,8 @@ func rewrites(arg any) bool {
 	return ok
 }
 
-// checkArgs refuses options of this package, of package lease and of others among the arguments of
-// a statement: no function is a value for SQL.
+// checkArgs refuses functions among the arguments of a statement. They are options of this package,
+// of package lease or of another: a function is not a value for SQL.
 func checkArgs(args []any) error {
 	for i, arg := range args {
 		_, rewriter := arg.(pgx.QueryRewriter)
@@ -133,8 +133,8 @@ func isOption(arg any) bool {
 
 const space = " \t\r\n\f\v"
 
-// skipComments skips what comes before the first word: sqlc puts a comment there. A comment within
-// a comment is in doubt, also one that begins with the last slash of /*x/*/.
+// skipComments skips the comments before the first word, such as those of sqlc. In doubt it returns
+// "": for a comment within a comment, also one that begins with the last slash of /*x/*/.
 func skipComments(sql string) string {
 	for {
 		sql = strings.TrimLeft(sql, space)
@@ -157,22 +157,23 @@ func skipComments(sql string) string {
 	}
 }
 
-// errEnded is for an end that is found without asking the server.
+// errEnded says that the transaction has ended, as the connection's status shows without asking the
+// server.
 var errEnded = errors.New("fencedb: the connection is no longer in a transaction")
 
 func allKeepOpen(queries []*pgx.QueuedQuery) bool {
 	return !slices.ContainsFunc(queries, func(q *pgx.QueuedQuery) bool { return !keepsOpen(q.SQL, q.Arguments) })
 }
 
-// ended returns the error of a transaction that one of its statements has ended before err came: no
-// rollback undoes what that statement has committed. It returns nil if none has. If alive, server
-// is asked once; otherwise it may first have to notice that the connection is lost.
+// ended returns the error for a transaction that one of its statements ended before err came, or
+// nil if none did. A rollback does not undo what that statement has committed. If alive, server is
+// asked once; otherwise it may first have to notice that the connection is lost.
 func (e *entry) ended(ctx context.Context, server asker, alive bool, err error) error {
 	ctx, cancel := e.asking(ctx)
 	defer cancel()
 	ask := e.ask
 	if alive {
-		ctx, cancel = context.WithTimeout(ctx, askTime) // the lease may have long to go
+		ctx, cancel = context.WithTimeout(ctx, askTime) // the lease may still last long
 		defer cancel()
 		ask = e.askOnce
 	}

@@ -12,13 +12,13 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// sentinel is an error that answers lease.IsLost, which asks the errors of both halves although
-// neither half imports the other.
+// sentinel is an error with an answer for lease.IsLost, which asks errors of both packages although
+// neither imports the other.
 type sentinel struct {
 	text string
 
-	// lost: another holder has the resource, or may have it by now, and nothing was written. If it
-	// is false, something was, or may have been, or to try again does not help.
+	// lost: another holder has the resource, or may have it by now, and nothing was written. If it is
+	// false, something was or may have been written, or a retry does not help.
 	lost bool
 }
 
@@ -29,9 +29,8 @@ func (e *sentinel) LeaseLost() bool { return e.lost }
 
 // The errors of this package, for errors.Is. Each comment says what is then true of the data.
 // StaleError, WrongResourceError, BusyError, CommitUnknownError and TxEndedError carry values. The
-// cause, usually a *pgconn.PgError, stays in the chain for errors.As. lease.IsLost is true for
-// those that mean that another holder has the resource or may have it: ErrStale, ErrLeaseOver,
-// ErrBusy.
+// cause, usually a *pgconn.PgError, stays in the chain for errors.As. lease.IsLost is true if
+// another holder has the resource or may have it: ErrStale, ErrLeaseOver, ErrBusy.
 var (
 	// ErrStale: a newer holder's token has entered for the resource, or the same token under
 	// another lease. Nothing was written. The work belongs to the other holder now: drop it, or
@@ -57,25 +56,25 @@ var (
 
 	// ErrTooLong: the transaction outlasted the validity that its lease had when it entered (or its
 	// Hold, or a tighter limit of the role), and the server ended it. The lease itself was renewed
-	// meanwhile and still stands. Nothing was written. Write in a shorter transaction, or say with
-	// Hold how long it takes. If it waited for a lock of another session, the log of the server
-	// names that (log_lock_waits). SQLSTATE FN006, 25P03, 25P04, and 57014 for a slow statement:
+	// meanwhile and is still valid. Nothing was written. Write in a shorter transaction, or say with
+	// Hold how long it takes. If it waited for a lock of another session, the log of the server names
+	// that session (log_lock_waits). SQLSTATE FN006, 25P03, 25P04, and 57014 for a slow statement:
 	// Explain cannot tell that from other cancellations, Tx and Entry.Outcome can.
 	ErrTooLong = errors.New("fencedb: the transaction outlasted its time limit: the lease's validity when it entered (Hold sets another), or a tighter limit of its role; use a shorter transaction")
 
-	// ErrUnsealed: above READ COMMITTED, Enter or EnterSQL found that the token has not entered
-	// yet, or that a newer one is entering. Nothing was written. Roll back, call Seal with the same
-	// grant, and begin again: Seal tells if the grant is stale. Tx, Exec, Query, QueryRow and
-	// SendBatch do so themselves. SQLSTATE 40001.
+	// ErrUnsealed: above READ COMMITTED, Enter or EnterSQL found that the token has not entered yet,
+	// or that a newer one has entered since. Nothing was written. Roll back, call Seal with the same
+	// grant, and begin again; Seal returns ErrStale if the grant is stale. Tx, Exec, Query, QueryRow
+	// and SendBatch do this themselves. SQLSTATE 40001.
 	ErrUnsealed = errors.New("fencedb: the fence was not sealed before the transaction began")
 
-	// ErrBusy: an open transaction kept the fence until our own lease, our transaction's time or
-	// its context was over. Nothing was written.
+	// ErrBusy: another open transaction held the fence until the lease, the transaction's time or its
+	// context was over. Nothing was written.
 	ErrBusy error = &sentinel{"fencedb: the fence is held by an open transaction", true}
 
 	// ErrInvalidGrant: the grant cannot have been issued (nil, no token, no lease id, no resource),
-	// does not say when it ends, was released by its own holder, or the transaction has entered the
-	// resource with another one. Nothing was written. It is a mistake of the caller, so lease.IsLost
+	// does not say when it ends, or was released by its own holder; or the transaction has entered the
+	// resource with another grant. Nothing was written. It is a mistake of the caller, so lease.IsLost
 	// is false, and a retry does not help.
 	ErrInvalidGrant error = &sentinel{"fencedb: invalid grant", false}
 
@@ -83,37 +82,37 @@ var (
 	// role. Nothing was written.
 	ErrKeyReused = errors.New("fencedb: idempotency key used for another request")
 
-	// ErrAlreadyWritten: ExplainNoRows found the token of the grant in the row. The holder has
-	// written the row before, and a condition that asks for a greater token admits one write for
-	// each. (If Redis has lost data, the writer may be another lease with the same number.) The
-	// statement wrote nothing; what was written before stands. Compare with the lease id too.
+	// ErrAlreadyWritten: ExplainNoRows found the token of the grant in the row. The holder has written
+	// the row before, and a condition that asks for a greater token admits one write per token. (If
+	// Redis has lost data, the writer may be another lease with the same number.) The statement wrote
+	// nothing; the earlier write stands. Compare the lease id as well.
 	ErrAlreadyWritten error = &sentinel{"fencedb: the row has this token already, and the condition asks for a greater one", false}
 
-	// ErrCommitUnknown: nobody knows whether the transaction committed. Either the connection was
-	// lost during COMMIT, and the server did not say in time what became of it, has crashed or
-	// failed over since, or (in Exec, Query, QueryRow and SendBatch) had not yet answered anything.
-	// Or a standby that COMMIT waited for has not answered. The data was written completely or not
-	// at all. Ask again later with fencedb.outcome, or acquire the lease again and look: under a
-	// higher token nothing of the old transaction can arrive any more.
+	// ErrCommitUnknown: it is unknown whether the transaction committed, for one of three reasons. The
+	// connection was lost during COMMIT, and the server did not report the outcome in time, or has
+	// crashed or failed over since. In Exec, Query, QueryRow and SendBatch, the connection was lost
+	// before the server had answered anything. Or a standby that COMMIT waited for has not answered.
+	// The data was written completely or not at all. Ask again later with fencedb.outcome, or acquire
+	// the lease again and look: once a higher token has entered, the old transaction cannot commit any
+	// more.
 	ErrCommitUnknown error = &sentinel{"fencedb: unknown whether the transaction committed", false}
 
 	// ErrTxEnded: a statement of the caller ended the transaction that held the fence (COMMIT,
-	// ROLLBACK, PREPARE TRANSACTION, also AND CHAIN or followed by BEGIN), or took away the
-	// settings of the entry (RESET ALL; then the transaction is rolled back). TxEndedError says
-	// what became of the writes before such a statement. The writes after it were outside the
-	// fence, and were rolled back unless the caller has committed them too. That includes the rest
-	// of a string of statements: Postgres commits it when the string ends. Leave the end to the
-	// function that you call: Tx, Exec, Query, QueryRow and SendBatch refuse a COMMIT that they
-	// see. SQLSTATE FN007.
+	// ROLLBACK, PREPARE TRANSACTION, also AND CHAIN or followed by BEGIN), or cleared the open list
+	// (RESET ALL; then the transaction is rolled back). TxEndedError says what became of the writes
+	// before that statement. The writes after it were outside the fence, and were rolled back unless
+	// the caller has committed them too. That includes the rest of a string of statements: Postgres
+	// commits it when the string ends. Leave the end to the function that you call: Tx, Exec, Query,
+	// QueryRow and SendBatch refuse a COMMIT that they see. SQLSTATE FN007.
 	ErrTxEnded error = &sentinel{"fencedb: a statement ended the transaction that held the fence", false}
 
-	// ErrCommitted: the transaction committed, but a result was lost with the connection, or could
-	// not be read, or QueryRow got no row: then pgx.ErrNoRows is in the chain too. Everything was
-	// written.
+	// ErrCommitted: the transaction committed and everything was written. But a result was lost with
+	// the connection or could not be read, or QueryRow got no row: then pgx.ErrNoRows is in the chain
+	// too.
 	ErrCommitted error = &sentinel{"fencedb: committed, but a result could not be read", false}
 )
 
-// StaleError is the ErrStale with its values. Nothing was written.
+// StaleError is ErrStale with its values. Nothing was written.
 type StaleError struct {
 	Resource string
 	Token    int64 // the token that was refused
@@ -130,7 +129,7 @@ func (e *StaleError) Unwrap() []error { return []error{ErrStale, e.cause} }
 // FencePassed is for lease.Config.Seal: the resource, and the token that has entered.
 func (e *StaleError) FencePassed() (resource string, last int64) { return e.Resource, e.Stored }
 
-// WrongResourceError is the ErrWrongResource with its values. Nothing was written.
+// WrongResourceError is ErrWrongResource with its values. Nothing was written.
 type WrongResourceError struct {
 	Table    string   // the protected table, with its schema
 	Resource string   // the resource of the row
@@ -144,26 +143,26 @@ func (e *WrongResourceError) Error() string {
 
 func (e *WrongResourceError) Unwrap() []error { return []error{ErrWrongResource, e.cause} }
 
-// BusyError is the ErrBusy with its values. Nothing was written.
+// BusyError is ErrBusy with its values. Nothing was written.
 type BusyError struct {
-	Resources []string      // what we tried to enter
+	Resources []string      // those that the transaction tried to enter
 	Waited    time.Duration // how long
 	cause     error
 
-	// Blockers are the sessions in the way when we gave up: empty if they had ended by then, nil if
-	// the server could not be asked, as in a transaction of the caller (Enter, EnterSQL).
+	// Blockers are the sessions that held the fence when the wait ended: empty if they had ended by
+	// then, nil if the server could not be asked, as in a transaction of the caller (Enter, EnterSQL).
 	Blockers []Blocker
 }
 
 // Blocker is a session that holds a fence in an open transaction. If the resource has no fence yet,
-// it is a session that may hold it: all that are changing fences are named. Its State is that of
-// pg_stat_activity: "idle in transaction" means that its client is not asking for anything. One
-// State is ours: "active, waits for its client" to send the rest of a request or read a result.
+// it is a session that may hold it: all that are changing fences are named. State is that of
+// pg_stat_activity: "idle in transaction" means that the client is not asking for anything. fencedb
+// adds "active, waits for its client": to send the rest of a request or read a result.
 type Blocker struct {
-	PID         int           // for pg_terminate_backend, if it must go; 0 is a prepared transaction
+	PID         int           // for pg_terminate_backend; 0 is a prepared transaction
 	Application string        // its application_name
-	State       string        // also "prepared transaction", or "not visible: ..." and whom to grant what
-	Open        time.Duration // since its transaction began; 0 if it has none, or that is not known
+	State       string        // also "prepared transaction", or "not visible: ..." with the missing grant
+	Open        time.Duration // since its transaction began; 0 if it has none, or this is not known
 }
 
 func (b Blocker) String() string {
@@ -194,11 +193,11 @@ func (e *BusyError) Error() string {
 
 func (e *BusyError) Unwrap() []error { return []error{ErrBusy, e.cause} }
 
-// CommitUnknownError is the ErrCommitUnknown with what is needed to find out.
+// CommitUnknownError is ErrCommitUnknown with the values to ask for the outcome.
 type CommitUnknownError struct {
-	// XID and Epoch are for SELECT fencedb.outcome(xid, epoch), where the primary is now:
-	// committed, aborted, in progress, or NULL if that cannot be known any more. They are 0 when
-	// the connection was lost before the server had sent them (only in Exec, Query, QueryRow and
+	// XID and Epoch are for SELECT fencedb.outcome(xid, epoch) on the present primary: it answers
+	// committed, aborted, in progress, or NULL if that cannot be known any more. They are 0 if the
+	// connection was lost before the server had sent them (only in Exec, Query, QueryRow and
 	// SendBatch).
 	XID   uint64
 	Epoch int64
@@ -214,13 +213,13 @@ func (e *CommitUnknownError) Error() string {
 
 func (e *CommitUnknownError) Unwrap() []error { return []error{ErrCommitUnknown, e.cause} }
 
-// TxEndedError is the ErrTxEnded with its values.
+// TxEndedError is ErrTxEnded with its values.
 type TxEndedError struct {
 	XID uint64 // the transaction that held the fence
 
-	// Outcome is what became of it, in the words of Postgres. "committed": what came before the
-	// statement was written. "aborted": it was not. "in progress": the transaction is prepared and
-	// still holds the fence, and COMMIT PREPARED or ROLLBACK PREPARED decides.
+	// Outcome is what became of that transaction, in the words of Postgres. "committed": the writes
+	// before the statement were committed. "aborted": they were not. "in progress": the transaction is
+	// prepared and still holds the fence, until COMMIT PREPARED or ROLLBACK PREPARED.
 	Outcome string
 	cause   error
 }
@@ -232,14 +231,14 @@ func (e *TxEndedError) Error() string {
 
 func (e *TxEndedError) Unwrap() []error { return []error{ErrTxEnded, e.cause} }
 
-// rejection gives a server's error the sentinel it stands for.
+// rejection joins a server's error with the sentinel that it stands for.
 type rejection struct {
 	sentinel error
 	cause    error
 }
 
-// Error has the hint of the server, which says what to do and is in no error text of the drivers.
-// ErrTooLong says by itself what to do in Go; two remedies would be one too many.
+// Error includes the hint of the server, which says what to do and is missing in the error texts of
+// the drivers. ErrTooLong says itself what to do in Go.
 func (e *rejection) Error() string {
 	text := fmt.Sprintf("%v: %v", e.sentinel, e.cause)
 	if hint := answered(e.cause).hint; hint != "" && e.sentinel != ErrTooLong {
@@ -281,14 +280,9 @@ const (
 )
 
 // Explain returns err as the error of this package that its SQLSTATE stands for: ErrStale,
-// ErrNoToken, ErrWrongResource, ErrLeaseOver, ErrTooLong, ErrKeyReused or ErrTxEnded, with err in
-// its chain. Any other error, and nil, comes back as it is. ErrTxEnded comes without a
-// TxEndedError: for that the server has to be asked, as Entry.Outcome does.
-//
-// Tx, TxSQL, Exec, Query, QueryRow, SendBatch, Enter and EnterSQL explain their own errors. Explain
-// is for other writes: with an ORM, with database/sql, in a transaction after Enter. It reads the
-// errors of pgx, lib/pq and pgdriver, and finds the SQLSTATE, without the values, in those of any
-// driver that have a method SQLState() string.
+// ErrNoToken, ErrWrongResource, ErrLeaseOver, ErrTooLong or ErrTxEnded, with err in its chain. It
+// returns any other error, and nil, as it is. ErrTxEnded comes without a TxEndedError: its values
+// have to be asked from the server, as Entry.Outcome does.
 func Explain(err error) error {
 	if alreadyTyped(err) {
 		return err
@@ -313,7 +307,7 @@ func Explain(err error) error {
 	return err
 }
 
-// withoutValues are the errors that carry none.
+// withoutValues are the errors without values, by SQLSTATE.
 var withoutValues = map[string]error{
 	"FN002": ErrNoToken, codeLeaseOver: ErrLeaseOver, codeTxEnded: ErrTxEnded,
 	codeTooLong: ErrTooLong, codeIdleInTransaction: ErrTooLong, codeTransactionTimeout: ErrTooLong,
@@ -321,18 +315,18 @@ var withoutValues = map[string]error{
 
 func alreadyTyped(err error) bool { return outcomeOf(err) != "error" || errors.Is(err, ErrKeyReused) }
 
-// answer is what a client must read of the server's refusals.
+// answer is the part of a server's error that a client needs.
 type answer struct {
 	code   string // SQLSTATE
 	detail string // DETAIL, a JSON object for the SQLSTATEs that carry values
 	hint   string // HINT
 }
 
-// answered finds the answer of the server in err. Without one, as for a broken connection, its code
-// is "".
+// answered finds the answer of the server in err. If there is none, as for a broken connection, its
+// code is "".
 //
-// Drivers share no type for it. lib/pq and pgdriver give the fields by the letters that they have
-// in the protocol, under two names; others tell the SQLSTATE only.
+// Drivers share no type for it. lib/pq and pgdriver return fields by their letters in the protocol,
+// with different methods; others have the SQLSTATE only.
 func answered(err error) answer {
 	var (
 		pgErr    *pgconn.PgError
@@ -353,6 +347,6 @@ func answered(err error) answer {
 	return answer{}
 }
 
-// values leaves the values zero where the driver, the server's log settings or a middlebox have
-// dropped the detail: the SQLSTATE alone decides what the error is.
+// values decodes the detail. The values stay zero if the driver, the server or something between
+// them has dropped the detail: the SQLSTATE alone decides what the error is.
 func (a answer) values(into any) { _ = json.Unmarshal([]byte(a.detail), into) }

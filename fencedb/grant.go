@@ -11,18 +11,17 @@ import (
 	"github.com/google/uuid"
 )
 
-// Grant is the permission to write to one resource: which resource, under which fencing token, by
-// which lease. *lease.Lease is one. NewGrant makes one from another issuer's token, All makes one
-// of several.
+// Grant is the permission to write to one resource: the resource, the fencing token and the lease.
+// *lease.Lease is one. NewGrant makes one from another issuer's token; All makes one of several.
 //
-// A grant also has a method ValidUntil() time.Time: the server ends its transactions when that time
-// has come (S7). A grant without one, or with the zero time, is refused with ErrInvalidGrant; only
-// Seal takes it. So a type that embeds the interface Grant, and so loses the method, is noticed.
-// NoEnd says that there is no limit.
+// A grant also has a method ValidUntil() time.Time: when that time has come, the server ends its
+// transactions (S7). NoEnd says that there is no limit. A grant without the method, or with the
+// zero time, is refused with ErrInvalidGrant; only Seal takes it. So it is noticed if a type embeds
+// the interface Grant and thereby loses the method.
 //
-// Four more methods are called if a grant has them; a lease has the first three: Err() error says
+// Four more methods are called if a grant has them; a lease has the first three. Err() error says
 // why it is over, Released() bool whether its holder gave it back, IsPermit() bool whether it is a
-// semaphore's permit, and Grants() []Grant which grants it stands for, as of All.
+// semaphore's permit, and Grants() []Grant which grants it stands for, as with All.
 type Grant = interface {
 	// Resource names what is written to, as type:id, in 1 to 512 bytes of UTF-8.
 	Resource() string
@@ -38,9 +37,9 @@ type Grant = interface {
 // and different for another; where the issuer has no such id, derive one, for example
 // uuid.NewSHA1(uuid.NameSpaceOID, sessionID).
 //
-// All tokens of a resource must come from one issuer, or order is lost. A token above 2^53 - 1
-// would shut package lease out for good, and is refused with ErrInvalidGrant unless the type of the
-// resource is in the table fencedb.foreign_issuers.
+// All tokens of a resource must come from one issuer; otherwise their order means nothing. A token
+// above 2^53 - 1 would shut package lease out for good. It is refused with ErrInvalidGrant, unless
+// the type of the resource is in the table fencedb.foreign_issuers.
 //
 // validUntil is when the holder must have stopped, or NoEnd if the issuer sets no limit. A grant
 // that cannot be right is refused where it is used, with ErrInvalidGrant.
@@ -48,9 +47,9 @@ func NewGrant(resource string, token int64, leaseID uuid.UUID, validUntil time.T
 	return foreignGrant{resource, token, leaseID, validUntil}
 }
 
-// NoEnd, for validUntil of NewGrant or returned by ValidUntil, says that only their contexts limit
-// the transactions of a grant: a transaction that hangs keeps the next holder waiting. It is for
-// tokens of an issuer that sets no time limit. To let one write come after its lease, if no other
+// NoEnd, as validUntil of NewGrant or returned by ValidUntil, says that only contexts limit the
+// transactions of a grant: a transaction that hangs keeps the next holder waiting. It is for tokens
+// of an issuer that sets no time limit. To allow one write after its lease has ended, if no other
 // holder has come since, give NewGrant an end for that write, such as five seconds from now.
 var NoEnd = time.Date(9999, time.December, 31, 23, 59, 59, 0, time.UTC)
 
@@ -66,7 +65,7 @@ func (g foreignGrant) Token() int64          { return g.token }
 func (g foreignGrant) LeaseID() uuid.UUID    { return g.leaseID }
 func (g foreignGrant) ValidUntil() time.Time { return g.validUntil }
 
-// String is for logs, which must not have the lease id of a grant that another process has sent.
+// String leaves out the lease id, because logs must not show that of a grant from another process.
 func (g foreignGrant) String() string {
 	return fmt.Sprintf("grant for %q with token %d", g.resource, g.token)
 }
@@ -75,15 +74,14 @@ func (g foreignGrant) String() string {
 func (g foreignGrant) GoString() string { return g.String() }
 
 // All returns a grant that stands for several, to write to several resources in one transaction.
-// Their fences are taken in one order everywhere, so transactions over overlapping sets cannot
-// deadlock.
+// Fences are always taken in the same order, so transactions over overlapping sets cannot deadlock.
 //
 //	leases, err := issuer.AcquireAll(ctx, []string{"sku:1", "sku:2"})
 //	err = fencedb.Tx(ctx, pool, fencedb.All(leases...), func(tx pgx.Tx) error { ... })
 //
-// The functions of this package enter every one of them, also those of a *guard.Holder. On its own
-// the result answers Resource, Token and LeaseID for the first, and "", 0 and the nil id when there
-// is none.
+// The functions of this package enter all of them. Grants that stand for several, such as that of a
+// guard.Holder, may be among grants. The methods Resource, Token and LeaseID of the result are
+// those of the first grant, and return "", 0 and the nil id if there is none.
 func All[G Grant](grants ...G) Grant {
 	set := grantSet{Grant: foreignGrant{}}
 	for _, g := range grants {
@@ -100,7 +98,7 @@ type grantSet struct {
 	all   []Grant
 }
 
-// Grants are those that the set stands for.
+// Grants returns the grants that the set stands for.
 func (s grantSet) Grants() []Grant { return s.all }
 
 func flatten(g Grant) []Grant {
@@ -110,7 +108,7 @@ func flatten(g Grant) []Grant {
 	return []Grant{g}
 }
 
-// end is when the grant ends: the zero time if it does not say, NoEnd if it has none.
+// end returns when the grant ends: the zero time if it does not say, NoEnd if it has no end.
 func end(g Grant) time.Time {
 	if bounded, ok := g.(interface{ ValidUntil() time.Time }); ok {
 		return bounded.ValidUntil()
@@ -118,7 +116,8 @@ func end(g Grant) time.Time {
 	return time.Time{}
 }
 
-// validUntil is the earliest end of the grants, and whose that is; the zero time if none has one.
+// validUntil returns the earliest end of the grants and the grant that it belongs to; the zero time
+// if none has an end.
 func validUntil(grants []Grant) (earliest time.Time, of Grant) {
 	of = grants[0]
 	for _, g := range grants {
@@ -129,9 +128,9 @@ func validUntil(grants []Grant) (earliest time.Time, of Grant) {
 	return earliest, of
 }
 
-// leaseOver is the error of a transaction whose lease is over: ErrLeaseOver, and why it is over if
-// the lease says so. A lease that its own holder has given back was written under by mistake: to
-// try again does not help.
+// leaseOver returns the error of a transaction whose lease is over: ErrLeaseOver, and why it is
+// over if the lease says so. If its own holder has given the lease back, the write is a mistake of
+// the program, and a retry does not help: ErrInvalidGrant.
 func leaseOver(grants []Grant, why error) error {
 	_, g := validUntil(grants)
 	if lease, ok := g.(interface{ Err() error }); ok {
@@ -194,13 +193,13 @@ func checkEnds(grants []Grant) error {
 	return nil
 }
 
-// isPermit asks a lease of package lease, in which a permit has the same type.
+// isPermit asks the grant: in package lease, a permit has the same type as a lease.
 func isPermit(g Grant) bool {
 	l, ok := g.(interface{ IsPermit() bool })
 	return ok && l.IsPermit()
 }
 
-// isNil also finds a nil pointer in the interface, as a lease that was never acquired.
+// isNil also finds a nil pointer in the interface, such as a lease that was never acquired.
 func isNil(a any) bool {
 	v := reflect.ValueOf(a)
 	return !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil()

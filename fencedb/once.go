@@ -11,9 +11,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// The statements of an idempotency key, which docs/protocol.md has for every language. The claim
-// waits for a transaction that has claimed the key, and leaves the row locked where it is done or
-// another role's, so nobody forgets it before the next statement.
+// The statements of an idempotency key; docs/protocol.md has them for every language. onceClaim
+// waits for a transaction that has claimed the key. If the key is done or another role's, it only
+// locks the row, so that nobody forgets the key before the next statement.
 const (
 	onceClaim = `INSERT INTO fencedb.once AS o (key, fingerprint) VALUES ($1::pg_catalog.text, $2::pg_catalog.bytea)
 		ON CONFLICT (key) DO UPDATE SET fingerprint = excluded.fingerprint, claimed_at = excluded.claimed_at
@@ -44,12 +44,12 @@ const (
 // request is what the key stands for; only its hash is kept. The same key with another request is
 // refused with ErrKeyReused. A nil request matches only another nil request (in package lease/once
 // it matches every request). A key belongs to the database role that used it first (the role of SET
-// ROLE, if there was one), and is refused to every other with ErrKeyReused.
+// ROLE, if there was one). Every other role is refused with ErrKeyReused.
 //
 // result can be up to 1 MiB. If fn fails, Once returns its error and the key stays free for that
-// role, whether the transaction then rolls back or not. So a call with the same key within fn runs
-// its own function, whose result is kept if fn fails afterwards and the transaction commits all the
-// same. Cancelling ctx closes the connection, as in every pgx call, and nothing is written.
+// role, even if the transaction commits. A call with the same key within fn runs its own function;
+// if the outer fn then fails and the transaction commits all the same, the result of the inner call
+// is kept. Cancelling ctx closes the connection, as in every pgx call, and nothing is written.
 func Once(ctx context.Context, tx pgx.Tx, key string, request []byte,
 	fn func() ([]byte, error)) (result []byte, replayed bool, err error) {
 	if fn == nil {
@@ -111,7 +111,7 @@ func OnceJSON[T any](ctx context.Context, tx pgx.Tx, key string, request any,
 	if err != nil {
 		return result, false, fmt.Errorf("fencedb: the request of key %q: %w", key, err)
 	}
-	if string(asked) == "null" { // anybody could guess that
+	if string(asked) == "null" { // no request: "null" would match every other nil
 		asked = nil
 	}
 	var own T

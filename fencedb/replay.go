@@ -8,10 +8,10 @@ import (
 	"github.com/google/uuid"
 )
 
-// AwaitReplay returns nil once standby has replayed the seal of grant. What Postgres committed
-// before that seal is there as well. A statement that begins on that standby afterwards reads
-// what is safe to decide on (S8), as on the primary: rows that others change only under the
-// resources of grant stay as they are read until the holder writes.
+// AwaitReplay returns nil once standby has replayed the seal of grant. Then the standby also has
+// everything that Postgres committed before that seal. What a later statement on that standby reads
+// is safe to decide on (S8), as on the primary: rows that others change only under the resources of
+// grant stay as they are until the holder writes.
 //
 //	err := desk.Do(ctx, "table:12", func(ctx context.Context, h *guard.Holder) error {
 //		if err := fencedb.AwaitReplay(ctx, replica, h); err != nil {
@@ -20,11 +20,11 @@ import (
 //		free, err := look(ctx, replica)
 //		...
 //
-// The grant must have been sealed, as guard does, or have written: nothing else brings its token to
+// The grant must have been sealed, as guard does, or have written: only this brings its token to
 // the standby. standby must lead to one server. If an address stands for several, take one
 // connection, and read on that. Its role needs fencedb.allow, although nothing is written.
 //
-// After any error, what is read there may be old:
+// After any error, the standby may lag:
 //
 //   - ErrStale: a newer token has entered, or the same under another lease.
 //   - ErrLeaseOver: the grant ended first. ErrInvalidGrant: it cannot have been issued.
@@ -52,7 +52,7 @@ func AwaitReplay(ctx context.Context, standby DB, grant Grant) error {
 	}
 }
 
-// The view and not the ledger, because that is what a role may read that may enter.
+// It reads the view fences_to_share, because a role that may enter cannot read the ledger.
 const replayQuery = `SELECT pg_catalog.jsonb_build_object('standby', pg_catalog.pg_is_in_recovery(),
 	'fences', pg_catalog.jsonb_object_agg(f.resource, pg_catalog.jsonb_build_object('token', f.last_fencing_token, 'lease', f.lease_id)) FILTER (WHERE f.resource IS NOT NULL))
 	FROM fencedb.fences_to_share f WHERE f.resource = ANY ($1::pg_catalog.text[])`
@@ -75,7 +75,7 @@ func (e *entry) replayed(ctx context.Context) (bool, error) {
 		return false, noted(fmt.Errorf("fencedb: the standby has not replayed the seal of %q: %w", e.resources(), context.Cause(ctx)), err)
 	case bounded.Err() != nil:
 		return false, leaseOver(e.grants, err)
-	case code == codeSerializationFailure: // replay has to remove what the question sees
+	case code == codeSerializationFailure: // a conflict with replay, which has to remove rows that the query sees
 		return false, nil
 	case code == codeUndefinedTable:
 		return false, fmt.Errorf("fencedb: the standby has no fences; run migrations.Up on its primary: %w", err)

@@ -10,8 +10,8 @@ import (
 
 // Repository hands out T, the reads and writes of an application, such as the Queries of sqlc, in
 // one of two ways: Write takes a grant, Read cannot write. So if nothing else writes to the
-// database, every mutation carries a fencing token, also of tables that are not protected. It is
-// safe for concurrent use.
+// database, every write carries a fencing token, even to tables that are not protected. A
+// Repository is safe for concurrent use.
 type Repository[T any] struct {
 	db DB
 	of func(tx pgx.Tx) T
@@ -27,11 +27,11 @@ func NewRepository[T any](db DB, of func(tx pgx.Tx) T) *Repository[T] {
 }
 
 // Write runs fn in a transaction that holds the fence of grant, and commits it if fn returns nil.
-// Its errors, its time limit and what cancelling ctx does are those of Tx. You can decide on what
-// fn reads. Do not use the T after fn has returned.
+// Its errors, its time limit and the effect of cancelling ctx are those of Tx. What fn reads is
+// safe to decide on. Do not use the T after fn has returned.
 //
-// It takes two round trips at least. Exec and SendBatch take one, for statements without a decision
-// between them.
+// It takes two round trips at least. Exec and SendBatch take one, for statements between which the
+// program decides nothing.
 func (r *Repository[T]) Write(ctx context.Context, grant Grant, fn func(T) error, opts ...Option) error {
 	if fn == nil {
 		return errNoFn
@@ -39,13 +39,13 @@ func (r *Repository[T]) Write(ctx context.Context, grant Grant, fn func(T) error
 	return Tx(ctx, r.db, grant, func(tx pgx.Tx) error { return fn(r.of(tx)) }, opts...)
 }
 
-// Read runs fn in a transaction that is READ ONLY, under no fence. It returns a snapshot, which may
-// be stale when it arrives. All that fn reads is of one moment, at REPEATABLE READ, unless
-// TxOptions of the database set another isolation level.
+// Read runs fn in a READ ONLY transaction without a fence. What fn reads may be stale when it
+// arrives. All of it is from one snapshot (REPEATABLE READ), unless TxOptions of the database set
+// another isolation level.
 //
 // A statement that writes is refused with ErrNoToken, and nothing is written. Other errors are
 // those of fn and of its statements, as Explain returns them. Cancelling ctx closes the connection,
-// as in every pgx call. The T is over when fn returns.
+// as in every pgx call. Do not use the T after fn has returned.
 func (r *Repository[T]) Read(ctx context.Context, fn func(T) error) error {
 	if fn == nil {
 		return errNoFn

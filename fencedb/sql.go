@@ -21,20 +21,20 @@ import (
 //		return err
 //	})
 //
-// It needs two round trips more than a plain transaction: one to enter, and one before COMMIT that
-// asks whether a statement of fn has ended the transaction, since database/sql does not show what
-// is sent. Above READ COMMITTED it seals first, if needed, as Tx does. TxOptions may set the
-// isolation level and the access mode; pgx.ReadWrite, for where default_transaction_read_only is
-// on, costs a round trip.
+// It needs two round trips more than a plain transaction: one to enter, and one before COMMIT. The
+// latter asks whether a statement of fn has ended the transaction, since database/sql does not show
+// what is sent. Above READ COMMITTED it seals first, if needed, as Tx does. TxOptions may set the
+// isolation level and the access mode; pgx.ReadWrite, for servers with
+// default_transaction_read_only, costs a round trip.
 //
 // fn must close its rows, and not call Commit or Rollback. Its errors are explained, as by Explain.
-// Cancelling ctx before COMMIT rolls back; after that TxSQL still looks up, for at most five
-// seconds, whether it took effect.
+// If ctx is cancelled before COMMIT, TxSQL rolls back; after that, it still looks up for at most
+// five seconds whether COMMIT took effect.
 //
 // When grant's validity is over and the server has not answered for 2.5 s more, the statement is
-// cancelled. With pgx (package stdlib) that closes the connection. lib/pq only asks the server, on
-// a second connection, and goes on reading: so that it does not wait for as long as TCP does when
-// the network falls silent, give it a Dialer whose connections have deadlines or TCP_USER_TIMEOUT.
+// cancelled. With pgx (package stdlib) that closes the connection. lib/pq only sends a cancel
+// request on a second connection, and goes on reading: if the network falls silent, it waits for as
+// long as TCP does. So give it a Dialer whose connections have deadlines or TCP_USER_TIMEOUT.
 func TxSQL(ctx context.Context, db *sql.DB, grant Grant, fn func(tx *sql.Tx) error, opts ...Option) error {
 	e, err := newEntry(nil, grant, opts)
 	if err != nil {
@@ -81,7 +81,7 @@ func (e *entry) tryTxSQL( //nolint:gocognit // one story
 		return e.explainSQL(ctx, nil, err)
 	}
 	defer conn.giveBack()
-	if _, err := e.remaining(); err != nil { // as of now: a connection may have been waited for
+	if _, err := e.remaining(); err != nil { // again: the wait for a connection may have taken long
 		return err
 	}
 	bounded, cancel := e.untilOverdue(ctx)
@@ -92,7 +92,7 @@ func (e *entry) tryTxSQL( //nolint:gocognit // one story
 	}
 	defer tx.Rollback() //nolint:errcheck // does nothing after COMMIT; if it fails, the connection is closed
 
-	if e.txOptions.AccessMode == pgx.ReadWrite { // which database/sql cannot say
+	if e.txOptions.AccessMode == pgx.ReadWrite { // database/sql has no option for it
 		if _, err := tx.ExecContext(bounded, `SET TRANSACTION READ WRITE`); err != nil {
 			return e.explainSQL(ctx, nil, err)
 		}
@@ -109,15 +109,15 @@ func (e *entry) tryTxSQL( //nolint:gocognit // one story
 		_, err = tx.ExecContext(bounded, e.stillEntered())
 	}
 	switch {
-	case errors.Is(err, driver.ErrBadConn): // which is all that a driver says of a connection that is busy
+	case errors.Is(err, driver.ErrBadConn): // all that drivers answer on a busy connection, too
 		err = fmt.Errorf("fencedb: the connection is lost, or the function left rows open; close them before the next statement and before it returns: %w", err)
 	case !own && answered(err).code == codeFailedTransaction:
 		err = fmt.Errorf("fencedb: rolled back: a statement failed, and the function returned nil (database/sql does not show which): %w", err)
 	}
 	if err != nil {
 		rollbackErr := tx.Rollback()
-		alive := rollbackErr == nil || errors.Is(rollbackErr, sql.ErrTxDone) && bounded.Err() == nil // fn has ended it
-		overdue := bounded.Err() != nil && ctx.Err() == nil                                          // database/sql has
+		alive := rollbackErr == nil || errors.Is(rollbackErr, sql.ErrTxDone) && bounded.Err() == nil // fn ended it
+		overdue := bounded.Err() != nil && ctx.Err() == nil                                          // database/sql ended it
 		lost := !alive && (brokenConn(err) || overdue && (!own || errors.Is(err, sql.ErrTxDone)))
 		return e.rolledBackSQL(ctx, db, conn, alive, lost, err)
 	}
@@ -125,7 +125,7 @@ func (e *entry) tryTxSQL( //nolint:gocognit // one story
 	switch {
 	case err == nil && noticed:
 		err = errNoticed
-	case err == nil && bounded.Err() != nil: // lib/pq then asks for the COMMIT to be cancelled
+	case err == nil && bounded.Err() != nil: // then lib/pq has sent a cancel request, perhaps for COMMIT
 		err = fmt.Errorf("fencedb: COMMIT was under way when its time ended: %w", context.Cause(bounded))
 	case err == nil:
 		return nil
@@ -136,11 +136,11 @@ func (e *entry) tryTxSQL( //nolint:gocognit // one story
 	return e.settle(ctx, askSQL(db), err, true, true)
 }
 
-// rolledBackSQL explains err, because of which the transaction was rolled back. database/sql does
-// not show what fn has sent, so the server is asked whether one of its statements had ended the
-// transaction: what that one has committed, no rollback undoes. It is asked on conn if that is
-// alive, as in entry.server. lost is as for explain: it does not follow, since the connection may
-// have been lost behind err.
+// rolledBackSQL explains err, for which the transaction was rolled back. database/sql does not show
+// what fn has sent. So the server is asked whether a statement of fn had ended the transaction: a
+// rollback does not undo what such a statement committed. It is asked on conn if that is alive, as
+// in entry.server. lost is as for explain. It is not the same as !alive, since the connection may
+// have been lost after err.
 func (e *entry) rolledBackSQL(ctx context.Context, db *sql.DB, conn *sqlConn, alive, lost bool, err error) error {
 	server := func(ctx context.Context, dest any, query string, args ...any) (bool, error) {
 		if alive {
@@ -159,7 +159,7 @@ func (e *entry) rolledBackSQL(ctx context.Context, db *sql.DB, conn *sqlConn, al
 	return e.explain(ctx, nil, lost, err)
 }
 
-// askSQL asks on a connection of db.
+// askSQL returns an asker on connections of db.
 func askSQL(db *sql.DB) asker {
 	return func(ctx context.Context, dest any, query string, args ...any) (bool, error) {
 		conn, err := connSQL(ctx, db)
@@ -174,9 +174,9 @@ func askSQL(db *sql.DB) asker {
 // sqlConn is a connection of database/sql.
 type sqlConn struct {
 	*sql.Conn
-	pgx     *pgx.Conn   // under it; nil with another driver
-	overdue *time.Timer // of closeWhenOverdue
-	given   bool        // back: from then on pgx may be somebody else's
+	pgx     *pgx.Conn   // under it; nil with another driver than pgx
+	overdue *time.Timer // set by closeWhenOverdue
+	given   bool        // given back: pgx may be in use by others
 }
 
 func connSQL(ctx context.Context, db *sql.DB) (*sqlConn, error) {
@@ -200,7 +200,8 @@ func (c *sqlConn) ask(ctx context.Context, dest any, query string, args ...any) 
 	return c.listening(func() error { return queryOne(ctx, c, query, args, dest) })
 }
 
-// listening reports whether a notice came during send, where the driver is pgx.
+// listening calls send and reports whether a notice came meanwhile. With other drivers than pgx it
+// reports none.
 func (c *sqlConn) listening(send func() error) (noticed bool, err error) {
 	notice := listen(nil)
 	c.locked(func() error { notice = listen(c.pgx); return nil })
@@ -209,17 +210,17 @@ func (c *sqlConn) listening(send func() error) (noticed bool, err error) {
 	return bool(*notice), err
 }
 
-// locked calls f while no other goroutine of database/sql uses the connection, unless it is closed:
-// when the context of a transaction ends, database/sql rolls back and closes the connection in a
-// goroutine of its own, and Raw, if it looks in that very moment, follows a nil pointer.
+// locked calls f while no other goroutine of database/sql uses the connection, unless that is
+// closed. It recovers from a panic: when the context of a transaction ends, database/sql closes the
+// connection in a goroutine of its own, and a Raw at that very moment follows a nil pointer.
 func (c *sqlConn) locked(f func() error) (open bool) {
 	defer func() { _ = recover() }()
 	_ = c.Raw(func(any) error { open = true; return f() })
 	return open
 }
 
-// closeWhenOverdue does what entry.watch does, for the statements of the function, which have
-// contexts of their own. database/sql waits for them before it rolls back.
+// closeWhenOverdue does what entry.watch does, for the statements of fn, which have contexts of
+// their own. database/sql waits for them before it rolls back.
 func (c *sqlConn) closeWhenOverdue(until time.Time) {
 	if until.IsZero() || c.pgx == nil {
 		return
@@ -228,9 +229,9 @@ func (c *sqlConn) closeWhenOverdue(until time.Time) {
 	c.overdue = time.AfterFunc(time.Until(until)+overdueTime, func() { _ = wire.Close() })
 }
 
-// giveBack gives the connection back, and closes one of pgx that is lost (see abandon). The second
-// time it does nothing. Nobody else will get one that is closed already (see locked), so it is ours
-// to close.
+// giveBack gives the connection back, and closes a lost one of pgx (see abandon). Calling it again
+// does nothing. If the connection is closed already (see locked), nobody else will get it, so
+// giveBack closes its net.Conn.
 func (c *sqlConn) giveBack() {
 	if c.given {
 		return
@@ -246,7 +247,7 @@ func (c *sqlConn) giveBack() {
 	_ = c.Close()
 }
 
-// sqlOptions are those that database/sql knows.
+// sqlOptions converts the options that database/sql knows, and refuses others.
 func sqlOptions(o pgx.TxOptions) (*sql.TxOptions, error) {
 	level, known := map[pgx.TxIsoLevel]sql.IsolationLevel{
 		"": sql.LevelDefault, pgx.ReadUncommitted: sql.LevelReadUncommitted, pgx.ReadCommitted: sql.LevelReadCommitted,
@@ -267,13 +268,13 @@ type SQLTx interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
 
-// EnterSQL is Enter for a transaction of database/sql, whatever the driver: it must come first, it
+// EnterSQL is Enter for a transaction of database/sql, whatever the driver. It must come first, it
 // returns the same errors (also ErrUnsealed above READ COMMITTED), and on error the transaction
-// must be rolled back. Of the options only Hold and Trace have an effect. What the application
-// writes afterwards comes back with the errors of its driver, which Explain turns into those of
-// this package. Entry.OutcomeSQL finds out what became of a COMMIT that failed; after a rollback it
-// recognises a statement that the limit of the lease has ended, which Explain cannot tell from any
-// other cancellation (SQLSTATE 57014).
+// must be rolled back. Of the options only Hold and Trace have an effect. Later statements return
+// the errors of the driver, which Explain turns into those of this package. Entry.OutcomeSQL finds
+// out what became of a COMMIT that failed. After a rollback it also recognises a statement that the
+// time limit of the lease has ended, which Explain cannot tell from other cancellations (SQLSTATE
+// 57014).
 //
 //	tx, err := db.BeginTx(ctx, nil)
 //	if err != nil {
@@ -286,17 +287,18 @@ type SQLTx interface {
 //	}
 //	if _, err := tx.ExecContext(ctx, `INSERT INTO bookings ...`); err != nil {
 //		_ = tx.Rollback()
-//		return entry.OutcomeSQL(ctx, db, err) // knows also that the lease's limit ended the statement
+//		return entry.OutcomeSQL(ctx, db, err) // ErrLeaseOver if the lease's limit ended the statement
 //	}
 //	if err := tx.Commit(); err != nil {
 //		return entry.OutcomeSQL(ctx, db, err)
 //	}
 //	return nil
 //
-// A handle on which every statement is a transaction of its own, such as *sql.DB, is refused; the
-// token has entered by then, and nothing else has happened. To find out costs one more round trip
-// on handles without a method Commit. Cancelling ctx ends the wait for the fence and, with pgx, the
-// connection. So does the end of grant's validity, 2.5 s later; what other drivers do, TxSQL says.
+// A handle on which every statement is a transaction of its own, such as *sql.DB, is refused; by
+// then the token has entered, and nothing else has happened. On handles without a method Commit,
+// this check costs one more round trip. Cancelling ctx ends the wait for the fence and, with pgx,
+// the connection. So does the end of grant's validity, 2.5 s later; TxSQL says what other drivers
+// do.
 func EnterSQL(ctx context.Context, tx SQLTx, grant Grant, opts ...Option) (*Entry, error) {
 	e, err := newEntry(nil, grant, opts)
 	if err != nil {
@@ -334,7 +336,7 @@ func (e *entry) enterSQL(ctx context.Context, tx SQLTx) error {
 	if err := queryOne(bounded, tx, `SELECT pg_current_xact_id_if_assigned()::pg_catalog.text::bigint`, nil, &current); err != nil {
 		return err
 	}
-	if current.V != e.xid { // the transaction was over as soon as it had entered
+	if current.V != e.xid { // that transaction ended with the statement that entered
 		return fmt.Errorf("fencedb: this %T %w", tx, errNotInTx)
 	}
 	return nil
@@ -342,15 +344,16 @@ func (e *entry) enterSQL(ctx context.Context, tx SQLTx) error {
 
 var errNotInTx = errors.New("is not in a transaction, so the fence was given back at once; begin a transaction and enter in it")
 
-// explainSQL takes an error that no server sent for a lost connection: database/sql does not tell.
+// explainSQL treats an error that no server sent as a lost connection, because database/sql does
+// not say which it is.
 func (e *entry) explainSQL(ctx context.Context, server asker, err error) error {
 	if errors.Is(err, ErrLeaseOver) || errors.Is(err, ErrInvalidGrant) || errors.Is(err, errNotInTx) {
-		return err // ours, and says all; the first two, as before anything was sent, would be said twice
+		return err // already complete
 	}
 	return e.explain(ctx, server, true, err)
 }
 
-// queryOne is QueryRowContext, which not everything that wraps a transaction has.
+// queryOne is QueryRowContext, which SQLTx does not require.
 func queryOne(ctx context.Context, tx SQLTx, query string, args []any, dest ...any) error {
 	rows, err := tx.QueryContext(ctx, query, args...)
 	if err != nil {

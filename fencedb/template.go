@@ -17,8 +17,8 @@ import (
 )
 
 // Template computes the resource of a row from its columns, as fencedb.protect does: literal text,
-// {column} for the text of a column, {{ and }} for braces. Two columns never touch: {a}{b} would be
-// 12 for 1 and 2, and for 12 and "".
+// {column} for the text of a column, {{ and }} for braces. There must be text between two columns:
+// {a}{b} would give 12 both for 1 and 2 and for 12 and "".
 //
 //	var skus = fencedb.MustTemplate("sku:{sku}")
 //
@@ -39,7 +39,7 @@ type part struct {
 	column bool
 }
 
-// templateWord is a brace, a column or literal text.
+// templateWord matches a double brace, a column or literal text.
 var templateWord = regexp.MustCompile(`^(\{\{|\}\}|\{[^{}]+\}|[^{}]+)`)
 
 // ParseTemplate reads a template. Its error says what is wrong, and at which character.
@@ -75,7 +75,7 @@ func ParseTemplate(text string) (*Template, error) {
 	return t, nil
 }
 
-// MustTemplate is ParseTemplate for a constant: it panics where that fails.
+// MustTemplate is ParseTemplate for a constant: it panics on an error.
 func MustTemplate(text string) *Template {
 	t, err := ParseTemplate(text)
 	if err != nil {
@@ -84,10 +84,10 @@ func MustTemplate(text string) *Template {
 	return t
 }
 
-// String is the text that the template was read from.
+// String returns the text from which the template was parsed.
 func (t *Template) String() string { return t.text }
 
-// Columns are the columns in the order in which they come first.
+// Columns returns each column once, in the order of first appearance.
 func (t *Template) Columns() []string { return slices.Clone(t.columns) }
 
 // Format returns the resource for values, one for each of Columns. Their text is that of Postgres:
@@ -99,8 +99,8 @@ func (t *Template) Columns() []string { return slices.Clone(t.columns) }
 //   - uuid.UUID, other types that are [16]byte, pgtype.UUID: in lower case, with hyphens
 //   - time.Time at midnight, pgtype.Date: YYYY-MM-DD, of the years 1 to 9999
 //
-// nil, NULL and every other type is refused, and so is a resource that would be empty or longer
-// than 512 bytes: protect refuses rows like that.
+// nil, NULL and every other type are refused, and so is a resource that would be empty or longer
+// than 512 bytes, as protect refuses such rows.
 func (t *Template) Format(values ...any) (string, error) {
 	if len(values) != len(t.columns) {
 		return "", fmt.Errorf("fencedb: the template %q needs values for %q, it got %d", t.text, t.columns, len(values))
@@ -122,7 +122,7 @@ func (t *Template) Format(values ...any) (string, error) {
 	return resource.String(), nil
 }
 
-// textOf is the text of a column in a resource.
+// textOf returns the text of a column's value in a resource.
 func textOf(value any) (string, error) {
 	switch v := value.(type) {
 	case pgtype.UUID:
@@ -140,7 +140,7 @@ func textOf(value any) (string, error) {
 			return v.String(), nil
 		}
 	case pgtype.Numeric:
-		if v.Valid && v.Int != nil && v.Exp >= 0 { // neither NaN nor infinite, and no decimals
+		if v.Valid && v.Int != nil && v.Exp >= 0 { // finite, without decimals
 			scale := new(big.Int).Exp(big.NewInt(10), big.NewInt(int64(v.Exp)), nil)
 			return scale.Mul(scale, v.Int).String(), nil
 		}
@@ -176,11 +176,12 @@ func dateText(t time.Time) (string, error) {
 	return t.Format("2006-01-02"), nil
 }
 
-// Parse returns the text of each column in a resource. It is an error if the template does not make
-// such a resource, or makes it in more than one way, as "{a}-{b}" makes 1-2-3: the error names two.
-// A template that names a column twice formats only.
+// Parse returns the text of each column in a resource. It fails if the template cannot make this
+// resource, or can make it in more than one way, as "{a}-{b}" makes 1-2-3; then the error names
+// two. It also fails if the template names a column twice.
 func (t *Template) Parse(resource string) (map[string]string, error) {
-	// Of all readings, the first has the shortest texts from the left on, and the last the longest.
+	// If a resource can be read in several ways, the shortest and the longest texts from the left
+	// differ.
 	first, err := t.read(resource, "(.*?)")
 	if err != nil {
 		return nil, err
@@ -195,7 +196,7 @@ func (t *Template) Parse(resource string) (map[string]string, error) {
 	return first, nil
 }
 
-// read reads each column by the pattern.
+// read matches the resource, each column with pattern.
 func (t *Template) read(resource, pattern string) (map[string]string, error) {
 	expression := `(?s)\A`
 	groups := 0

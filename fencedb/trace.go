@@ -8,9 +8,9 @@ import (
 )
 
 // Tracer is called for fenced writes, in pairs: each start is followed by one end of the same Op.
-// The context that the start returned goes to the statements in between, so to the tracers of pgx,
-// and to the end. It is called on the path of the work, by many goroutines at once, and must be
-// quick.
+// The context that the start returned is passed to the statements in between, and so to the tracers
+// of pgx, and to the end. A Tracer is called on the path of the work, by many goroutines at once,
+// and must be quick.
 //
 // Package observe/prom has one for Prometheus, observe/slog one that logs, observe/otel one that
 // makes spans, observe/feed one that publishes events. A type can be a tracer of package lease as
@@ -25,7 +25,7 @@ type Op string
 
 const (
 	// OpWrite is one call to Tx, TxSQL, Exec, Query, QueryRow or SendBatch, from its beginning until
-	// the outcome of its transaction is known. Err is as Tx says: nil is committed, ErrStale a stale
+	// the outcome of its transaction is known. Err is that of Tx: nil is committed, ErrStale a stale
 	// writer that was refused.
 	OpWrite Op = "write"
 
@@ -33,11 +33,11 @@ const (
 	// every earlier token is stale.
 	OpSeal Op = "seal"
 
-	// OpCommit covers COMMIT inside a Tx, including the look-up of its outcome. Writes of one round
-	// trip have none.
+	// OpCommit is COMMIT inside a Tx, with the look-up of its outcome. Writes of one round trip have
+	// none.
 	OpCommit Op = "commit"
 
-	// OpEnter is one call to Enter or EnterSQL. Whether that transaction commits is not known here.
+	// OpEnter is one call to Enter or EnterSQL. It does not say whether that transaction commits.
 	OpEnter Op = "enter"
 
 	// OpOutcome is one call to Entry.Outcome or Entry.OutcomeSQL, which reports to the tracers of
@@ -48,17 +48,17 @@ const (
 // TraceStart is what is known when an Op begins.
 type TraceStart struct {
 	Op     Op
-	Grants []Grant // what is entered, at least one; not to be changed
+	Grants []Grant // those that enter, at least one; must not be changed
 }
 
 // TraceEnd is what is known when an Op ends.
 type TraceEnd struct {
 	TraceStart
 	Took time.Duration // since the start
-	Err  error         // nil: it was done
+	Err  error         // nil: it succeeded
 }
 
-// outcomes are the words for errors, in the order in which they are asked: an error can be several.
+// outcomes are the words for errors. An error can match several; the first counts.
 var outcomes = []struct {
 	err  error
 	word string
@@ -76,9 +76,9 @@ var outcomes = []struct {
 	{ErrInvalidGrant, "invalid_grant"},
 }
 
-// Outcome is the word for Err in metrics, logs and events: one of [Outcomes], whatever the error
-// is. It is "committed" also if the write committed and its result could not be read, and "error"
-// for an error of another package.
+// Outcome returns the word for Err in metrics, logs and events, one of [Outcomes]: "committed" also
+// if the write committed and its result could not be read, and "error" for an error of another
+// package.
 func (e TraceEnd) Outcome() string {
 	if e.Err == nil {
 		return "committed"
@@ -104,8 +104,8 @@ func Outcomes() []string {
 	return append(words, "error")
 }
 
-// Subject returns the grant that the end of a write is about: the one that was refused as stale,
-// with the token that Postgres has stored, otherwise the first, with 0.
+// Subject returns the grant that the end of a write is about. If one was refused as stale, it is
+// that grant, with the token that Postgres has stored; otherwise the first, with 0.
 func (e TraceEnd) Subject() (grant Grant, stored int64) {
 	var stale *StaleError
 	if !errors.As(e.Err, &stale) {
@@ -128,19 +128,19 @@ func Trace(tracers ...Tracer) Option {
 	return func(c *config) { c.tracers = append(c.tracers[:len(c.tracers):len(c.tracers)], tracers...) }
 }
 
-// tracing is one pair of calls that has begun, or none if nobody traces.
+// tracing is a pair of calls that has begun, or nothing if there is no tracer.
 type tracing struct {
 	tracers []Tracer
 	start   TraceStart
 	at      time.Time
-	ctx     context.Context // for what happens in between
-	outcome error           // what end tells
+	ctx     context.Context // for the statements in between
+	outcome error           // reported by end
 }
 
-// errPanicked is told when nothing else is known: a panic came in between.
+// errPanicked is reported if a panic came before the outcome was known.
 var errPanicked = errors.New("fencedb: a panic came before the outcome was known; rolled back, unless it came out of a callback of a batch")
 
-// trace begins a pair. Without tracers it costs nothing and hands ctx back.
+// trace begins a pair. Without tracers it costs nothing and keeps ctx.
 func (e *entry) trace(ctx context.Context, op Op) tracing {
 	t := tracing{ctx: ctx, outcome: errPanicked}
 	if len(e.tracers) == 0 {
@@ -159,7 +159,7 @@ func (t *tracing) is(err error) error {
 	return err
 }
 
-// end ends the pair. It is deferred, to run after a panic as well. The second time it does nothing.
+// end ends the pair. It is deferred, to run after a panic as well. Calling it again does nothing.
 func (t *tracing) end() {
 	if len(t.tracers) == 0 {
 		return
@@ -171,9 +171,9 @@ func (t *tracing) end() {
 	t.tracers = nil
 }
 
-// within puts the context that a function of Tx gives to a statement into the pair of the
-// transaction. The function was written before there was a pair and has the caller's context, so
-// tracers of pgx would see its statements beside the transaction.
+// within returns ctx, the context of a statement in fn, with the values of the pair. fn got the
+// caller's context before the pair began; without within, tracers of pgx would not see its
+// statements as part of the transaction.
 func (tx *fencedTx) within(ctx context.Context) context.Context {
 	if len(tx.entry.tracers) == 0 {
 		return ctx
@@ -181,9 +181,9 @@ func (tx *fencedTx) within(ctx context.Context) context.Context {
 	return inPair{ctx, tx.caller, tx.ctx}
 }
 
-// inPair is a statement's context with the values of the pair, in place of those that come from the
-// caller. What the function has put in itself, such as a span of its own, stays, and so do values
-// that cannot be compared.
+// inPair is a statement's context in which values from the caller are replaced by those of the
+// pair. Values that fn has added itself, such as a span of its own, stay, and so do values that
+// cannot be compared.
 type inPair struct {
 	context.Context
 	caller, pair context.Context
