@@ -14,7 +14,7 @@ import (
 // grant stay as they are until the holder writes.
 //
 //	err := desk.Do(ctx, "table:12", func(ctx context.Context, h *guard.Holder) error {
-//		if err := fencedb.AwaitReplay(ctx, replica, h); err != nil {
+//		if err := fencedb.AwaitReplay(ctx, replica, h.Grant()); err != nil {
 //			return err
 //		}
 //		free, err := look(ctx, replica)
@@ -32,7 +32,9 @@ import (
 //   - otherwise the standby could not be asked, has no schema fencedb, or is a primary: after a
 //     fail-over it may never get this seal.
 //
-// AwaitReplay asks the standby repeatedly, at least every 50 ms.
+// AwaitReplay asks the standby repeatedly, at least every 50 ms, until ctx or the grant ends. A
+// lease that is renewed meanwhile ends only after lease.Config.MaxHold. So give ctx a limit: a
+// standby whose replay is paused would keep the resource for as long.
 func AwaitReplay(ctx context.Context, standby DB, grant Grant) error {
 	e, err := newEntry(standby, grant, nil)
 	if err != nil {
