@@ -55,7 +55,7 @@ const (
 	WarnEviction WarningCode = "eviction" // Redis may evict leases as soon as maxmemory is set
 	WarnReplicas WarningCode = "replicas" // a primary that is cut off from its replicas goes on granting
 	WarnClock    WarningCode = "clock"    // the server's clock differs from this process's
-	WarnVersion  WarningCode = "version"  // the server is older than those that this package is tested with
+	WarnVersion  WarningCode = "version"  // the server is older than any that this package is tested with
 	WarnHidden   WarningCode = "hidden"   // INFO is forbidden
 
 	WarnTTL       WarningCode = "ttl"       // [Config.TTL] is an hour or more
@@ -183,7 +183,7 @@ func (s *ServerHealth) askInfo(ctx context.Context, client *redis.Client, sharde
 	case s.Role != "" && s.Role != "master":
 		return fmt.Errorf("%w: %w", ErrUnfit, &RefusedError{Code: protocol.ReadOnly})
 	case info["redis_mode"] != "" && (info["redis_mode"] == "cluster") != sharded:
-		return fmt.Errorf("%w: its mode is %s, and this client is one of another: its waiters do not hear those who use the right one",
+		return fmt.Errorf("%w: its mode is %s, but this client is for another mode, so clients of the right mode do not wake its waiters",
 			ErrUnfit, info["redis_mode"])
 	case evicts && s.Limited:
 		return fmt.Errorf("%w: maxmemory-policy is %s, so leases that are held may be evicted; set it to noeviction", ErrUnfit, s.Eviction)
@@ -242,9 +242,9 @@ func (i *Issuer) tryOut(ctx context.Context, server *redis.Client) error {
 		case err != nil:
 			return err
 		case granted && !free:
-			return fmt.Errorf("%w: two hold at once", ErrUnfit)
+			return fmt.Errorf("%w: a resource that is held was granted to another", ErrUnfit)
 		case !granted && free:
-			return fmt.Errorf("%w: nobody is granted what is free", ErrUnfit)
+			return fmt.Errorf("%w: a resource that is free was not granted", ErrUnfit)
 		case granted:
 			t.token = answer.tokens[0]
 		}
@@ -258,7 +258,7 @@ func (i *Issuer) tryOut(ctx context.Context, server *redis.Client) error {
 	}
 	news := s.subscribe(k.Channel.(string), waiter.id.(string))
 	if news == nil {
-		return fmt.Errorf("%w: nobody knows where to listen", ErrUnfit)
+		return fmt.Errorf("%w: the server of the waiters' channel is not known", ErrUnfit)
 	}
 	defer news.close()
 	if err := news.await(ctx, server, "a subscription is not confirmed", func(n notice) bool { return n.listens }); err != nil {

@@ -137,7 +137,7 @@ func (c Config) check() error {
 	case c.FenceRetention < c.TTL:
 		return protocol.Invalid("FenceRetention (%v) must be at least TTL (%v): the last token must outlive the lease", c.FenceRetention, c.TTL)
 	case c.Seal != nil && c.permits > 0:
-		return protocol.Invalid("Seal is for leases; a semaphore has several holders, and to seal the permit of one refuses those before it")
+		return protocol.Invalid("Seal is for leases; a semaphore has several holders, and sealing one permit would refuse the writes of earlier holders")
 	case c.RenewTimeout <= 0:
 		return protocol.Invalid("RenewTimeout (%v) must be positive", c.RenewTimeout)
 	case c.RenewEvery <= 0 && c.RenewEvery != Never:

@@ -52,15 +52,15 @@ func checkClient(client redis.UniversalClient) error {
 	case *redis.AutoPipeliner:
 		// If it hides a Cluster, a waiter would listen on one node only, and one script would ask
 		// for several resources.
-		return protocol.Invalid("a redis.AutoPipeliner does not tell what is behind it; take its client, which sends together what is asked at the same time anyway")
+		return protocol.Invalid("a redis.AutoPipeliner hides which client it uses; pass that client itself, on which requests share pipelines anyway")
 	case *redis.Ring:
-		return protocol.Invalid("a redis.Ring moves a resource to another server when one fails, which knows nothing of its leases; take a Sentinel group or a Cluster")
+		return protocol.Invalid("a redis.Ring moves a resource to another server when its own fails, and that server does not know its leases; use a Sentinel group or a Cluster")
 	case nil, *redis.Client, *redis.ClusterClient:
 		return protocol.CheckClient(client)
 	}
 	// All processes have to publish with the same command, or they do not wake each other's
 	// waiters.
-	return protocol.Invalid("a %T does not tell whether a Cluster is behind it; take the client itself, and add a hook to it", client)
+	return protocol.Invalid("a %T hides whether its client is one of a Cluster; pass that client itself, and add a hook to it", client)
 }
 
 // isSharded reports whether messages stay on the shard that serves their channel. A ClusterClient
