@@ -1,5 +1,5 @@
-// Package fencedbtest is for your own tests of code that writes behind the fence. It causes late
-// writers, lost answers and expired leases at the point that a test chooses.
+// Package fencedbtest is for your own tests of code that writes behind the fence. At a point that
+// the test chooses, it causes late writers, lost answers and expired leases.
 //
 //	leases := fencedbtest.NewIssuer(t, lease.Config{})        // without a server; IssuerOn takes yours
 //	postgres := fencedbtest.NewPostgres(t, os.Getenv("TEST_POSTGRES_URL"))
@@ -7,16 +7,16 @@
 //	desk := booking.New(guard.New(leases.Issuer, pool))
 //
 //	var nothing func()
-//	postgres.Pause("INSERT INTO bookings", func() {           // decided, and not written yet
-//		fencedbtest.Overtake(t, leases, pool, "table:12")     // another holder has come
+//	postgres.Pause("INSERT INTO bookings", func() {           // the code has decided, and not written yet
+//		fencedbtest.Overtake(t, leases, pool, "table:12")     // another holder takes over
 //		nothing = fencedbtest.WroteNothing(t, pool, "bookings")
 //	})
 //	err = desk.Book(ctx, 12, "Ann")
 //	fencedbtest.Refused(t, err)
 //	nothing()
 //
-// The Postgres is yours, with the schema of package migrations in it: fences are SQL, and there is
-// no substitute for them.
+// The Postgres is your own, with the schema of package migrations: fences are SQL, and there is no
+// substitute for them.
 package fencedbtest
 
 import (
@@ -35,13 +35,13 @@ import (
 
 // Overtake makes the holder of the resource stale, as if its lease had expired while it was
 // stopped: another holder acquires the resource, runs the writes in one transaction behind the
-// fence, and ends. The former holder learns of that at its next renewal. Without writes the new
-// token is sealed. The grant is that of the other holder, for writes of its own later on.
+// fence, and ends. The former holder learns of this at its next renewal. Without writes, the new
+// token is only sealed. Overtake returns the grant of the other holder, for later writes.
 //
-// While a transaction of the former holder is open nobody can enter: then the test fails after five
-// seconds, and names the session in the way. A Pause within that transaction is the usual reason.
+// While a transaction of the former holder is open, nobody else can enter: then the test fails
+// after five seconds, and names the session. A Pause within that transaction is the usual reason.
 //
-// Let nobody wait for the resource meanwhile. The first waiter gets it at the same time, and if it
+// Nobody may wait for the resource meanwhile. The first waiter would get it at the same time; if it
 // enters before the other holder, the test fails and says so.
 //
 // issuer is a *lease.Issuer or an *Issuer that shares its resources with the code under test.
@@ -75,9 +75,9 @@ func Overtake(t testing.TB, issuer interface {
 	return other
 }
 
-// Refused fails the test unless err says that the fence refused a write, and so nothing was
-// written: fencedb.ErrStale, ErrLeaseOver, ErrBusy, ErrNoToken or ErrWrongResource, also as the
-// error of a driver that fencedb.Explain reads.
+// Refused fails the test unless err says that the fence refused a write, so that nothing was
+// written: fencedb.ErrStale, ErrLeaseOver, ErrBusy, ErrNoToken or ErrWrongResource, or an error of
+// a driver that fencedb.Explain reads as one of these.
 func Refused(t testing.TB, err error) {
 	t.Helper()
 	refusals := []error{fencedb.ErrStale, fencedb.ErrLeaseOver, fencedb.ErrBusy,
@@ -88,8 +88,8 @@ func Refused(t testing.TB, err error) {
 	}
 }
 
-// WroteNothing remembers what the tables hold. The function that it returns fails the test if they
-// hold something else by then. A table is named as in SQL, with its schema if need be.
+// WroteNothing remembers the rows of the tables. The function that it returns fails the test if the
+// rows have changed. Name a table as in SQL, with its schema if need be.
 func WroteNothing(t testing.TB, db interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }, tables ...string) (check func()) {

@@ -16,9 +16,8 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// Issuer is a lease.Issuer with its client and configuration, which Expire, Flush and Overtake
-// need. Client and Config make another that shares its resources, as for code under test that makes
-// its own.
+// Issuer is a lease.Issuer with its client and configuration, which Expire and Flush need. With
+// Client and Config, code under test can make an issuer of its own that shares the resources.
 type Issuer struct {
 	*lease.Issuer
 	Client redis.UniversalClient
@@ -26,7 +25,7 @@ type Issuer struct {
 }
 
 // NewIssuer returns an issuer on a Redis of its own, within the process. It ends with the test.
-// Config.TTL defaults to a minute: no lease of a test expires unless the test means it to.
+// Config.TTL defaults to a minute, so no lease expires unless the test means it to.
 func NewIssuer(t testing.TB, cfg lease.Config) *Issuer {
 	t.Helper()
 	server := miniredis.NewMiniRedis()
@@ -41,7 +40,7 @@ func NewIssuer(t testing.TB, cfg lease.Config) *Issuer {
 	return IssuerOn(t, client, cfg)
 }
 
-// IssuerOn is NewIssuer on your Redis. Config.Namespace defaults to one of the test's own, whose
+// IssuerOn is NewIssuer on your Redis. Config.Namespace defaults to one for this test alone, whose
 // keys are deleted at its end.
 func IssuerOn(t testing.TB, client redis.UniversalClient, cfg lease.Config) *Issuer {
 	t.Helper()
@@ -61,13 +60,13 @@ func IssuerOn(t testing.TB, client redis.UniversalClient, cfg lease.Config) *Iss
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 5*time.Second)
 		defer cancel()
-		_ = leases.Close(ctx) // what Redis does not give back expires
+		_ = leases.Close(ctx) // a lease that is not released expires
 	})
 	return i
 }
 
-// Expire ends the lease on the resource in Redis, as if its time were over. Its holder still trusts
-// it until its next renewal, like a holder that was stopped. Others can acquire it.
+// Expire ends the lease on the resource in Redis, as if its time were over. Its holder trusts it
+// until its next renewal, like a holder that was stopped. Others can acquire the resource.
 func Expire(t testing.TB, i *Issuer, resource string) {
 	t.Helper()
 	key := lease.Key{Namespace: i.Config.Namespace, Resource: resource, Field: "owner"}

@@ -16,17 +16,17 @@ import (
 // Postgres stands between the code under test and your Postgres. It passes everything on until a
 // fault is set. Any driver works.
 //
-// A fault that was asked for and never happened fails the test when it ends, unless it has failed
-// already. A call replaces the fault of the same kind that is still to come.
+// A fault that was set and never happened fails the test at its end, unless it has failed already.
+// A new call replaces an earlier fault of the same kind that has not happened yet.
 type Postgres struct {
 	proxy       *faulty.PostgresProxy
 	paused, cut atomic.Pointer[fault] // the last of each kind; nil if none
 }
 
-// fault is what was asked for.
+// fault is a fault that a test has set.
 type fault struct {
 	happened atomic.Bool
-	never    string // what to say if it has not happened
+	never    string // the failure if it never happens
 }
 
 // NewPostgres listens in front of the server of a URL such as
@@ -55,19 +55,18 @@ func NewPostgres(t testing.TB, serverURL string) *Postgres {
 	return p
 }
 
-// URL is where the code under test connects to.
+// URL is the address for the code under test.
 func (p *Postgres) URL() string { return p.proxy.URL() }
 
-// Pause stops the code under test before the next statement whose SQL contains text, runs then, and
-// lets the code go on: what it has decided is then as old as after a pause of the process. The
-// statement travels together with the BEGIN and the entering of the fence before it, if it is the
-// first of its transaction; all of that is stopped. What enters in a round trip of its own, as
-// TxSQL and guard.Desk's Tx, is stopped at "fencedb.enter". A later statement is stopped behind the
-// fence, where nobody else can come: there Overtake fails the test.
+// Pause stops the code under test before the next statement whose SQL contains text, calls then,
+// and lets the code go on: by now its decisions are as old as after a pause of the process. If the
+// statement is the first of its transaction, BEGIN and enter travel with it and are stopped, too.
+// TxSQL and guard.Desk's Tx enter in a round trip of its own: stop them at "fencedb.enter". A later
+// statement is stopped behind the fence, where nobody else can enter: there Overtake fails the
+// test.
 //
-// The sealing of a lease, as by package guard, is no place to stop, and is passed over: it comes
-// before any decision. Only the connection with the statement is stopped, so then can use others.
-// It runs once.
+// Pause passes over the seal of a lease, as by package guard, because it comes before any decision.
+// Only the connection with the statement is stopped, so then can use others. then is called once.
 func (p *Postgres) Pause(text string, then func()) {
 	f := &fault{never: fmt.Sprintf("Pause: no statement contained %q", text)}
 	p.paused.Store(f)
@@ -79,15 +78,15 @@ func (p *Postgres) Pause(text string, then func()) {
 }
 
 // CutCommit loses the answer to the next COMMIT: the server commits, and the connection ends. Tx,
-// Exec and their like find out what became of it and return nil, or ErrCommitted if a result was
-// lost. Code that commits by itself gets an error for work that was done. The COMMIT of a seal is
-// passed over.
+// Exec and their like look up the outcome and return nil, or ErrCommitted if a result was lost.
+// Code that commits by itself gets an error for work that was done. CutCommit passes over the
+// COMMIT of a seal.
 func (p *Postgres) CutCommit() { p.cutNext("CutCommit") }
 
-// CutCommitAndServer is CutCommit, and from then on the server cannot be reached, until the
-// function that it returns is called. So nobody can be asked: ErrCommitUnknown, five seconds after
-// the end of the lease or of the context, whichever is earlier. A short lease.Config.TTL, such as
-// time.Second, or a context that you cancel makes that soon.
+// CutCommitAndServer is CutCommit, and from then on the server cannot be reached, until restore is
+// called. So the outcome cannot be looked up: ErrCommitUnknown, five seconds after the end of the
+// lease or of the context, whichever is earlier. Use a short lease.Config.TTL, such as time.Second,
+// or a context that you cancel, to shorten the wait.
 func (p *Postgres) CutCommitAndServer() (restore func()) {
 	down := p.cutNext("CutCommitAndServer")
 	p.proxy.OnClient(func(pgproto3.FrontendMessage) faulty.Fate {
@@ -99,7 +98,8 @@ func (p *Postgres) CutCommitAndServer() (restore func()) {
 	return func() { p.proxy.OnClient(nil) }
 }
 
-// cutNext cuts the next COMMIT for the function of that name. It returns what is set by then.
+// cutNext cuts the next COMMIT for the function with this name. It returns a flag that is set once
+// this has happened.
 func (p *Postgres) cutNext(name string) *atomic.Bool {
 	f := &fault{never: name + ": nothing was committed through this address"}
 	p.cut.Store(f)
@@ -116,8 +116,8 @@ func (p *Postgres) cutNext(name string) *atomic.Bool {
 	return &f.happened
 }
 
-// seals reports whether a round trip enters, commits and does nothing else, as fencedb.Seal. To
-// have the commit wait for the disk counts as nothing.
+// seals reports whether a round trip enters, commits and does nothing else, as fencedb.Seal does.
+// Setting synchronous_commit counts as nothing.
 func seals(sql []string) bool {
 	entered, committed := false, false
 	for statement := range strings.SplitSeq(strings.ToLower(strings.Join(sql, ";")), ";") {
@@ -135,8 +135,8 @@ func seals(sql []string) bool {
 	return entered && committed
 }
 
-// enters reports whether sql enters a fence. Where a batch that does so is the transaction, as that
-// of Exec, the server has committed when it is ready for the next.
+// enters reports whether sql enters a fence. If such a batch is the transaction, as that of Exec,
+// the server has committed when it is ready for the next query.
 func enters(sql string) bool {
 	return strings.Contains(sql, "fencedb.enter")
 }

@@ -10,8 +10,8 @@
 //		...
 //	})
 //
-// The other service writes under that grant. Its context ends with the grant or when the caller
-// goes. Its issuer uses the same Redis and Namespace:
+// The other service writes under that grant. The context of its request ends with the grant, or
+// when the caller goes away. Its issuer uses the same Redis and Namespace:
 //
 //	http.Handle("/seats", grant.Handler(seats, grant.Verified(issuer)))
 //	...
@@ -34,24 +34,24 @@
 //   - the resource, percent-encoded: at least everything but letters, digits and -_.~:$&+=@
 //     (a + is a +)
 //
-// Several grants are joined by commas, or are several header fields, of 64 KiB in all. In gRPC the
-// line is the metadata fencing-grant.
+// Several grants are joined by commas, or sent as several header fields, of 64 KiB in all. In gRPC
+// the line is the metadata fencing-grant.
 //
 // # Time
 //
-// The remaining time can only get shorter on the way: by the time since the line was sent, on the
+// The remaining time only gets shorter on the way: by the time since the line was sent, on the
 // receiver's clock, and to the maximum that the receiver accepts. A renewal by the holder does not
-// reach a line that was sent: call lease.Lease.Extend before a call that takes long. A receiver
-// whose clock is ahead by more than what remains refuses every line; one whose clock is behind
-// accepts a line for as long as the sender said.
+// reach a line that was sent: call lease.Lease.Extend before a call that takes long. If the
+// receiver's clock is ahead by more than the remaining time, it refuses every line; if its clock is
+// behind, it accepts a line for as long as the sender said.
 //
 // # Trust
 //
-// Anybody who has the line can write until the lease is over, and a forged line with a token that
+// Anybody who has the line can write until the lease is over. And a forged line with a token that
 // is too high shuts the next holders out, because in Postgres the highest token wins. So a receiver
 // chooses what it believes, and there is no default. Verified asks Redis whether the lease is
-// current, at the cost of a round trip, and so believes no line that was made up. Trusted believes
-// all that comes, and is for a network in which every sender is yours.
+// current, at the cost of a round trip, and so refuses forged lines. Trusted believes every line,
+// and is for a network in which every sender is yours.
 //
 // # What it does not give you
 //
@@ -59,7 +59,7 @@
 // this package do not contain it, and Handler takes it out of the request. Send it over TLS, and to
 // your own services only.
 //
-// A queue must not carry a grant: a line is for the time of one call. docs/patterns.md says why.
+// A queue must not carry a grant: a line lasts for one call. docs/patterns.md says why.
 package grant
 
 import (
@@ -76,7 +76,8 @@ import (
 	"github.com/fencedb/fencedb/fencedb"
 )
 
-// ErrMalformed: the text is not what Encode makes. The error says what is wrong, without the text.
+// ErrMalformed: the text is not a line that Encode makes. The error says what is wrong, without the
+// text.
 var ErrMalformed = errors.New("grant: malformed")
 
 const (
@@ -85,12 +86,12 @@ const (
 	maxResource = 512      // bytes, as in package fencedb
 )
 
-// Encode returns the line of a grant, or of all grants that g stands for. Make a new one for each
-// request, since it says how long the grant still lasts; Transport does that by itself.
+// Encode returns the line of a grant, or of all grants that g stands for. Call it anew for each
+// request, since the line says how long the grant still lasts; Transport does so by itself.
 //
-// The error is fencedb.ErrLeaseOver, with what the lease says of its end, if nothing of it is left,
-// and fencedb.ErrInvalidGrant for what cannot be a grant, such as nil, one without an end, or a
-// permit of a semaphore, and for more grants than fit into 64 KiB, some 700.
+// The error is fencedb.ErrLeaseOver, with the cause that the lease gives, if nothing of it is left.
+// It is fencedb.ErrInvalidGrant if g cannot be sent: nil, a grant without an end, a permit of a
+// semaphore, or more grants than fit into 64 KiB (some 700).
 func Encode(g fencedb.Grant) (string, error) {
 	var lines []string
 	for _, one := range each(g) {
@@ -110,7 +111,7 @@ func Encode(g fencedb.Grant) (string, error) {
 	return line, nil
 }
 
-// each is what g stands for.
+// each returns the grants that g stands for.
 func each(g fencedb.Grant) []fencedb.Grant {
 	if set, ok := g.(interface{ Grants() []fencedb.Grant }); ok {
 		return set.Grants()
@@ -141,7 +142,7 @@ func encode(g fencedb.Grant, now time.Time) (string, error) {
 	return fmt.Sprintf("%s %d %s %d %d %s", version, g.Token(), g.LeaseID(), left, now.UnixMilli(), url.PathEscape(g.Resource())), nil
 }
 
-// validUntil is when a grant ends, by its own word.
+// validUntil returns when a grant ends, as the grant says.
 func validUntil(g fencedb.Grant) time.Time {
 	if bounded, ok := g.(interface{ ValidUntil() time.Time }); ok {
 		return bounded.ValidUntil()
@@ -149,10 +150,10 @@ func validUntil(g fencedb.Grant) time.Time {
 	return time.Time{}
 }
 
-// Decode returns the grant of a line, or one that stands for the several in it. It lasts for what
-// remained when the line was sent, less the time since then, but no longer than atMost: so no
-// forged or repeated line makes transactions last for days. Decode does not ask if the lease is
-// current; servers use Trust.Accept.
+// Decode returns the grant of a line, or one that stands for the several in it. It lasts for the
+// remaining time when the line was sent, less the time since then, but no longer than atMost: so a
+// forged or repeated line cannot make transactions last for days. Decode does not ask whether the
+// lease is current; servers use Trust.Accept.
 //
 // The error is ErrMalformed, and fencedb.ErrLeaseOver if nothing remains.
 func Decode(line string, atMost time.Duration) (fencedb.Grant, error) {
@@ -174,7 +175,7 @@ func Decode(line string, atMost time.Duration) (fencedb.Grant, error) {
 	return join(all), nil
 }
 
-// join returns one grant for all of a line.
+// join returns one grant for all grants of a line.
 func join(all []fencedb.Grant) fencedb.Grant {
 	if len(all) == 1 {
 		return all[0]
@@ -210,8 +211,8 @@ func decode(line string, now time.Time, atMost time.Duration) (fencedb.Grant, er
 	if err != nil || resource == "" || len(resource) > maxResource || !utf8.ValidString(resource) || strings.ContainsRune(resource, 0) {
 		return nil, malformed("the resource is not 1 to %d bytes of UTF-8, percent-encoded", maxResource)
 	}
-	// In milliseconds, rounded against the receiver. A made-up line cannot overflow them, because
-	// both are positive.
+	// In milliseconds, rounded down. A forged line cannot overflow the subtraction, because both
+	// numbers are positive.
 	left = min(left-max(now.UnixMilli()+1-sent, 0), atMost.Milliseconds())
 	if left <= 0 {
 		return nil, fmt.Errorf("%w: resource %q, when it arrived; did it wait on its way, or is this clock ahead of the sender's?", fencedb.ErrLeaseOver, resource)

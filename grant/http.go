@@ -14,10 +14,11 @@ import (
 // Header is the name of the header field that carries the line.
 const Header = "Fencing-Grant"
 
-// Transport sends with each request the grant of its context, see NewContext, encoded at that
-// moment, and anew when a client tries again. A request without one passes as it is. A redirect to
-// another host or scheme gets no grant, and none at all does if base leaves Response.Request out.
-// Use it in clients for your own services only. base is http.DefaultTransport if it is nil.
+// Transport sends the grant of the request's context (see NewContext) with each request, encoded at
+// that moment, and anew if a client tries again. A request without a grant passes unchanged. A
+// redirect to another host or scheme gets no grant; if base leaves Response.Request out, no
+// redirect gets one. Use it in clients for your own services only. If base is nil,
+// http.DefaultTransport is used.
 //
 // A request whose grant cannot be encoded fails with the error of Encode, and is not sent.
 func Transport(base http.RoundTripper) http.RoundTripper {
@@ -47,8 +48,8 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return t.base.RoundTrip(r)
 }
 
-// elsewhere reports whether r follows a redirect away from where the caller has sent it, or one of
-// which that is not known, because the RoundTripper below leaves Response.Request out.
+// elsewhere reports whether r follows a redirect to another host or scheme than that of the first
+// request, or whether this is unknown, because the RoundTripper below leaves Response.Request out.
 func elsewhere(r *http.Request) bool {
 	first := r
 	for first.Response != nil {
@@ -60,12 +61,12 @@ func elsewhere(r *http.Request) bool {
 }
 
 // Handler puts the grant of a request into its context for next; see FromContext. The context ends
-// with the grant or when the caller goes. The header is removed, so that next cannot log it. A
-// request without one reaches next without a grant.
+// with the grant, or when the caller goes away. The header is removed, so that next cannot log it.
+// A request without a grant reaches next without one.
 //
-// A grant that is not believed does not reach next: 400 for a line that is malformed, 409 if the
-// lease is over or not current, 503 if Redis could not be asked, 500 for a Trust that nobody has
-// chosen.
+// If trust does not believe a grant, next is not called. The status is 400 for a malformed line,
+// 409 if the lease is over or not current, 503 if Redis could not be asked, and 500 for the zero
+// Trust.
 func Handler(next http.Handler, trust Trust) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		lines := r.Header.Values(Header)
@@ -97,10 +98,10 @@ func status(err error) int {
 	return http.StatusServiceUnavailable
 }
 
-// Check is what the response of a service says to its caller, if the service answers with the
-// statuses of Handler and of guard.Outcome: nil below 400, and otherwise an error for which
+// Check returns what a response says to the caller of a service that answers with the statuses of
+// Handler and of guard.Outcome. It is nil below 400. Otherwise it is an error for which
 // guard.Answer says Busy after 409, Unavailable after 503, Unknown after 504, and else Refused. It
-// leaves the body to the caller.
+// does not read the body.
 //
 // After 409 look at your own context first: if it has ended, its cause is the answer.
 func Check(r *http.Response) error {

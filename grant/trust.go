@@ -12,17 +12,18 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// Trust is what a receiver believes: Verified or Trusted. The zero Trust believes nothing.
+// Trust says which lines a receiver believes: Verified or Trusted. The zero Trust believes none.
 type Trust struct {
 	issuer *lease.Issuer // nil: nobody is asked
 	atMost time.Duration
 }
 
-// Verified asks the Redis of issuer whether the lease of a grant is current, and believes it for as
-// long as Redis keeps it without renewal, or for what the line says, whichever is shorter. The
-// issuer has the Namespace of the sender's. It costs a round trip to Redis for each resource.
+// Verified asks the Redis of issuer whether the lease of a grant is current. It believes the grant
+// for as long as Redis would keep the lease without renewal, or as the line says, whichever is
+// shorter. issuer must have the Namespace of the sender's issuer. This costs a round trip to Redis
+// for each resource.
 //
-// The answer is out of date when it arrives, as every answer of Redis: the fence decides at the
+// Like every answer of Redis, this one may be out of date when it arrives: the fence decides at the
 // write.
 func Verified(issuer *lease.Issuer) Trust {
 	if issuer == nil {
@@ -31,22 +32,23 @@ func Verified(issuer *lease.Issuer) Trust {
 	return Trust{issuer, math.MaxInt64}
 }
 
-// Trusted believes every line, for atMost: the TTL of the sender's leases is enough. Whoever can
-// send a line can write to every resource, and can shut its next holders out with a token that is
-// ahead of the clock. So it is for services that only your own programs reach, and for leases of
-// other issuers.
+// Trusted believes every line, for no longer than atMost: the TTL of the sender's leases is enough.
+// Whoever can send a line can write to every resource, and can shut its next holders out with a
+// token that is too high. So it is for services that only your own programs reach, and for leases
+// of other issuers.
 func Trusted(atMost time.Duration) Trust { return Trust{nil, max(atMost, 0)} }
 
-// errNoTrust is the answer of the zero Trust.
+// errNoTrust is the error of the zero Trust.
 var errNoTrust = errors.New("grant: the Trust is neither Verified nor Trusted; choose one")
 
-// Accept takes the line that came with a call. The context that it returns carries the grant, for
+// Accept reads the line that came with a call. The context that it returns carries the grant, for
 // FromContext, and ends with ctx or with the grant, with fencedb.ErrLeaseOver as its cause. Call
-// the function when the call is over.
+// the CancelFunc when the call is over.
 //
 // The error is ErrMalformed; fencedb.ErrLeaseOver if nothing of the grant remains; lease.ErrLost,
 // lease.ErrRevoked or lease.ErrStale if Redis says that the lease is not current; or that of asking
-// Redis, such as lease.ErrUnreachable. Then nothing was written. Cancelling ctx ends the question.
+// Redis, such as lease.ErrUnreachable. Then nothing was written. Cancelling ctx ends the wait for
+// Redis.
 func (t Trust) Accept(ctx context.Context, line string) (context.Context, context.CancelFunc, error) {
 	if t == (Trust{}) {
 		return nil, nil, errNoTrust
@@ -71,14 +73,14 @@ func (t Trust) Accept(ctx context.Context, line string) (context.Context, contex
 	g = join(all)
 	over := protocol.Also(fmt.Errorf("grant: the line on %q has run out; its lease stands if it was renewed: send the call again, with a new line",
 		g.Resource()), fencedb.ErrLeaseOver)
-	if !time.Now().Before(end) { // it took Redis that long to answer
+	if !time.Now().Before(end) { // Redis took too long to answer
 		return nil, nil, over
 	}
 	ctx, cancel := context.WithDeadlineCause(ctx, end, over)
 	return NewContext(ctx, g), cancel, nil
 }
 
-// verify asks Redis for the lease. What is left of it there counts from before the question.
+// verify asks Redis for the lease. Its remaining time counts from before the request.
 func (t Trust) verify(ctx context.Context, g fencedb.Grant) (fencedb.Grant, error) {
 	asked := time.Now()
 	found, err := t.issuer.Inspect(ctx, g.Resource())

@@ -17,7 +17,7 @@ import (
 	"github.com/fencedb/fencedb/lease/once"
 )
 
-// Outcome is what became of a call, as far as its caller is concerned. See [Answer].
+// Outcome is what became of a call, in the terms of its caller. See [Answer].
 type Outcome int
 
 const (
@@ -39,7 +39,7 @@ const (
 	Refused
 )
 
-// HTTPStatus is the status for a client.
+// HTTPStatus returns the status for a client.
 func (o Outcome) HTTPStatus() int {
 	return [...]int{http.StatusOK, http.StatusConflict, http.StatusServiceUnavailable, http.StatusGatewayTimeout,
 		http.StatusInternalServerError}[o]
@@ -54,9 +54,9 @@ func (o Outcome) String() string {
 // err; any other error is Refused. A network error of the work itself, such as a bank that does not
 // answer, is treated in the same way.
 //
-// Where several errors are joined, an unknown outcome counts first, then a mistake, then work that
-// was done, then a loss, and an outage last. The error of a QueryRow without a row is Done, since
-// its statement has committed: check for pgx.ErrNoRows first.
+// If several errors are joined, an unknown outcome counts first, then a mistake, then work that was
+// done, then a loss, and last an outage. The error of a QueryRow without a row is Done, since its
+// statement has committed: check for pgx.ErrNoRows first.
 func Answer(err error) Outcome {
 	is := func(target error) bool { return errors.Is(err, target) }
 	lost, settled := protocol.LostIn(err)
@@ -83,9 +83,9 @@ func Answer(err error) Outcome {
 	return Refused
 }
 
-// RetryAfter is how long to wait before the same call is made again, for an err that is Busy or
-// Unavailable: at most until the lease in the way expires, or one second if err does not say when.
-// It is zero for other errors, after which the same call does not help.
+// RetryAfter returns how long to wait before the same call is made again, for an err that is Busy
+// or Unavailable: at most until the lease in the way expires, or one second if err does not say
+// when. It is zero for other errors, after which the same call does not help.
 func RetryAfter(err error) time.Duration {
 	if o := Answer(err); o != Busy && o != Unavailable {
 		return 0
@@ -99,10 +99,10 @@ func RetryAfter(err error) time.Duration {
 	return time.Second
 }
 
-// ofSQLState is the answer of Postgres for what package fencedb does not explain.
+// ofSQLState returns the outcome for an error of Postgres that package fencedb does not explain.
 func ofSQLState(code string) Outcome {
 	switch code {
-	case "40001", "40P01", "55P03": // a conflict, a deadlock, a lock that was not to be had
+	case "40001", "40P01", "55P03": // a conflict, a deadlock, a lock that did not come free
 		return Busy
 	case "25006", "57014": // a standby, after a fail-over; cancelled, or too slow
 		return Unavailable
@@ -118,7 +118,7 @@ func ofSQLState(code string) Outcome {
 	return Refused
 }
 
-// mistakes do not pass by themselves, whatever else went wrong.
+// mistakes are errors for which a retry does not help, whatever else went wrong.
 var mistakes = []error{
 	fencedb.ErrInvalidGrant, fencedb.ErrAlreadyWritten, fencedb.ErrUnsealed, fencedb.ErrNoToken,
 	fencedb.ErrWrongResource, fencedb.ErrTooLong, fencedb.ErrKeyReused,

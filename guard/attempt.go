@@ -10,16 +10,17 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// attempt is one try of a call that enters before anything else happens, with its leases.
+// attempt is one try of a call, with its leases. The call enters before anything else happens.
 type attempt struct {
 	*Holder
 	giveBack func()
-	kept     bool // longer than the call, by its rows
-	final    bool // something has happened behind the fence, so it is not done again
+	kept     bool // the rows of Query hold the leases longer than the call
+	final    bool // fn has begun behind the fence, so the call is not repeated
 }
 
-// write acquires, runs f and gives the leases back. If the leases that are refused still stand, it
-// does so once more with sealed ones: sealing raises a Redis that went backwards above the fence.
+// write acquires, runs f and gives the leases back. If Postgres refuses leases that are still
+// current, it does all of this once more with sealed leases: sealing raises a Redis that went
+// backwards above the fence.
 func (d *Desk) write(ctx context.Context, resources []string, opts []lease.Option, f func(*attempt) error) error {
 	behind, err := d.try(ctx, d.issuer, resources, opts, f)
 	if behind {
@@ -45,8 +46,8 @@ func (d *Desk) try(ctx context.Context, issuer *lease.Issuer, resources []string
 	return t.behind(err), err
 }
 
-// why adds to err why the leases ended, if they have: a transaction that had not begun says only
-// that its lease is over.
+// why adds to err why the leases ended, if they have: the error of a transaction that had not begun
+// says only that its lease is over.
 func (t *attempt) why(err error) error {
 	if cause := context.Cause(t.ctx); err != nil && cause != nil && !errors.Is(err, cause) {
 		return fmt.Errorf("%w: %w", cause, err)
@@ -54,9 +55,9 @@ func (t *attempt) why(err error) error {
 	return err
 }
 
-// behind reports whether err is the refusal of a lease that stands. If the lease is gone, Postgres
-// was right. What has committed, or may have, must not run again, even if a callback has met a
-// refusal of another database.
+// behind reports whether Postgres has refused a lease that is still current. If the lease is gone,
+// Postgres was right. A call that has committed, or may have, must not run again, even if a
+// callback has returned a refusal of another database.
 func (t *attempt) behind(err error) bool {
 	stale, refused := errors.AsType[*fencedb.StaleError](err)
 	if !refused || t.final || errors.Is(err, fencedb.ErrCommitted) || errors.Is(err, fencedb.ErrTxEnded) ||

@@ -17,11 +17,11 @@
 //
 // # What is safe to decide on
 //
-// A lease alone does not stop the previous holder. A holder that was paused can still write until
-// the next one has entered in Postgres. [Desk.Do], [Desk.DoAll] and [Desk.Lead] therefore seal:
-// Postgres knows the new token before the function runs. From then on no earlier holder can write,
-// and if a later one comes, the writes of this one are refused. So what the function reads stays
-// true until it writes behind the fence, under three conditions:
+// A lease alone does not stop the previous holder: a holder that was paused can still write until
+// the next one has entered in Postgres. So [Desk.Do], [Desk.DoAll] and [Desk.Lead] seal: Postgres
+// knows the new token before the function runs. From then on no earlier holder can write, and if a
+// later one comes, the writes of this one are refused. So what the function reads stays true until
+// it writes behind the fence, under three conditions:
 //
 //   - Others change these rows only under these resources. Rows of another resource, or of a table
 //     that is not protected, change as before.
@@ -29,27 +29,27 @@
 //     [fencedb.AwaitReplay] has returned.
 //   - The statement that reads them began within the function.
 //
-// Sealing costs one round trip and a committed write in Postgres for each acquisition. Without
-// Postgres nobody acquires.
+// Sealing costs one round trip and a committed write in Postgres for each acquisition. While
+// Postgres is away, nobody acquires.
 //
 // [Desk.Tx], [Desk.Exec], [Desk.Query], [Desk.QueryRow] and [Desk.SendBatch] enter before anything
 // else happens, in the round trip of their write or of BEGIN. They need no seal.
 //
 // # Redis that went backwards
 //
-// Redis can lose its counter, by FLUSHALL, eviction, an old snapshot or a replica that lagged. Its
-// clock then keeps tokens rising. If the clock was set back as well, Redis issues tokens that
+// Redis can lose its counter, by FLUSHALL, eviction, an old snapshot or a replica that lagged. Then
+// its clock keeps tokens rising. If its clock was set back as well, Redis issues tokens that
 // Postgres refuses although nobody else holds the resource. Sealing repairs that within the
 // acquisition. A call that does not seal is refused before anything has happened, and the desk
-// repeats it once, with a seal. This does not help a holder that was really overtaken: its lease is
-// over.
+// repeats it once, with a seal. A holder that was really overtaken gains nothing by this: its lease
+// is over.
 //
 // # Connections
 //
 // Sealing takes a connection of the pool for one round trip, and a write takes one for its
-// transaction. So acquire before you open a transaction. If open transactions have all connections
+// transaction. So acquire before you open a transaction. If open transactions use all connections
 // of the pool, and each of them calls a desk, none gets a second connection: a call that seals
-// blocks until its new lease ends, a call without a seal until its context ends. The error says
+// blocks until its new lease ends, and a call without a seal until its context ends. The error says
 // that all connections are in use.
 package guard
 
@@ -82,9 +82,9 @@ type Option func(*Desk)
 
 // Unsealed lets Do, DoAll and Lead acquire without Postgres, and saves a committed write for each
 // acquisition. The price: until the function's first fenced transaction, a paused holder that
-// Postgres does not refuse yet can change what the function has read. So do not decide on that, or
-// read it again in the transaction. Do, DoAll and Lead then do not repair a Redis that went
-// backwards: writes are refused until [lease.Issuer.Raise] or a sealing call raises its counter.
+// Postgres does not refuse yet can change what the function has read. So do not decide on such
+// reads, or repeat them in the transaction. Do, DoAll and Lead then do not repair a Redis that went
+// backwards: writes are refused until [lease.Issuer.Raise] or a call that seals raises its counter.
 func Unsealed() Option { return func(d *Desk) { d.unsealed = true } }
 
 // New returns a desk for leases of issuer and writes to db. It contacts no server and leaves issuer
@@ -103,10 +103,10 @@ func New(issuer *lease.Issuer, db fencedb.DB, opts ...Option) *Desk {
 	return d
 }
 
-// sealed is the issuer with a seal in Postgres, unless it has a seal of its own.
+// sealed returns the issuer with a seal in Postgres, unless it has a seal of its own.
 func (d *Desk) sealed() *lease.Issuer { return d.issuer.Sealed(fencedb.Sealer(d.db)) }
 
-// forWork is the issuer of Do, DoAll and Lead.
+// forWork returns the issuer for Do, DoAll and Lead.
 func (d *Desk) forWork() *lease.Issuer {
 	if d.unsealed {
 		return d.issuer
@@ -119,11 +119,11 @@ func (d *Desk) forWork() *lease.Issuer {
 //
 // Nil means that fn has returned nil: what it committed behind the fence stands, whatever became of
 // the lease afterwards. A lease that ended early, or could not be released, is reported to the
-// tracers of the issuer; what fn wrote elsewhere then needs an idempotency key of its own. An error
-// of fn or of its transactions, such as [fencedb.ErrCommitUnknown], is returned unchanged, with the
-// cause of the loss if the lease was lost. A write to a protected table that bypasses h gets
-// [fencedb.ErrNoToken]. If fn did not run, nothing was written. [Answer] says what an error means
-// to a caller.
+// tracers of the issuer; then effects of fn outside the fence need idempotency keys of their own.
+// An error of fn or of its transactions, such as [fencedb.ErrCommitUnknown], is returned unchanged,
+// with the cause of the loss if the lease was lost. A write to a protected table that bypasses h
+// gets [fencedb.ErrNoToken]. If fn did not run, nothing was written. [Answer] says what an error
+// means to a caller.
 //
 // Within fn, write with h. A call of the desk for the same resource would wait for this one, until
 // the context ends.
@@ -146,15 +146,15 @@ func (d *Desk) DoAll(ctx context.Context, resources []string,
 		done = err == nil
 		return err
 	}, opts...)
-	if done { // the fence has decided; err is only that the lease ended early
+	if done { // what fn wrote stands; err only says that the lease ended early
 		return nil
 	}
 	return err
 }
 
 // Lead is [lease.Issuer.Lead] with sealed terms: fn runs in each term of this process, until ctx
-// ends. A term begins with a write in Postgres: while Postgres is away nobody leads. [lease.OnTerm]
-// reports that, and the loss of a lease under which fn returned nil.
+// ends. A term begins with a write in Postgres: while Postgres is away, nobody leads.
+// [lease.OnTerm] reports that, and also the loss of a lease under which fn returned nil.
 func (d *Desk) Lead(ctx context.Context, role string,
 	fn func(ctx context.Context, h *Holder) error, opts ...lease.LeadOption) error {
 	if fn == nil {
@@ -165,8 +165,8 @@ func (d *Desk) Lead(ctx context.Context, role string,
 	}, opts...)
 }
 
-// explained is err, explained by package fencedb if Postgres has refused a write that did not go
-// through the Holder. Only our SQLSTATEs say that: fn may have other databases, and limits of its
+// explained returns err, explained by package fencedb if Postgres refused a write that bypassed the
+// Holder. Only SQLSTATEs of fencedb show this: fn may use other databases, and time limits of its
 // own.
 func explained(err error) error {
 	var refused interface{ SQLState() string }
@@ -176,8 +176,9 @@ func explained(err error) error {
 	return err
 }
 
-// withResource adds the resource to err, unless its text has it: a call of two strings may have
-// them the wrong way round, and then Postgres says only that it cannot read its SQL.
+// withResource adds the resource to err, unless the text names it. If a caller swaps the two
+// strings of a call, Postgres only says that it cannot parse the SQL; the resource shows the
+// mistake.
 func withResource(resource string, err error) error {
 	if err == nil || strings.Contains(err.Error(), strconv.Quote(resource)) {
 		return err
@@ -190,14 +191,13 @@ func withResource(resource string, err error) error {
 }
 
 // Tx acquires resource, runs fn in a transaction behind its fence and releases the lease. BEGIN and
-// the entry are answered before fn runs, so everything that fn does, it does as the current holder.
-// fn runs at most once. Its context ends with ctx or with the lease.
+// enter are answered before fn runs, so all that fn does, it does as the current holder. fn runs at
+// most once. Its context ends with ctx or with the lease.
 //
-// Nil means committed. The other errors are those of acquiring, where nothing was written, and
-// those of [fencedb.Tx]; when the lease ended meanwhile, the cause (lease.ErrExpired,
-// lease.ErrLost...) is among them. A release that fails is not an error: it is tried again in the
-// background, and in the end the lease expires. For several resources use [Desk.DoAll] and
-// [Holder.Tx].
+// Nil means committed. The errors are those of acquiring, where nothing was written, and those of
+// [fencedb.Tx]; if the lease ended meanwhile, the cause (lease.ErrExpired, lease.ErrLost...) is
+// among them. A release that fails is not an error: it is tried again in the background, and in the
+// end the lease expires. For several resources use [Desk.DoAll] and [Holder.Tx].
 func (d *Desk) Tx(ctx context.Context, resource string,
 	fn func(ctx context.Context, tx pgx.Tx) error, opts ...lease.Option) error {
 	if fn == nil {
@@ -205,7 +205,7 @@ func (d *Desk) Tx(ctx context.Context, resource string,
 	}
 	return d.write(ctx, []string{resource}, opts, func(t *attempt) error {
 		return t.Tx(t.ctx, func(tx pgx.Tx) error {
-			if err := tx.SendBatch(t.ctx, new(pgx.Batch)).Close(); err != nil { // BEGIN and the entry
+			if err := tx.SendBatch(t.ctx, new(pgx.Batch)).Close(); err != nil { // BEGIN and enter
 				return err
 			}
 			t.final = true
@@ -250,9 +250,9 @@ func (d *Desk) Query(ctx context.Context, resource, sql string, args ...any) (pg
 }
 
 // QueryRow is [Desk.Exec] for a statement that returns one row, such as UPDATE ... RETURNING.
-// Everything, the acquisition too, happens when the row is scanned, which can be done once. When
-// Scan returns, the lease has been given back. The errors are those of [fencedb.QueryRow]: if there
-// is no row, pgx.ErrNoRows and [fencedb.ErrCommitted] are both in the error.
+// Everything, the acquisition too, happens in Scan, which works once. When Scan returns, the lease
+// has been given back. The errors are those of [fencedb.QueryRow]: if there is no row,
+// pgx.ErrNoRows and [fencedb.ErrCommitted] are both in the error.
 func (d *Desk) QueryRow(ctx context.Context, resource, sql string, args ...any) pgx.Row {
 	return rows.Once(func(dest ...any) error {
 		return withResource(resource, d.write(ctx, []string{resource}, nil, func(t *attempt) error {

@@ -14,9 +14,8 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// Holder is what the work of a [Desk] holds: the leases on all its resources, and the way to write
-// under all of them. It is safe for concurrent use. It is over when the function that got it
-// returns.
+// Holder has the leases on all resources of a [Desk] call, and writes under all of them. It is safe
+// for concurrent use. Do not use it after the function that got it has returned.
 type Holder struct {
 	leases lease.Leases
 	ctx    context.Context // of the function
@@ -43,7 +42,7 @@ func (h *Holder) Leases() lease.Leases { return slices.Clone(h.leases) }
 // that ends, and [context.Cause] tells which.
 func (h *Holder) Context() context.Context { return h.ctx }
 
-// Err returns nil while all leases may be trusted, and then the reason why one is over. It reads
+// Err returns nil while all leases may be trusted; after that, the reason why one is over. It reads
 // the clock and does not ask Redis; see [lease.Lease.Err].
 func (h *Holder) Err() error {
 	for _, l := range h.leases {
@@ -60,8 +59,8 @@ func (h *Holder) ValidUntil() time.Time {
 	return first.ValidUntil()
 }
 
-// Extend renews all leases for a full TTL from now, as [lease.Lease.Extend] does. Renewal does so
-// by itself, unless it is off.
+// Extend renews all leases for a full TTL from now, as [lease.Lease.Extend] does. Leases renew
+// themselves, unless renewal is off.
 func (h *Holder) Extend(ctx context.Context) error {
 	var errs []error
 	for _, l := range h.leases {
@@ -81,7 +80,7 @@ func (h *Holder) Tx(ctx context.Context, fn func(tx pgx.Tx) error, opts ...fence
 }
 
 // TxSQL is [fencedb.TxSQL] under the leases, for database/sql. db must lead to the database of the
-// desk; stdlib.OpenDBFromPool makes one of the pool.
+// desk; stdlib.OpenDBFromPool makes it from the pool.
 func (h *Holder) TxSQL(ctx context.Context, db *sql.DB, fn func(tx *sql.Tx) error, opts ...fencedb.Option) error {
 	return fencedb.TxSQL(ctx, db, h.Grant(), fn, opts...)
 }

@@ -11,10 +11,10 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// advisoryLock makes migrators of one database take turns. It asks again and again instead of
-// waiting in the server: a statement that waits holds a snapshot, for which CREATE INDEX
-// CONCURRENTLY of the migrator before waits in turn, and a statement_timeout or lock_timeout of the
-// session would end it.
+// advisoryLock makes migrators of one database take turns. It tries repeatedly instead of waiting
+// in the server, for two reasons. A waiting statement holds a snapshot, for which CREATE INDEX
+// CONCURRENTLY of another migrator would wait in turn. And a statement_timeout or lock_timeout of
+// the session would end the wait.
 type advisoryLock struct{}
 
 // The pauses between two tries, from the first to the longest.
@@ -42,7 +42,8 @@ func (advisoryLock) SessionLock(ctx context.Context, conn *sql.Conn) error {
 	}
 }
 
-// SessionUnlock closes a connection that may have kept the lock, or everybody would wait for it.
+// SessionUnlock releases the lock. It closes a connection that may have kept it, for which
+// everybody would wait.
 func (advisoryLock) SessionUnlock(ctx context.Context, conn *sql.Conn) error {
 	var held bool
 	err := conn.QueryRowContext(ctx, "SELECT pg_catalog.pg_advisory_unlock("+lockID+")").Scan(&held)
@@ -77,13 +78,13 @@ func inTurn(ctx context.Context, db *sql.DB, statement string) (err error) {
 	return err
 }
 
-// errPooler is what a second connection proves.
+// errPooler is returned if refusePooler finds a pooler.
 var errPooler = errors.New("the connection goes through a pooler that gives each transaction another session, such as PgBouncer with pool_mode = transaction: there the lock by which migrators take turns does not hold; connect to Postgres itself, or with pool_mode = session")
 
-// refusePooler looks whether a pooler gives the session of conn to others between two transactions.
-// A pooler shows in the process id of the server, which is not the one that the client was told at
-// its start. Then a second connection is opened, and either meets the session of the first, or not.
-// With other drivers than pgx, which do not tell, nothing is refused.
+// refusePooler checks whether a pooler gives the session of conn to others between two
+// transactions. Behind a pooler, the process id of the server differs from the one that the client
+// got at its start. If it does, a second connection shows whether the two share a session. Drivers
+// other than pgx do not give the process id; with them nothing is refused.
 func refusePooler(ctx context.Context, conn *sql.Conn) error {
 	return conn.Raw(func(driverConn any) error {
 		d, ok := driverConn.(interface{ Conn() *pgx.Conn })
@@ -95,13 +96,13 @@ func refusePooler(ctx context.Context, conn *sql.Conn) error {
 		if err != nil || session == fmt.Sprint(first.PgConn().PID()) {
 			return err
 		}
-		soon, cancel := context.WithTimeout(ctx, 2*time.Second) // a pool of session mode may be full
+		soon, cancel := context.WithTimeout(ctx, 2*time.Second) // a pool in session mode may be full
 		defer cancel()
 		second, err := pgx.ConnectConfig(soon, first.Config())
 		if err != nil {
 			return nil
 		}
-		defer second.Close(context.WithoutCancel(soon)) //nolint:errcheck // it was for this question
+		defer second.Close(context.WithoutCancel(soon)) //nolint:errcheck // it served only this question
 		for range 5 {
 			other, err := backend(soon, second)
 			if err != nil {
@@ -119,7 +120,7 @@ func refusePooler(ctx context.Context, conn *sql.Conn) error {
 	})
 }
 
-// backend is the process id of the server that answers, as text.
+// backend returns the process id of the answering server process, as text.
 func backend(ctx context.Context, conn *pgx.Conn) (string, error) {
 	results, err := conn.PgConn().Exec(ctx, "SELECT pg_catalog.pg_backend_pid()").ReadAll()
 	if err != nil {

@@ -1,29 +1,30 @@
 // Package migrations installs the storage contract of fencedb in a Postgres database.
 //
 // The SQL in this package is the contract: the ledger of fences, fencedb.enter and fencedb.protect.
-// Everything lives in a schema of its own, fencedb, with a version table of its own,
-// fencedb.goose_db_version, so an application's migrations and their table are not touched.
-// Postgres 15 or newer is needed; the tests run on 15 to 18.
+// Everything is in the schema fencedb, with a version table of its own, fencedb.goose_db_version,
+// so an application's migrations and their table are not touched. It needs Postgres 15 or newer;
+// the tests run on 15 to 18.
 //
 // # Ways to migrate
 //
 // Up is all that a Go program needs; Apply is Up and then the application's own migrations. A
-// service that must not change schemas itself asks Pending in its readiness check. Then a program
-// with the rights calls Up, or the command fencedb migrate does it, or the tool that migrates the
-// application, from Scripts. All of them leave the same schema, and each can continue where another
-// stopped. Files is for tools that read goose's annotations, such as the goose command; they need
-// the schema beforehand and the table name fencedb.goose_db_version.
+// service that must not change schemas asks Pending in its readiness check. Then somebody else
+// migrates: a program with the rights calls Up, or the command fencedb migrate does, or the tool
+// that migrates the application uses Scripts. All of them leave the same schema, and each can
+// continue where another stopped. Files is for tools that read goose's annotations, such as the
+// goose command; these need the schema beforehand, and the table name fencedb.goose_db_version.
 //
 // # Why the schema is always called fencedb
 //
-// The functions that the triggers run are SECURITY DEFINER. They fix their search_path, because a
-// caller could otherwise replace what they call by functions of its own. So they call each other,
-// and read the ledger, by names with the schema in them, and so do the guards that protect compiles
-// for every table. With another name, each of them would need another text, made at run time: SQL
-// that nobody has reviewed or tested, in the functions that must be right. A second copy of the
-// ledger in one database would not be a second set of fences: a fence works because all writers
-// meet at the same one. Tenants that must not share fences get resources of different names, or
-// databases of their own.
+// fencedb.enter and the other functions that change the ledger are SECURITY DEFINER. If they found
+// names by the search_path of their caller, the caller could replace what they call. So they, and
+// the guards that protect writes for every table, name functions and tables with their schema.
+// Under another schema name, each of them would need another text, made at run time: SQL that
+// nobody has reviewed or tested, in the functions that must be right.
+//
+// A second ledger in the same database would not be a second set of fences: a fence works because
+// all writers meet at the same one. Tenants that must not share fences get resources of different
+// names, or databases of their own.
 package migrations
 
 import (
@@ -45,11 +46,13 @@ import (
 const (
 	versionTable = "fencedb.goose_db_version"
 
-	// lockID is the advisory lock that migrators of one database take in turn: "fencedb" in ASCII. In
-	// Go it is taken before (see inTurn); the statements below are for psql as well.
+	// lockID is the advisory lock for which migrators of one database take turns: "fencedb" in ASCII.
+	// Go programs take it before they run the statements below (see inTurn); the statements take it
+	// again, for psql.
 	lockID = "x'66656e63656462'::bigint"
 
-	// Under the lock: two CREATE SCHEMA IF NOT EXISTS at once can collide in the catalog.
+	// createSchema takes the lock, because two CREATE SCHEMA IF NOT EXISTS at once can collide in the
+	// catalog.
 	createSchema = `DO $$ BEGIN
     PERFORM pg_catalog.pg_advisory_xact_lock(` + lockID + `);
     IF pg_catalog.to_regnamespace('fencedb') IS NULL THEN
@@ -58,8 +61,8 @@ const (
     END IF;
 END $$`
 
-	// dropSchema removes what is left when every migration is undone. Under the lock, and only if
-	// nobody has begun to migrate again meanwhile. A schema that another role has made stays.
+	// dropSchema removes the version table and the schema when every migration is undone, unless
+	// somebody has begun to migrate again. A schema that another role has made stays.
 	dropSchema = `DO $$ BEGIN
     PERFORM pg_catalog.pg_advisory_xact_lock(` + lockID + `);
     IF pg_catalog.to_regclass('` + versionTable + `') IS NULL THEN
@@ -83,14 +86,14 @@ type Migration struct {
 	Applied bool
 }
 
-// Up applies every migration that the database lacks, each in a transaction of its own, and does
-// nothing when there is none. Programs that migrate at the same moment wait for each other, with a
-// session advisory lock, whatever the time limits of their sessions. So connect directly: through a
-// pooler that gives each transaction another session, such as PgBouncer in transaction mode, Up
-// refuses with pgx, and with other drivers says so when it has migrated.
+// Up applies every migration that the database lacks, each in a transaction of its own. Programs
+// that migrate at the same moment take turns, with a session advisory lock; time limits of their
+// sessions do not end the wait. So connect directly, not through a pooler that gives each
+// transaction another session, such as PgBouncer in transaction mode. With pgx, Up refuses such a
+// pooler; with other drivers it returns an error after it has migrated.
 //
-// On error the migrations before the failed one stay applied and the failed one has left nothing;
-// call Up again once the cause is gone. Cancelling ctx rolls back the migration under way.
+// On error, the migrations before the failed one stay applied, and the failed one leaves nothing;
+// call Up again when the cause is gone. Cancelling ctx rolls back the migration under way.
 //
 // With pgx, pass stdlib.OpenDBFromPool(pool).
 func Up(ctx context.Context, db *sql.DB) error {
@@ -101,8 +104,8 @@ func Up(ctx context.Context, db *sql.DB) error {
 	return failed("up", err)
 }
 
-// up makes the version table first, which asking for the version does under the lock. Provider.Up
-// would begin with making it without: two at once would collide, and Postgres would log an error.
+// up asks for the version first, which creates the version table under the lock. Provider.Up would
+// create it without the lock: two at once would collide, and Postgres would log an error.
 func up(ctx context.Context, provider *goose.Provider) error {
 	_, err := provider.GetDBVersion(ctx)
 	if err == nil {
@@ -111,9 +114,10 @@ func up(ctx context.Context, provider *goose.Provider) error {
 	return err
 }
 
-// Down undoes the newest migration that the database has, in a transaction of its own, with what it
-// made and what is recorded there; behind the first one the schema goes too. It does nothing where
-// there is none. Down refuses while a table is still protected, as [Reset] does.
+// Down undoes the newest migration that the database has, in a transaction of its own, and removes
+// what that migration made and what is recorded there. After the first migration it drops the
+// schema as well. If there is none, it does nothing. Down refuses while a table is still protected,
+// as [Reset] does.
 func Down(ctx context.Context, db *sql.DB) error {
 	return undo(ctx, db, "down", func(provider *goose.Provider) error {
 		_, err := provider.Down(ctx)
@@ -124,11 +128,10 @@ func Down(ctx context.Context, db *sql.DB) error {
 	})
 }
 
-// Reset removes everything that Up has made, schema and fences included, and does nothing when
-// there is none. A schema that belongs to another role stays, empty. Without the fences every old
-// token is accepted again, so Reset refuses while a table is still protected, and has changed
-// nothing then; the error names the tables. On another error the migrations not yet undone stay
-// applied.
+// Reset removes everything that Up has made, schema and fences included. If there is nothing, it
+// does nothing. A schema that belongs to another role stays, empty. Without the fences every old
+// token is accepted again. So while a table is still protected, Reset refuses and changes nothing;
+// the error names the tables. After another error, the migrations not yet undone stay applied.
 func Reset(ctx context.Context, db *sql.DB) error {
 	return undo(ctx, db, "reset", func(provider *goose.Provider) error {
 		_, err := provider.DownTo(ctx, 0)
@@ -150,8 +153,8 @@ func undo(ctx context.Context, db *sql.DB, function string, some func(*goose.Pro
 	return failed(function, err)
 }
 
-// failed says where an error comes from, if there is one. It adds the hint of Postgres, which says
-// what to do and is in no error text of the drivers.
+// failed adds to an error, if there is one, the function that it comes from and the hint of
+// Postgres, which says what to do and is missing in the error texts of the drivers.
 func failed(function string, err error) error {
 	var (
 		pgErr *pgconn.PgError
@@ -172,9 +175,9 @@ func failed(function string, err error) error {
 	return fmt.Errorf("fencedb/migrations: %s: %w", function, err)
 }
 
-// refuseIfProtected looks before the first migration is undone. The one that made fencedb.protect
-// looks again, for a table that is protected meanwhile and for other tools; by then later
-// migrations are gone, and what they kept.
+// refuseIfProtected checks before the first migration is undone. The Down migrations check again,
+// for tables that are protected meanwhile and for other tools. By then later migrations may be
+// undone, and their data gone.
 func refuseIfProtected(ctx context.Context, db *sql.DB) error {
 	var canProtect bool
 	if err := db.QueryRowContext(ctx, "SELECT pg_catalog.to_regclass('fencedb.protected_tables') IS NOT NULL").Scan(&canProtect); err != nil || !canProtect {
@@ -206,8 +209,9 @@ func Status(ctx context.Context, db *sql.DB) ([]Migration, error) {
 	return steps, nil
 }
 
-// Pending reports whether the database lacks a migration that this package knows: not ready, for a
-// readiness check. A database that is ahead, as during a deployment, is ready. It only reads.
+// Pending reports whether the database lacks a migration that this package knows: for a readiness
+// check, it is not ready. A database that has newer migrations, as during a deployment, is ready.
+// Pending only reads.
 func Pending(ctx context.Context, db *sql.DB) (bool, error) {
 	steps, err := Status(ctx, db)
 	if err != nil {
@@ -216,7 +220,8 @@ func Pending(ctx context.Context, db *sql.DB) (bool, error) {
 	return slices.ContainsFunc(steps, func(step Migration) bool { return !step.Applied }), nil
 }
 
-// appliedVersions does not ask the provider, which creates the version table where there is none.
+// appliedVersions reads the version table itself, because the provider would create it if it is
+// missing.
 func appliedVersions(ctx context.Context, db *sql.DB) (map[int64]bool, error) {
 	if db == nil {
 		return nil, errNilDB
@@ -237,8 +242,8 @@ func appliedVersions(ctx context.Context, db *sql.DB) (map[int64]bool, error) {
 	return applied, err
 }
 
-// open creates the schema before it makes a provider: goose does not create the schema its version
-// table lives in, and a provider that failed over it once stays broken.
+// open creates the schema before it makes a provider: goose does not create the schema of its
+// version table, and a provider that failed for that reason stays broken.
 func open(ctx context.Context, db *sql.DB) (*goose.Provider, error) {
 	if db == nil {
 		return nil, errNilDB
@@ -249,8 +254,8 @@ func open(ctx context.Context, db *sql.DB) (*goose.Provider, error) {
 	return newProvider(db, Files(), versionTable)
 }
 
-// newProvider keeps goose's global registry out, or the application's own Go migrations would run
-// here.
+// newProvider disables goose's global registry: otherwise the application's own Go migrations would
+// run here.
 func newProvider(db *sql.DB, files fs.FS, table string) (*goose.Provider, error) {
 	return goose.NewProvider(goose.DialectPostgres, db, files,
 		goose.WithTableName(table),
@@ -268,7 +273,7 @@ func Files() fs.FS {
 	return must(fs.Sub(files, "sql"))
 }
 
-// must is for what fails only if what is embedded, or its name in here, is wrong.
+// must is for errors that only a mistake in the embedded files, or in their names here, can cause.
 func must[T any](value T, err error) T {
 	if err != nil {
 		panic("bug: " + err.Error())
@@ -276,21 +281,22 @@ func must[T any](value T, err error) T {
 	return value
 }
 
-// Apply brings up an application's database: it calls [Up], and then applies the application's own
-// migrations, SQL files with goose's annotations at the root of files. So they can call
-// fencedb.protect. table keeps their versions; an application that has used goose before passes the
-// name of its table, which is goose_db_version unless it was changed. The name has small letters
+// Apply migrates an application's database: it calls [Up], and then applies the application's own
+// migrations, which can therefore call fencedb.protect. These are SQL files with goose's
+// annotations at the root of files. table keeps their versions. An application that has used goose
+// before passes the name of its table, by default goose_db_version. The name has small letters
 // only, and may have a schema.
 //
-// Programs that migrate at the same moment wait for each other, as with Up, and an error leaves
-// what Up says. An embedded directory needs [fs.Sub]; a pattern such as //go:embed *.sql does not.
+// Programs that migrate at the same moment take turns, as with Up, and an error leaves the database
+// as with Up. An embedded directory needs [fs.Sub]; a pattern such as //go:embed *.sql does not.
 func Apply(ctx context.Context, db *sql.DB, files fs.FS, table string) error {
 	if err := Up(ctx, db); err != nil {
 		return err
 	}
 	unfit := !plainName.MatchString(table)
 	if !unfit {
-		// also by the search_path: then goose would take our migrations for the application's
+		// Also if the name leads there by the search_path: goose would take our migrations for the
+		// application's.
 		err := db.QueryRowContext(ctx, "SELECT coalesce(pg_catalog.to_regclass($1) OPERATOR(pg_catalog.=) '"+
 			versionTable+"'::pg_catalog.regclass, false)", table).Scan(&unfit)
 		if err != nil {
@@ -312,6 +318,6 @@ func Apply(ctx context.Context, db *sql.DB, files fs.FS, table string) error {
 	return failed("apply", err)
 }
 
-// plainName is a name by which goose finds the table again that it has made: it looks for the text
-// in the catalog.
+// plainName matches the names by which goose finds its table again: it compares the text with the
+// catalog.
 var plainName = regexp.MustCompile(`^([a-z_][a-z0-9_$]*\.)?[a-z_][a-z0-9_$]*$`)
