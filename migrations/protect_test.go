@@ -466,6 +466,18 @@ func TestProtectingTwiceChangesNothing(t *testing.T) {
 	require.Contains(t, err.Hint, "unprotect")
 }
 
+// Postgres may read the comments of all functions of the schema before it joins them with the
+// triggers, as it does where many tables are protected.
+func TestProtectedTablesAreListedByAnyPlan(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	for _, method := range []string{"nestloop", "hashjoin", "mergejoin"} {
+		s.exec(`SET enable_` + method + ` = off`)
+		require.Equal(t, "seats room:{room}", s.one(`SELECT concat(p.table_name::regclass::text, ' ', p.resource[1]) FROM fencedb.protected_tables p WHERE p.resource IS NOT NULL`), method)
+		s.exec(`SELECT fencedb.protect('seats', 'room:{room}', history => true)`)
+	}
+}
+
 func TestUnprotectSaysWhatHoldsItsColumn(t *testing.T) {
 	t.Parallel()
 	s := newSeats(t)

@@ -210,7 +210,8 @@ SELECT t.tgrelid::regclass AS table_name,
        CASE WHEN substring(pg_get_functiondef(t.tgfoid) FROM 'DECLARE -- (\w+)') = 'observes' THEN (facts ->> 'observed_since')::timestamptz END AS observed_since,
        (SELECT (obj_description(n.oid, 'pg_proc')::jsonb ->> 'since')::timestamptz FROM pg_trigger h JOIN pg_proc n ON n.oid = h.tgfoid AND n.pronamespace = 'fencedb'::regnamespace
         WHERE h.tgrelid = t.tgrelid AND h.tgname = '~fencedb_note_update') AS history_since
-FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid AND p.pronamespace = 'fencedb'::regnamespace, LATERAL (SELECT obj_description(p.oid, 'pg_proc')::jsonb AS facts) noted
+FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid AND p.pronamespace = 'fencedb'::regnamespace, LATERAL (
+    SELECT CASE WHEN c.comment ^@ '{' THEN c.comment::jsonb END AS facts FROM (SELECT obj_description(p.oid, 'pg_proc') AS comment) c) noted -- Postgres may read those of other functions, too
 WHERE t.tgname = '~fencedb_row' AND t.tgparentid = 0
 UNION ALL
 SELECT DISTINCT t.tgrelid::regclass, NULL::text[], NULL::text[], t.tgfoid::regprocedure, false, NULL::boolean, NULL::timestamptz, NULL::timestamptz
