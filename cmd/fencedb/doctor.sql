@@ -190,10 +190,10 @@ WHERE p.resource IS NULL AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgreli
 -- error protection_lost: table %s was protected, and has no guard any more
 -- Why: any client can write to it without a token; fencedb.unprotect was not called, the triggers were dropped by hand or are not in a copy
 -- Do: call fencedb.protect for it, and look for the rows: docs/runbook/repairs.md, rows that came past the guard; if it shall stay open, call protect and then unprotect
-SELECT c.oid::regclass::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, LATERAL (
-    SELECT a.event, a.details ->> 'table' AS name FROM fencedb.audit a
-    WHERE a.event IN ('protect', 'observe', 'unprotect') AND a.details ->> 'oid' = c.oid::text ORDER BY a.id DESC LIMIT 1
-) last WHERE c.relkind IN ('r', 'p') AND last.event <> 'unprotect' AND last.name = format('%I.%I', n.nspname, c.relname) -- in a copy, another table may have its oid
+SELECT c.oid::regclass::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace JOIN (
+    SELECT DISTINCT ON (a.details ->> 'oid') (a.details ->> 'oid')::oid AS oid, a.event, a.details ->> 'table' AS name FROM fencedb.audit a
+    WHERE a.event IN ('protect', 'observe', 'unprotect') ORDER BY a.details ->> 'oid', a.id DESC
+) last ON last.oid = c.oid WHERE c.relkind IN ('r', 'p') AND last.event <> 'unprotect' AND last.name = format('%I.%I', n.nspname, c.relname) -- in a copy, another table may have its oid
   AND c.oid NOT IN (SELECT m.member FROM fencedb.protected_tables p, fencedb.members(p.table_name) m) ORDER BY 1;
 
 -- error guard_broken: the guard of table %s, which was renamed or dropped
