@@ -99,12 +99,12 @@ APART = ./lab/browser ./lab/interop
 SIZED = TestSimulation|TestTheSimulationFindsMutants|TestASeedGivesTheSameRunAgain|TestAThousandSlowCancels|$\
 	TestAnAnswerThatEndsAtAnyByte|TestASealThatIsCut|TestAnAlteredByte|TestRandomCuts|TestPropertiesS1ToS5
 
-# Without the race detector, four tests of each package at once.
+# Several tests of each package at once, because most of their time they wait.
 COVERED = $(TEST) -coverpkg=./lease,./fencedb
 
 test-all: ## Run every test in full size, mostly with the race detector, and check coverage (twenty minutes)
 	@internal/tools/ensure.sh go compiler programs prometheus
-	@$(SUMMARY) env CGO_ENABLED=1 $(COVERED) -race -coverprofile=coverage.out \
+	@$(SUMMARY) env CGO_ENABLED=1 $(COVERED) -race -parallel 6 -coverprofile=coverage.out \
 			./fencedb ./lease $$(go list work | grep -vxF "$$(go list $(UNRACED))") , \
 		$(COVERED) -parallel 4 -coverprofile=unraced.out $$(go list $(UNRACED) | grep -vxF "$$(go list $(APART))") , \
 		$(TEST) -parallel 4 -run '^($(SIZED))' ./fencedb ./lease , \
