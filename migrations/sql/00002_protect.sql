@@ -27,11 +27,12 @@ ALTER DEFAULT PRIVILEGES IN SCHEMA fencedb GRANT EXECUTE ON FUNCTIONS TO PUBLIC;
 
 -- Whether this transaction has entered and the limits of statements need not be lowered yet. A
 -- guard asks this before each statement, and for each row that no statement trigger stands before.
--- The 0 in front makes a number of an empty text.
+-- concat turns a missing time into the number 0.
 CREATE FUNCTION fencedb.in_time() RETURNS boolean
     LANGUAGE sql
     RETURN split_part(current_setting('fencedb.entered', true), ' ', 1) = pg_current_xact_id_if_assigned()::text AND date_part('epoch', clock_timestamp()) * 1000 < concat('0', split_part(current_setting('fencedb.entered', true), ' ', 2))::float8;
 
+-- refuse raises the error of a guard: FN002, FN003 or FN006. A TRUNCATE always gets FN002.
 CREATE FUNCTION fencedb.refuse(code text, target oid, operation text, resource text) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -51,7 +52,7 @@ BEGIN
         END,
         DETAIL = jsonb_strip_nulls(jsonb_build_object('table', target::regclass, 'resource', resource, 'entered', CASE code WHEN 'FN003' THEN ARRAY(SELECT m[1] FROM regexp_matches(entries, E'\x01[0-9]+r([^\x01]*)\x01t', 'g') m) END))::text,
         HINT = CASE
-            WHEN code = 'FN006' THEN 'Nothing was written. Use a shorter transaction, or enter with more time: under a longer lease, or, if the lease is renewed meanwhile, with what it will be renewed to.'
+            WHEN code = 'FN006' THEN 'Nothing was written. Use a shorter transaction, or enter with a longer remaining_ms: under a longer lease or, if the lease is renewed while the transaction runs, with the validity that it will have then.'
             WHEN operation = 'TRUNCATE' THEN 'Nothing was written. Use DELETE, which names its rows.'
             WHEN code = 'FN002' AND entries IS NOT NULL AND NOT fencedb.may_enter() THEN format('%s may not enter fences, so what is written here is refused. The role that ran the migrations can let it enter, with fencedb.allow. Nothing was written.',
                 CASE WHEN has_table_privilege(session_user, 'pg_authid', 'TRUNCATE') THEN format('The role %I, as which the superuser %I acts,', current_user, session_user) ELSE format('The login %I', session_user) END)
@@ -364,7 +365,7 @@ DECLARE
 BEGIN
     IF target IS NULL THEN
         RAISE EXCEPTION 'fencedb: needs a table, got NULL'
-            USING ERRCODE = 'null_value_not_allowed', HINT = 'to_regclass gives NULL where there is no table of that name; a cast to regclass says so.';
+            USING ERRCODE = 'null_value_not_allowed', HINT = 'to_regclass returns NULL if no table has that name; a cast to regclass raises an error.';
     ELSIF class.relpersistence IS NULL OR class.relpersistence = 't' THEN
         RAISE EXCEPTION 'fencedb: % is temporary', target USING ERRCODE = 'wrong_object_type';
     ELSIF NOT pg_has_role(current_user, class.relowner, 'USAGE') THEN
@@ -390,9 +391,10 @@ $$;
 -- statement trigger: a partition that is younger than protect has none, and a statement on an
 -- unprotected parent fires none. So one expression (glance) checks everything: the writer may
 -- enter, the row's resource is in the open list of this transaction, and an UPDATE has not changed
--- the resource. It yields the token. It is one expression because PL/pgSQL sets up each one anew in
--- every transaction, at the cost of a column. judge_row decides about every other row.
---     %1$s  the token of the row's first resource if all is well; otherwise NULL or 0
+-- the resource. It yields the token of the row, or NULL or 0; then judge_row decides. It is one
+-- expression because PL/pgSQL sets up each expression anew in every transaction, which costs as
+-- much as another column.
+--     %1$s  glance
 --     %2$s  the resources of NEW, %3$s of OLD
 --
 -- An observing guard has a source of its own, which lets everybody pass and records the writes that
@@ -891,7 +893,7 @@ BEGIN
         PERFORM fencedb.record_protection(target, true); -- if the audit does not know of the protection
         PERFORM fencedb.order_guard(target, jsonb_build_object('resource', protection.resource, 'observes', observing, 'columns_added', protection.columns_added));
         IF fencedb.write_guard(target) <> protection.guard THEN
-            RAISE EXCEPTION 'fencedb.enforce: % has its guard together with another table, since one has inherited from the other', target
+            RAISE EXCEPTION 'fencedb.enforce: % shares its guard with another table, since one has inherited from the other', target
                 USING ERRCODE = 'object_not_in_prerequisite_state', HINT = format('Call fencedb.protect for %s once more, with the same resource, to give it a guard of its own.', target);
         END IF;
         PERFORM fencedb.record_protection(target, false);
