@@ -147,10 +147,10 @@ CREATE FUNCTION fencedb.admitted(ends float8, left_ms bigint, entries text, may_
         CASE WHEN may_idle IS NOT FALSE THEN fencedb.lower_limit('idle_in_transaction_session_timeout', left_ms - left_ms / 256) END,
         epoch);
 
--- Two common cases take one query each: the fence has this token and lease already, or it has an
--- older token; and no other transaction is in the way. take explains the order of locks. enter_all
--- does everything else, also where the epoch of this run of the server is not drawn yet. enter has
--- no SET, which would cost more than its queries, so every name has its schema.
+-- The two common cases take one query each: the fence has this token and lease already, or it has
+-- an older token, and no other transaction is in the way. take explains the order of locks.
+-- enter_all handles all other cases, also that the epoch of this run of the server is not drawn
+-- yet. enter has no SET, which would cost more than its queries, so every name has its schema.
 CREATE FUNCTION fencedb.enter(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL, wait_ms bigint DEFAULT NULL, first boolean DEFAULT false, may_idle boolean DEFAULT true, OUT xid xid8, OUT epoch bigint)
     LANGUAGE plpgsql SECURITY DEFINER
 AS $$
@@ -626,8 +626,8 @@ COMMENT ON FUNCTION fencedb.reenter IS 'enter for a token that has entered befor
 --
 -- In the session of a superuser, both the acting role and the role that is set must be allowed.
 -- There Postgres runs the code of others with their rights, in ANALYZE and VACUUM for example, and
--- a cascade hides the set role behind the owner of its table. A superuser is whoever has TRUNCATE
--- on pg_authid: to others it cannot be granted with effect.
+-- a cascade hides the set role behind the owner of its table. A login is a superuser if it has
+-- TRUNCATE on pg_authid, which no GRANT gives to others.
 CREATE FUNCTION fencedb.may_enter() RETURNS boolean
     LANGUAGE sql
     RETURN CASE WHEN session_user = current_user AND current_setting('role') = 'none' THEN has_function_privilege('fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)'::regprocedure, 'EXECUTE')
