@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 )
 
@@ -108,6 +109,29 @@ func TestWhatManyOtherTablesCost(t *testing.T) {
 		require.Equal(t, c.want, s.one(c.counts), c.statement)
 		s.exec(`ROLLBACK`)
 	}
+}
+
+// Rows of a role that takes over cost one plan each; it was three.
+func TestWhatRowsOfARoleThatTakesOverCost(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	role := s.withRole("writer")
+	s.exec(fmt.Sprintf(`GRANT ALL ON seats TO %[1]s; SELECT fencedb.take_over_as('seats', '%[1]s', now() + interval '1 hour')`, role))
+	plans := 0
+	cfg := s.conn.Config().Copy()
+	cfg.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
+		if n.Message == "PLANNER STATISTICS" {
+			plans++
+		}
+	}
+	conn, err := pgx.ConnectConfig(t.Context(), cfg)
+	require.NoError(t, err)
+	defer conn.Close(t.Context())
+	_, err = conn.PgConn().Exec(t.Context(), fmt.Sprintf(`SET log_planner_stats = on; SET client_min_messages = log; BEGIN; SET LOCAL ROLE %s;
+		INSERT INTO seats SELECT 1000 + i, 'red' FROM generate_series(1, 300) i; ROLLBACK`, role)).ReadAll()
+	require.NoError(t, err)
+	require.Positive(t, plans)
+	require.Less(t, plans, 450, "one for each row, and some at first")
 }
 
 // leastWAL is the least that a statement has written in five transactions: whoever reads a page may

@@ -181,16 +181,21 @@ $$;
 COMMENT ON FUNCTION fencedb.members IS 'A table with all its partitions and inheritance children.';
 
 -- The table that was protected: this one, or a parent of this partition or child.
+-- In PL/pgSQL, which keeps the plan: guards ask for each row of a role that takes over.
 CREATE FUNCTION fencedb.guarded_root(guarded oid) RETURNS oid
-    LANGUAGE sql STABLE
+    LANGUAGE plpgsql STABLE
     SET search_path = pg_catalog, pg_temp
 AS $$
-    WITH RECURSIVE up(rel, depth) AS (
-        SELECT guarded, 0
-        UNION
-        SELECT i.inhparent, up.depth + 1 FROM up JOIN pg_inherits i ON i.inhrelid = up.rel JOIN pg_trigger t ON t.tgrelid = i.inhparent AND t.tgname = '~fencedb_row'
-    )
-    SELECT up.rel FROM up ORDER BY up.depth DESC LIMIT 1
+BEGIN
+    RETURN (
+        WITH RECURSIVE up(rel, depth) AS (
+            SELECT guarded, 0
+            UNION
+            SELECT i.inhparent, up.depth + 1 FROM up JOIN pg_inherits i ON i.inhrelid = up.rel JOIN pg_trigger t ON t.tgrelid = i.inhparent AND t.tgname = '~fencedb_row'
+        )
+        SELECT up.rel FROM up ORDER BY up.depth DESC LIMIT 1
+    );
+END
 $$;
 
 -- protect keeps its facts in the comment on the guard, which a dump of the schema includes. The
