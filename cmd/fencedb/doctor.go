@@ -103,6 +103,7 @@ type examination struct {
 
 	redis  []lease.ServerHealth // that answered with their clock
 	keys   []lease.Key          // of all namespaces
+	held   []held               // leases of this namespace
 	shared []issuing            // what more than one namespace or form has
 	later  later                // of the tokens that are ahead of Redis's clock
 }
@@ -129,7 +130,7 @@ func (e *examination) run(ctx context.Context) error {
 	err := e.pool.Ping(ctx)
 	away := err != nil
 	asks := []func(context.Context) error{e.askVersion, e.askSchema, e.askClock, e.askQuestions, e.askCounters,
-		e.askSeals, e.askNamespaces}
+		e.askSeals, e.askHolders, e.askNamespaces}
 	for _, ask := range asks {
 		if err == nil {
 			err = ask(ctx)
@@ -296,6 +297,7 @@ func (e *examination) examineLeases(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	e.held = slices.DeleteFunc(slices.Clone(found.Leases), func(h held) bool { return h.Kind != protocol.LeaseKind })
 	for _, problem := range found.Problems[:min(most, len(found.Problems))] {
 		e.add("redis_corrupt", visible(problem))
 	}
@@ -348,6 +350,41 @@ func (e *examination) askSeals(ctx context.Context) error {
 	for _, u := range all {
 		e.add("seals_missing", fmt.Sprint(u.Token), visible(u.Resource), cmp.Or(tokenText(u.Ledger), "none"))
 	}
+	return err
+}
+
+// askHolders looks for holders that are stale. Since their leases were read, the next holder may
+// have come and entered, so Redis is asked again.
+func (e *examination) askHolders(ctx context.Context) error {
+	known, nameless := map[string]string{}, []string{}
+	for _, h := range e.held {
+		if strings.HasPrefix(h.Resource, "sha256:") {
+			nameless = append(nameless, h.Resource)
+		}
+	}
+	if _, err := e.named(ctx, e.names.namespace, nameless, known); err != nil {
+		return err
+	}
+	resources, tokens, ids := make([]string, len(e.held)), make([]int64, len(e.held)), make([]string, len(e.held))
+	for n, h := range e.held {
+		resources[n], tokens[n], ids[n] = cmp.Or(known[h.Resource], h.Resource), h.Token, h.LeaseID.String()
+	}
+	rows, _ := e.pool.Query(ctx, `SELECT h.n - 1, f.last_fencing_token
+		FROM unnest($1::text[], $2::bigint[], $3::text[]::uuid[]) WITH ORDINALITY h(resource, token, lease_id, n) JOIN fencedb.fences f ON f.resource = h.resource
+		WHERE f.last_fencing_token > h.token OR f.last_fencing_token = h.token AND f.lease_id <> h.lease_id ORDER BY h.n LIMIT 10`, resources, tokens, ids)
+	issuer, err := lease.New(e.client, names{namespace: e.names.namespace}.config())
+	if err != nil {
+		return err
+	}
+	var n, fence int64
+	_, err = pgx.ForEachRow(rows, []any{&n, &fence}, func() error {
+		h := e.held[n]
+		now, err := issuer.Inspect(ctx, h.Resource)
+		if err == nil && now.Token == h.Token && now.Holder == h.LeaseID {
+			e.add("stale_holder", visible(resources[n]), h.name(), fmt.Sprint(h.Token), fmt.Sprint(fence))
+		}
+		return err
+	})
 	return err
 }
 

@@ -78,6 +78,10 @@
 -- Why: programs that write to the same tables and are not in the same lease.Config.Namespace hold a resource at the same time
 -- Do: leave it if those write to other databases, or hold other resources; otherwise docs/runbook/writes.md, two namespaces overtake each other
 
+-- warning stale_holder: %s is held by %s with token %s, but another lease has entered since, with token %s
+-- Why: Postgres refuses its writes to protected tables; while the lease is renewed, nobody else can acquire the resource
+-- Do: end the lease with fencedb revoke; if Redis has come back with older data, follow docs/runbook/redis.md, Redis has lost its data
+
 -- error namespaces_overtake: Redis has issued tokens for %s in more than one place within the hour, and its fence has reached all of them: %s
 -- Why: two hold it at once, and each shuts the other out when it enters; what fences protect stays safe
 -- Do: stop the programs with the wrong lease.Config.Namespace or HashResources, and deploy them with the right one: docs/runbook/writes.md, two namespaces overtake each other

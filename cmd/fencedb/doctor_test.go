@@ -204,6 +204,45 @@ func (w *world) as(flag, value string) *world {
 	return w
 }
 
+// As after an older copy of Redis has come back: the holder renews, and Postgres refuses it.
+func TestDoctorNamesHoldersThatAreStale(t *testing.T) {
+	t.Parallel()
+	for _, hashed := range []bool{false, true} {
+		w := sound(t)
+		if hashed {
+			w.flags = append(w.flags, "--hash-resources")
+		}
+		i := newIssuer(t, w.redis, lease.Config{Namespace: w.namespace, HashResources: hashed, Holder: label})
+		enter := func(resource string, token int64, id uuid.UUID) {
+			w.exec(fmt.Sprintf(`SELECT fencedb.enter('%s', %d, '%v')`, resource, token, id))
+		}
+		hold := func(resource string) *lease.Lease {
+			l, err := i.Acquire(t.Context(), resource, lease.NoWait())
+			require.NoError(t, err)
+			enter(resource, l.Token(), l.LeaseID())
+			return l
+		}
+		former := hold("seat:1")
+		require.NoError(t, former.Release(t.Context()))
+		hold("seat:1")
+		require.Empty(t, w.diagnosed(exitDone))
+		late := &examination{servers: w.servers()}
+		late.held = []held{{Resource: former.Resource(), holder: holder{LeaseID: former.LeaseID(), Token: former.Token()}}}
+		require.NoError(t, late.askHolders(t.Context()))
+		require.Empty(t, late.findings, "who has released since Redis was read")
+
+		enter("seat:2", hold("seat:2").Token()+1, uuid.New())
+		twice, err := i.Acquire(t.Context(), "seat:3", lease.NoWait())
+		require.NoError(t, err)
+		enter("seat:3", twice.Token(), uuid.New())
+
+		require.Equal(t, []string{"warning stale_holder", "warning stale_holder"}, w.diagnosed(exitDone))
+		told := flowing(w.ok("doctor"))
+		require.Contains(t, told, fmt.Sprintf("seat:2 is held by %s with token ", label))
+		require.Contains(t, told, fmt.Sprintf("seat:3 is held by %s with token %d, but another lease has entered since, with token %[2]d", label, twice.Token()))
+	}
+}
+
 func TestDoctorNamesABadRedisAndNothingElse(t *testing.T) {
 	t.Parallel()
 	primary := testenv.OwnRedis(t)

@@ -41,7 +41,7 @@ func TestTwoNamespacesThatOvertakeEachOtherAreNamed(t *testing.T) {
 				contains(found.Notes, "The fence is its own"), "%s: %v", namespace, found.Notes)
 		}
 	}
-	require.Equal(t, []string{"error namespaces_overtake", "warning namespaces"}, w.diagnosed(exitFailed))
+	require.Equal(t, []string{"error namespaces_overtake", "warning namespaces", "warning stale_holder"}, w.diagnosed(exitFailed))
 	require.Contains(t, flowing(w.run("doctor").out), `tokens for seat:1 in more than one place within the hour, and its fence has reached all of them: in namespace "shop"; in namespace "shop-2"`)
 
 	for _, args := range [][]string{
