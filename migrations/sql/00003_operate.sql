@@ -165,18 +165,20 @@ CREATE TRIGGER off BEFORE INSERT ON fencedb.events FOR EACH ROW WHEN (NEW.kind =
 
 -- History is bounded by its age: one row in a hundred, at random, deletes two hundred that are too
 -- old. It skips rows that are locked, so nobody waits. Under REPEATABLE READ, a row that was
--- deleted since the snapshot raises 40001; then nothing is deleted. Under SERIALIZABLE nothing is,
--- because the reads could cost the writer its commit. The newest token among the latest events
--- gives the issuer's time, because the clock of this server may have jumped (see prune).
+-- deleted since the snapshot raises 40001; then nothing is deleted. Under SERIALIZABLE nothing is
+-- read or deleted, because a read could cost the writer its commit. The newest token among the
+-- latest events gives the issuer's time, because the clock of this server may have jumped (see
+-- prune).
 CREATE FUNCTION fencedb.trim_history(added float8) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    issuer timestamptz := (SELECT to_timestamp(max(e.token) / 1e6) FROM (SELECT h.token FROM fencedb.events h WHERE h.kind = 'history' ORDER BY h.at DESC LIMIT 100) e
-                           WHERE e.token BETWEEN 1000000000000000 AND 9007199254740991);
+    issuer timestamptz;
 BEGIN
     IF current_setting('transaction_isolation') <> 'serializable' THEN
+        issuer := (SELECT to_timestamp(max(e.token) / 1e6) FROM (SELECT h.token FROM fencedb.events h WHERE h.kind = 'history' ORDER BY h.at DESC LIMIT 100) e
+                   WHERE e.token BETWEEN 1000000000000000 AND 9007199254740991);
         PERFORM fencedb.forget_events('history', coalesce((SELECT least(clock_timestamp(), issuer) - k.period FROM fencedb.history_kept k), 'infinity'), -- no row in a copy of the schema alone: all history goes
             (200 * ceil(added / 100))::bigint);
     END IF;
