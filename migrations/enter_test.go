@@ -368,6 +368,20 @@ func TestFencesBehindOneThatIsBeingMadeAreNotTaken(t *testing.T) {
 	require.Equal(t, "3", s.one(`SELECT count(*) FROM fencedb.fences WHERE last_fencing_token = 42`))
 }
 
+// A stale token is refused at once, and who waits learns for whom, also behind a fence that is new.
+func TestAFenceThatIsAdvancedIsJudgedBehindOneThatIsNew(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(enter(41, "r2"))
+	holder := s.beside()
+	holder.exec(`BEGIN; ` + enter(42, "r2"))
+
+	s.exec(`SET lock_timeout = '1ms'`)
+	s.refused("FN001", allOf(40, 2, `true`))
+	require.Contains(t, s.refused("55P03", allOf(43, 2, `true`)).Detail, fmt.Sprint(holder.conn.PgConn().PID()))
+	holder.exec(`COMMIT`)
+}
+
 // begin begins a transaction with a statement that enters, and returns its answer.
 func (s *session) begin(enters string) (answer string) {
 	s.Helper()

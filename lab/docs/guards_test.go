@@ -50,6 +50,7 @@ var guards = []struct {
 		{"S1", "the other cases compare the lease id", "OR stored.token = next.token AND stored.lease_id <> next.lease_id THEN", "THEN", "migrations.TestEnterRefusesTheSameTokenUnderAnotherLease"},
 		{"S3", "above READ COMMITTED a token that has not entered is refused", "ELSIF level NOT LIKE 'read %' AND stored.token IS DISTINCT FROM next.token THEN", "ELSIF false THEN", "fencedb.TestEnterSQLAsksForASealAboveReadCommitted"},
 		{"S3", "fences of several resources are taken in one order", ` ORDER BY u.resource COLLATE "C") g;`, `) g;`, "fencedb.TestFencesAreTakenInByteOrder"},
+		{"S1", "a stale token is refused at once behind a fence that is new", ` AND NOT EXISTS (SELECT FROM fencedb.fences f WHERE f.resource = resources[taken + 1] COLLATE "C") LOOP`, " LOOP", "migrations.TestAFenceThatIsAdvancedIsJudgedBehindOneThatIsNew"},
 		{"S3", "behind one that another transaction is making, none is made", "                EXIT WHEN NOT FOUND; -- this fence exists\n", "", "migrations.TestFencesBehindOneThatIsBeingMadeAreNotTaken"},
 		{"S3", "behind one that is not free, none is shared", "AND f.lease_id = u.lease_id AND current_setting('fencedb.busy') = ''", "AND f.lease_id = u.lease_id", "fencedb.TestFencesAreTakenInByteOrder"},
 		{"S3", "behind one that is not free, none is raised", "AND f.last_fencing_token < u.token AND current_setting('fencedb.busy') = ''", "AND f.last_fencing_token < u.token", "fencedb.TestFencesAreTakenInByteOrder"},

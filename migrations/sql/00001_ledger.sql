@@ -320,7 +320,7 @@ BEGIN
                 DETAIL  = 'Its snapshot could be older than the last write of the holder before.',
                 HINT    = 'Nothing was written. Call fencedb.enter with the same grant in a READ COMMITTED transaction, commit that, and begin this one again.';
         ELSIF stored.token IS NULL THEN
-            WHILE taken < cardinality(resources) LOOP
+            WHILE taken < cardinality(resources) AND NOT EXISTS (SELECT FROM fencedb.fences f WHERE f.resource = resources[taken + 1] COLLATE "C") LOOP -- an INSERT would wait for who advances one
                 PERFORM set_config('lock_timeout', greatest(1, ceil(deadline - extract(epoch FROM clock_timestamp()) * 1000))::text, true); -- bounds the wait for a transaction that is inserting the fence
                 INSERT INTO fencedb.fences (resource, last_fencing_token, lease_id, advanced_at)
                 VALUES (resources[taken + 1], tokens[taken + 1], lease_ids[taken + 1], greatest(clock_timestamp(), transaction_timestamp())) ON CONFLICT DO NOTHING;
