@@ -199,34 +199,38 @@ func TestATransactionThatOutlastsItsHoldIsNotALeaseThatIsOver(t *testing.T) {
 	}
 }
 
+// holding is each way to write under a grant with a Hold, on a connection, since a pool would look
+// at the lease first.
+func (w *world) holding(g fencedb.Grant, hold fencedb.Option) map[string]func() error {
+	conn, db, insert := w.conn(), w.sqlDB(), &pgx.Batch{}
+	insert.Queue(bookAnn)
+	return map[string]func() error{
+		"Tx": func() error {
+			return fencedb.Tx(w.Context(), conn, g, func(tx pgx.Tx) error { return book(w.Context(), tx, 12, "ann") }, hold)
+		},
+		"SendBatch": func() error { return fencedb.SendBatch(w.Context(), conn, g, insert, hold) },
+		"Exec": func() error {
+			_, err := fencedb.Exec(w.Context(), fencedb.With(conn, hold), g, bookAnn)
+			return err
+		},
+		"TxSQL":    func() error { return fencedb.TxSQL(w.Context(), db, g, inSQL(bookAnn), hold) },
+		"EnterSQL": func() error { return enterSQL(w.Context(), w.begin(db), g, hold) },
+		"Enter": func() error {
+			return pgx.BeginFunc(w.Context(), conn, func(tx pgx.Tx) error { return enter(w.Context(), tx, g, hold) })
+		},
+	}
+}
+
 // A thousand fences are not entered in a millisecond.
 func TestAHoldThatEndsWhileFencesAreEnteredIsNotALeaseThatIsOver(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	conn, db, hold := w.conn(), w.sqlDB(), fencedb.Hold(time.Millisecond)
 	grants := make([]fencedb.Grant, 1000)
 	for i := range grants {
 		grants[i] = grantFor(fmt.Sprintf("table:%d", i), 41, time.Hour)
 	}
-	all := fencedb.All(grants...)
-	insert := &pgx.Batch{}
-	insert.Queue(bookAnn)
 
-	for name, write := range map[string]func() error{
-		"Tx": func() error {
-			return fencedb.Tx(t.Context(), conn, all, func(tx pgx.Tx) error { return book(t.Context(), tx, 12, "ann") }, hold)
-		},
-		"SendBatch": func() error { return fencedb.SendBatch(t.Context(), conn, all, insert, hold) },
-		"Exec": func() error {
-			_, err := fencedb.Exec(t.Context(), fencedb.With(conn, hold), all, bookAnn)
-			return err
-		},
-		"TxSQL":    func() error { return fencedb.TxSQL(t.Context(), db, all, inSQL(bookAnn), hold) },
-		"EnterSQL": func() error { return enterSQL(t.Context(), w.begin(db), all, hold) },
-		"Enter": func() error {
-			return pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error { return enter(t.Context(), tx, all, hold) })
-		},
-	} {
+	for name, write := range w.holding(fencedb.All(grants...), fencedb.Hold(time.Millisecond)) {
 		err := write()
 		require.ErrorIs(t, err, fencedb.ErrTooLong, name)
 		require.NotErrorIs(t, err, fencedb.ErrLeaseOver, name)
@@ -272,27 +276,7 @@ func TestAnExpiredGrantIsRefusedBeforeAnythingIsSent(t *testing.T) {
 func TestHoldBeginsNothingUnderALeaseThatIsOver(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	expired, hold := grantFor("table:12", 41, -time.Second), fencedb.Hold(time.Hour)
-	conn := w.conn() // there is no pool that would see to it
-	insert := &pgx.Batch{}
-	insert.Queue(bookAnn)
-	db := w.sqlDB()
-
-	for name, write := range map[string]func() error{
-		"Tx": func() error {
-			return fencedb.Tx(t.Context(), conn, expired, func(tx pgx.Tx) error { return book(t.Context(), tx, 12, "ann") }, hold)
-		},
-		"SendBatch": func() error { return fencedb.SendBatch(t.Context(), conn, expired, insert, hold) },
-		"Exec": func() error {
-			_, err := fencedb.Exec(t.Context(), fencedb.With(conn, hold), expired, bookAnn)
-			return err
-		},
-		"TxSQL":    func() error { return fencedb.TxSQL(t.Context(), db, expired, inSQL(bookAnn), hold) },
-		"EnterSQL": func() error { return enterSQL(t.Context(), w.begin(db), expired, hold) },
-		"Enter": func() error {
-			return pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error { return enter(t.Context(), tx, expired, hold) })
-		},
-	} {
+	for name, write := range w.holding(grantFor("table:12", 41, -time.Second), fencedb.Hold(time.Hour)) {
 		require.ErrorIs(t, write(), fencedb.ErrLeaseOver, name)
 	}
 	require.Empty(t, w.guests())

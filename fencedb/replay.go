@@ -9,9 +9,9 @@ import (
 )
 
 // AwaitReplay returns nil once standby has replayed the seal of grant. Then the standby also has
-// everything that Postgres committed before that seal. What a later statement on that standby reads
-// is safe to decide on (S8), as on the primary: rows that others change only under the resources of
-// grant stay as they are until the holder writes.
+// everything that Postgres committed before that seal. The holder can decide on what later
+// statements read there (S8), as on the primary: rows that others change only under the resources
+// of grant stay as they are until the holder writes.
 //
 //	err := desk.Do(ctx, "table:12", func(ctx context.Context, h *guard.Holder) error {
 //		if err := fencedb.AwaitReplay(ctx, replica, h.Grant()); err != nil {

@@ -27,8 +27,8 @@ func NewRepository[T any](db DB, of func(tx pgx.Tx) T) *Repository[T] {
 }
 
 // Write runs fn in a transaction that holds the fence of grant, and commits it if fn returns nil.
-// Its errors, its time limit and the effect of cancelling ctx are those of Tx. What fn reads is
-// safe to decide on. Do not use the T after fn has returned.
+// Its errors, its time limit and the effect of cancelling ctx are those of Tx. It is safe to
+// decide on what fn reads. Do not use the T after fn has returned.
 //
 // It takes two round trips at least. Exec and SendBatch take one, for statements between which the
 // program decides nothing.
@@ -39,9 +39,9 @@ func (r *Repository[T]) Write(ctx context.Context, grant Grant, fn func(T) error
 	return Tx(ctx, r.db, grant, func(tx pgx.Tx) error { return fn(r.of(tx)) }, opts...)
 }
 
-// Read runs fn in a READ ONLY transaction without a fence. What fn reads may be stale when it
-// arrives. All of it is from one snapshot (REPEATABLE READ), unless TxOptions of the database set
-// another isolation level.
+// Read runs fn in a READ ONLY transaction without a fence. The rows that fn reads may have changed
+// by the time they arrive. All of them are from one snapshot (REPEATABLE READ), unless TxOptions of
+// the database set another isolation level.
 //
 // A statement that writes is refused with ErrNoToken, and nothing is written. Other errors are
 // those of fn and of its statements, as Explain returns them. Cancelling ctx closes the connection,

@@ -353,8 +353,8 @@ func (e *examination) askSeals(ctx context.Context) error {
 	return err
 }
 
-// askHolders looks for holders that are stale. Since their leases were read, the next holder may
-// have come and entered, so Redis is asked again.
+// askHolders looks for holders that are stale. Since their leases were read, they may have released
+// them, and the next holder may have entered. So Redis is asked again.
 func (e *examination) askHolders(ctx context.Context) error {
 	known, nameless := map[string]string{}, []string{}
 	for _, h := range e.held {
@@ -371,19 +371,26 @@ func (e *examination) askHolders(ctx context.Context) error {
 	}
 	rows, _ := e.pool.Query(ctx, `SELECT h.n - 1, f.last_fencing_token
 		FROM unnest($1::text[], $2::bigint[], $3::text[]::uuid[]) WITH ORDINALITY h(resource, token, lease_id, n) JOIN fencedb.fences f ON f.resource = h.resource
-		WHERE f.last_fencing_token > h.token OR f.last_fencing_token = h.token AND f.lease_id <> h.lease_id ORDER BY h.n LIMIT 10`, resources, tokens, ids)
+		WHERE f.last_fencing_token > h.token OR f.last_fencing_token = h.token AND f.lease_id <> h.lease_id ORDER BY h.n`, resources, tokens, ids)
 	issuer, err := lease.New(e.client, names{namespace: e.names.namespace}.config())
 	if err != nil {
 		return err
 	}
 	var n, fence int64
+	limit := len(e.findings) + 10
 	_, err = pgx.ForEachRow(rows, []any{&n, &fence}, func() error {
+		if len(e.findings) == limit {
+			return nil
+		}
 		h := e.held[n]
 		now, err := issuer.Inspect(ctx, h.Resource)
-		if err == nil && now.Token == h.Token && now.Holder == h.LeaseID {
+		switch {
+		case err != nil:
+			e.hidden(err)
+		case now.Token == h.Token && now.Holder == h.LeaseID:
 			e.add("stale_holder", visible(resources[n]), h.name(), fmt.Sprint(h.Token), fmt.Sprint(fence))
 		}
-		return err
+		return nil
 	})
 	return err
 }

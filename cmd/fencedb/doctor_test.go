@@ -24,6 +24,7 @@ import (
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/internal/protocol"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 )
@@ -226,12 +227,24 @@ func TestDoctorNamesHoldersThatAreStale(t *testing.T) {
 		require.NoError(t, former.Release(t.Context()))
 		hold("seat:1")
 		require.Empty(t, w.diagnosed(exitDone))
-		late := &examination{servers: w.servers()}
-		late.held = []held{{Resource: former.Resource(), holder: holder{LeaseID: former.LeaseID(), Token: former.Token()}}}
+		stale := hold("seat:2")
+		enter("seat:2", stale.Token()+1, uuid.New())
+		read := func(l *lease.Lease) []held {
+			name := l.Resource()
+			if hashed {
+				name = protocol.Digest(name)
+			}
+			return []held{{Resource: name, holder: holder{LeaseID: l.LeaseID(), Token: l.Token()}}}
+		}
+		late := &examination{servers: w.servers(), held: append(slices.Repeat(read(former), 20), read(stale)...)}
 		require.NoError(t, late.askHolders(t.Context()))
-		require.Empty(t, late.findings, "who has released since Redis was read")
+		require.Len(t, late.findings, 1, "not those who have released since Redis was read")
+		away := &examination{servers: w.servers(), held: read(stale)}
+		away.client = redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+		require.NoError(t, away.client.Close())
+		require.NoError(t, away.askHolders(t.Context()))
+		require.Equal(t, "leases_hidden", away.findings[0].Code, "and Postgres has answered")
 
-		enter("seat:2", hold("seat:2").Token()+1, uuid.New())
 		twice, err := i.Acquire(t.Context(), "seat:3", lease.NoWait())
 		require.NoError(t, err)
 		enter("seat:3", twice.Token(), uuid.New())

@@ -320,7 +320,7 @@ BEGIN
                 DETAIL  = 'Its snapshot could be older than the last write of the holder before.',
                 HINT    = 'Nothing was written. Call fencedb.enter with the same grant in a READ COMMITTED transaction, commit that, and begin this one again.';
         ELSIF stored.token IS NULL THEN
-            WHILE taken < cardinality(resources) AND NOT EXISTS (SELECT FROM fencedb.fences f WHERE f.resource = resources[taken + 1] COLLATE "C") LOOP -- an INSERT would wait for who advances one
+            WHILE taken < cardinality(resources) AND NOT EXISTS (SELECT FROM fencedb.fences f WHERE f.resource = resources[taken + 1] COLLATE "C") LOOP -- INSERT would wait for a transaction that advances the fence
                 PERFORM set_config('lock_timeout', greatest(1, ceil(deadline - extract(epoch FROM clock_timestamp()) * 1000))::text, true); -- bounds the wait for a transaction that is inserting the fence
                 INSERT INTO fencedb.fences (resource, last_fencing_token, lease_id, advanced_at)
                 VALUES (resources[taken + 1], tokens[taken + 1], lease_ids[taken + 1], greatest(clock_timestamp(), transaction_timestamp())) ON CONFLICT DO NOTHING;
@@ -753,7 +753,7 @@ COMMENT ON VIEW fencedb.audit IS 'What was done by hand: tables protected or not
 CREATE VIEW fencedb.history WITH (security_invoker) AS
 SELECT at, xid, resource, event, token, lease_id, former_token, table_schema, table_name, row_count, application, role, client FROM fencedb.events WHERE kind = 'history';
 
-COMMENT ON VIEW fencedb.history IS 'Who entered which resource, and what was written to tables that are protected with history. Kept only while fencedb.keep_history is on, and for its period. What was rolled back is not in it.';
+COMMENT ON VIEW fencedb.history IS 'Who entered which resource, and what was written to tables that are protected with history. Kept only while fencedb.keep_history is on, and for its period. Transactions that rolled back are not in it.';
 
 -- This protects against mistakes: the owner could drop the trigger.
 CREATE FUNCTION fencedb.keep_events() RETURNS trigger
