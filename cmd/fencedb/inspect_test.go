@@ -243,9 +243,14 @@ func TestInspectWorksOutWhenTheHolderRenewedLast(t *testing.T) {
 		now := w.redis.Time(t.Context()).Val()
 		token := now.Add(-held).UnixMicro()
 		keys := "lease:v1:{" + w.namespace + "/" + resource + "}:"
-		pipe := w.redis.TxPipeline() // all at one time of Redis
-		pipe.Set(t.Context(), keys+"owner", fmt.Sprintf("%s:%d:call", uuid.New(), token), left)
-		pipe.Set(t.Context(), keys+"fence", token+tc.newer, tc.remembered)
+		// What ends is dated by the same time as the token, however long the machine takes to write it.
+		pipe := w.redis.Pipeline()
+		pipe.Set(t.Context(), keys+"owner", fmt.Sprintf("%s:%d:call", uuid.New(), token), 0)
+		pipe.PExpireAt(t.Context(), keys+"owner", now.Add(left))
+		pipe.Set(t.Context(), keys+"fence", token+tc.newer, persists)
+		if tc.remembered != persists {
+			pipe.PExpireAt(t.Context(), keys+"fence", now.Add(tc.remembered))
+		}
 		_, err := pipe.Exec(t.Context())
 		require.NoError(t, err)
 		renewal, says := w.inspected(resource).Renewal, w.ok("inspect", resource)
