@@ -10,13 +10,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 	"github.com/urfave/cli/v3"
 
 	"github.com/fencedb/fencedb/fencedb"
-	"github.com/fencedb/fencedb/internal/protocol"
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
@@ -59,7 +57,7 @@ func TestTheGuideShowsWhatIsPrinted(t *testing.T) {
 		guide += string(text) + "\n"
 	}
 	found := sessions.FindAllStringSubmatch(guide, -1)
-	require.Len(t, found, 12)
+	require.Len(t, found, 11)
 	r := newRestaurant(t)
 	r.script = listing(t, guide, "In `fix.sql`:")
 	for _, session := range found {
@@ -110,9 +108,6 @@ func newRestaurant(t *testing.T) *restaurant {
 	return r
 }
 
-// lastToken is what the guide calls the last one of table 11.
-const lastToken = "1795178573130984"
-
 // typed is what a person sees who types line, and then y; of a command that goes on, the first
 // lines.
 func (r *restaurant) typed(line string, lines int) string {
@@ -120,8 +115,7 @@ func (r *restaurant) typed(line string, lines int) string {
 	var args []string
 	file := filepath.Join(r.TempDir(), "fix.sql")
 	require.NoError(r, os.WriteFile(file, []byte(r.script), 0o600))
-	line = strings.NewReplacer(lastToken, fmt.Sprint(r.tables["table:11"].Token()),
-		`-- psql "$FENCEDB_POSTGRES_URL" -f fix.sql`, "-- "+testenv.Psql(r)+" --no-psqlrc "+r.pool.Config().ConnString()+" -f "+file).Replace(line)
+	line = strings.NewReplacer(`-- psql "$FENCEDB_POSTGRES_URL" -f fix.sql`, "-- "+testenv.Psql(r)+" --no-psqlrc "+r.pool.Config().ConnString()+" -f "+file).Replace(line)
 	for _, word := range regexp.MustCompile(`'[^']*'|\S+`).FindAllString(line, -1) {
 		args = append(args, strings.Trim(word, "'"))
 	}
@@ -170,10 +164,6 @@ func (r *restaurant) prepare(command string) {
 		require.NoError(r, r.open.Commit(r.Context()))
 	case "history":
 		r.evening()
-	case "reset":
-		mistake := fencedb.NewGrant("table:11", protocol.MaxNumber, uuid.New(), fencedb.NoEnd)
-		_, err := fencedb.Exec(r.Context(), r.pool, mistake, `SELECT`)
-		require.NoError(r, err)
 	case "with":
 		r.exec(`CREATE TABLE orders (id int NOT NULL, state text); INSERT INTO orders VALUES (7, 'open'); SELECT fencedb.protect('orders', 'order:{id}')`)
 	case "adopt":
