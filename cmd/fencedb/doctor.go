@@ -38,13 +38,13 @@ is examined.
    fencedb doctor || page somebody`,
 		Flags: []cli.Flag{&cli.DurationFlag{Name: "long", Destination: &long, Usage: "report fenced transactions open for this `TIME`", Value: time.Minute}},
 		Action: func(ctx context.Context, _ *cli.Command) error {
-			ctx, cancel := a.bounded(ctx)
-			defer cancel()
 			s, err := a.open(ctx, onBoth) // to connect is a part of the examination
 			defer s.close()
 			if err != nil {
 				return err
 			}
+			ctx, cancel := s.bounded(ctx)
+			defer cancel()
 			e := &examination{servers: s, findings: []finding{}, long: long}
 			if err := e.run(ctx); err != nil {
 				return err

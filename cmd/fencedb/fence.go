@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -80,15 +81,24 @@ type transaction struct {
 }
 
 // readTransactions also tells what the role of the command may see of the sessions.
-func readTransactions(ctx context.Context, pool *pgxpool.Pool, resource string) ([]transaction, error) {
+func readTransactions(ctx context.Context, pool *pgxpool.Pool, resources ...string) ([]transaction, error) {
 	rows, _ := pool.Query(ctx, `SELECT b.pid, b.application, b.state, b.open_ms, coalesce(a.usename, p.owner, ''),
 			coalesce(host(a.client_addr) || ':' || a.client_port, CASE a.client_port WHEN -1 THEN 'socket' END, ''),
 			concat_ws(', ', nullif(concat_ws(' ', a.wait_event_type, a.wait_event), ''), CASE WHEN a.wait_event_type = 'Lock' THEN 'held by pid ' || array_to_string(pg_blocking_pids(a.pid), ', ') END)
-		FROM fencedb.blockers(ARRAY[$1::text]) b LEFT JOIN pg_stat_activity a ON a.pid = b.pid
+		FROM fencedb.blockers($1::text[]) b LEFT JOIN pg_stat_activity a ON a.pid = b.pid
 			LEFT JOIN pg_prepared_xacts p ON b.pid = 0 AND p.gid = b.application AND p.database = current_database()
-		ORDER BY b.open_ms DESC NULLS LAST`, resource)
+		ORDER BY b.open_ms DESC NULLS LAST`, resources)
 	all, err := pgx.AppendRows([]transaction{}, rows, pgx.RowToStructByPos[transaction])
 	return all, explained(err)
+}
+
+// named names each with what it does, and for how long.
+func named(all []transaction) string {
+	var names []string
+	for _, t := range all {
+		names = append(names, fmt.Sprintf("pid %d (%s, %s, open for %s)", t.PID, visible(t.Application), visible(t.State), t.openFor()))
+	}
+	return strings.Join(names, ", ")
 }
 
 func (t transaction) name() string {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
@@ -48,12 +50,34 @@ func TestAPersonLearnsWhatIsWaitedFor(t *testing.T) {
 		require.Regexp(t, `fencedb: [5-9](\.\d)?s: waiting for `, got.next(got.errOut), args)
 	}
 
-	w.acquire("seat:1")
+	l := w.acquire("seat:1")
 	said := new(bytes.Buffer)
 	a := &app{in: strings.NewReader(""), out: io.Discard, errOut: said, watched: true}
 	code := a.run(t.Context(), slices.Concat([]string{"fencedb"}, w.flags, []string{"--timeout", "8s", "with", "--wait", "2s", "seat:1", "--", "true"}))
 	require.Equal(t, exitHeld, code, said)
 	require.Contains(t, said.String(), "waiting for seat:1, for 10s at most (--wait and --timeout)")
+
+	require.NoError(t, w.book(l))
+	tx, err := w.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = fencedb.Enter(t.Context(), tx, l)
+	require.NoError(t, err)
+	var pid int
+	require.NoError(t, tx.QueryRow(t.Context(), `SELECT pg_backend_pid() FROM set_config('application_name', 'lunch', false)`).Scan(&pid))
+	for _, args := range [][]string{
+		{"revoke", "seat:1", "--reason", "it hangs", "--yes"},
+		{"revoke", "seat:1", "--reason", "it hangs", "--yes", "--seal-only"},
+		{"reset", "seat:1", "--to", "1", "--force", "--reason", "a trial", "--yes"},
+		{"with", "seat:1", "--", "true"},
+	} {
+		c := newConsole(t, slices.Concat(w.flags, []string{"--timeout", "8s"})...)
+		c.watched = true
+		got := c.start(args...)
+		require.Regexp(t, fmt.Sprintf(`: waiting for .*; open transactions are in the way: pid %d \(lunch, idle in transaction, open for [^)]+\)$`, pid), got.next(got.errOut), args)
+		got.interrupt()
+		require.NotZero(t, <-got.code)
+	}
+	require.NoError(t, tx.Rollback(t.Context()))
 
 	require.Empty(t, newConsole(t, "--postgres", testenv.PostgresURL(t)).run("migrate", "status").errOut, "what is quick is not told")
 }

@@ -152,7 +152,7 @@ func (p *pruner) run(ctx context.Context) (*pruning, error) {
 
 // sweep reads the old fences in the order of resources. It counts all, or forgets the free ones.
 func (p *pruner) sweep(ctx context.Context, r *pruning, forget bool) error {
-	defer p.waits("the old fences, to be compared with Redis")()
+	defer p.waits(func() string { return "the old fences, to be compared with Redis" })()
 	r.Elsewhere, r.Held = 0, 0
 	err := p.findElsewhere(ctx)
 	for after, more := "", true; more && err == nil; {

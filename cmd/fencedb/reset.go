@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -133,7 +132,7 @@ func (r resetting) question(found *inspection) string {
 
 // resetFence raises the last token in Redis first, because one that is too high does no harm.
 func (s *servers) resetFence(ctx context.Context, asked resetting, found *inspection) (*setBack, error) {
-	ctx, cancel := s.bounded(ctx)
+	ctx, cancel := s.bounded(ctx, found.Resource)
 	defer cancel()
 	done := &setBack{Resource: found.Resource, Token: asked.to, LastToken: found.LastToken}
 	if value(found.LastToken) < asked.to {
@@ -174,9 +173,5 @@ func busy(err error) error {
 		Blockers []transaction `json:"blockers"`
 	}
 	_ = json.Unmarshal([]byte(refused.Detail), &detail)
-	var names []string
-	for _, t := range detail.Blockers {
-		names = append(names, fmt.Sprintf("pid %d (%s, %s, open for %s)", t.PID, visible(t.Application), visible(t.State), t.openFor()))
-	}
-	return fmt.Errorf("the fence was not changed: open transactions are in the way: %s: %w", strings.Join(names, ", "), err)
+	return fmt.Errorf("the fence was not changed: open transactions are in the way: %s: %w", named(detail.Blockers), err)
 }

@@ -30,8 +30,8 @@ is revoked. A resource that somebody holds in another namespace of Redis,
 that Redis knows only there, or that neither server knows, needs --force.
 
 Sealing waits for an open transaction of the holder, for as long as
---timeout. If that is too short, the exit code is 4: the lease has ended, but
-the open transaction can still commit.
+--timeout, and names it on stderr. If that is too short, the exit code is 4:
+the lease has ended, but the open transaction can still commit.
 
 With --behind it ends nobody, and compares all last tokens in Redis with the
 ledger. It seals the resources of the namespace whose token in Redis is above
@@ -223,7 +223,7 @@ func (s *servers) confirmAndSeal(ctx context.Context, e event) (report, error) {
 	if err := s.confirm(ctx, "Shut all its holders out in Postgres, without Redis?", found); err != nil {
 		return nil, err
 	}
-	sealing, cancel := s.bounded(ctx)
+	sealing, cancel := s.bounded(ctx, found.Resource)
 	defer cancel()
 	done := &revocation{Resource: found.Resource, LeaseID: uuid.New(), SealOnly: true}
 	err = s.pool.QueryRow(sealing, `SELECT greatest(coalesce(fencedb.last_token($1), 0) + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)`,
@@ -255,7 +255,7 @@ func (s *servers) prepare(ctx context.Context, resource string, force bool, func
 }
 
 func (s *servers) revokeLease(ctx context.Context, e event, found *inspection) (*revocation, error) {
-	ctx, cancel := s.bounded(ctx)
+	ctx, cancel := s.bounded(ctx, found.Resource)
 	defer cancel()
 	announced, err := s.announce(ctx, e.operator)
 	if err != nil {

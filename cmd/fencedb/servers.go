@@ -44,6 +44,9 @@ const (
 	onBoth    = onRedis | onPostgres
 )
 
+// applicationName is not that of a program, which doctor looks for.
+const applicationName = "fencedb"
+
 // open does not connect yet. What it returns is to be closed, also with an error.
 func (a *app) open(ctx context.Context, where needs) (s *servers, err error) {
 	s = &servers{app: a}
@@ -69,7 +72,7 @@ func (a *app) open(ctx context.Context, where needs) (s *servers, err error) {
 		if err != nil {
 			return s, usage("--postgres: %w", err) // pgx blanks the password
 		}
-		config.ConnConfig.RuntimeParams["application_name"] = "fencedb" // not that of a program, which doctor looks for
+		config.ConnConfig.RuntimeParams["application_name"] = applicationName
 		// A connection pooler gives each statement another session, so nothing prepared is used again,
 		// whatever the URL of the programs says.
 		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
@@ -131,7 +134,7 @@ func (a *app) on(where needs, check func(*cli.Command) error, do work) cli.Actio
 // servers.
 func (a *app) read(where needs, check func(*cli.Command) error, do work) cli.ActionFunc {
 	return a.on(where, check, func(ctx context.Context, s *servers) (report, error) {
-		ctx, cancel := a.bounded(ctx)
+		ctx, cancel := s.bounded(ctx)
 		defer cancel()
 		return do(ctx, s)
 	})
@@ -154,7 +157,7 @@ func (s *servers) connect(ctx context.Context, where needs) error {
 			continue
 		}
 		half, cancel := context.WithTimeout(ctx, s.timeout/2)
-		answered := s.waits("%s at %s", server.name, server.host())
+		answered := s.waits(func() string { return fmt.Sprintf("%s at %s", server.name, server.host()) })
 		err := server.ask(half)
 		switch {
 		case err == nil:

@@ -158,7 +158,11 @@ func (w *wrapping) acquire(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, w.wait+w.timeout)
 	defer cancel()
-	defer w.waits("%s, for %s at most (--wait and --timeout)", visible(strings.Join(w.resources, ", ")), span(w.wait+w.timeout))()
+	answered := w.waits(func() string {
+		return fmt.Sprintf("%s, for %s at most (--wait and --timeout)", visible(strings.Join(w.resources, ", ")), span(w.wait+w.timeout)) +
+			w.inTheWay(ctx, w.resources)
+	})
+	defer func() { cancel(); answered() }()
 	if err := w.onlyHere(ctx, i); err != nil {
 		return err
 	}
