@@ -2,6 +2,7 @@ package migrations_test
 
 import (
 	"fmt"
+	"regexp"
 	"strconv"
 	"testing"
 
@@ -70,6 +71,29 @@ func TestAnOrdinaryRoleMigratesAndOwnsTheLedger(t *testing.T) {
 	s.refused("FN001", enter(40, "seat:1"))
 	s.exec(`SELECT fencedb.unprotect('shop.seats')`)
 	require.NoError(t, migrations.Reset(t.Context(), db))
+}
+
+// The error names the right that is missing, and has the statement that grants it.
+func TestMigratingNamesTheMissingRight(t *testing.T) {
+	t.Parallel()
+	url := testenv.PostgresURL(t)
+	admin := connect(t, url)
+	database := admin.one(`current_database()`)
+	role := "m_" + database
+	admin.exec(`CREATE ROLE "` + role + `"`)
+	defer admin.exec(`DROP SCHEMA IF EXISTS fencedb CASCADE; DROP OWNED BY "` + role + `"; DROP ROLE "` + role + `"`)
+	db := open(t, url+"&role="+role)
+
+	err := migrations.Up(t.Context(), db)
+
+	var refused *pgconn.PgError
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, "42501", refused.Code)
+	require.ErrorContains(t, err, role+" lacks CREATE on the database "+database)
+	grant := regexp.MustCompile(`hint: Let .* run (.+); then migrate again\.$`).FindStringSubmatch(err.Error())
+	require.NotEmpty(t, grant, err)
+	admin.exec(grant[1])
+	require.NoError(t, migrations.Up(t.Context(), db))
 }
 
 // As services do that set up their database when they start.

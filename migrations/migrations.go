@@ -52,10 +52,14 @@ const (
 	lockID = "x'66656e63656462'::bigint"
 
 	// createSchema takes the lock, because two CREATE SCHEMA IF NOT EXISTS at once can collide in the
-	// catalog.
+	// catalog. A role that lacks a right learns which one, and the statement that grants it.
 	createSchema = `DO $$ BEGIN
     PERFORM pg_catalog.pg_advisory_xact_lock(` + lockID + `);
     IF pg_catalog.to_regnamespace('fencedb') IS NULL THEN
+        IF NOT pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE') THEN
+            RAISE EXCEPTION 'permission denied: % lacks CREATE on the database %, for the schema fencedb', current_user, pg_catalog.current_database()
+                USING ERRCODE = 'insufficient_privilege', HINT = pg_catalog.format('Let the owner of the database run GRANT CREATE ON DATABASE %I TO %I; then migrate again.', pg_catalog.current_database(), current_user);
+        END IF;
         CREATE SCHEMA fencedb;
         COMMENT ON SCHEMA fencedb IS 'Fencing tokens at the storage boundary: github.com/fencedb/fencedb';
     END IF;
