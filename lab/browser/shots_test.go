@@ -31,6 +31,7 @@ func TestNothingIsWiderThanTheScreen(t *testing.T) {
 			w.do(chromedp.EmulateViewport(width, 900))
 			w.until(fmt.Sprintf(`innerWidth === %d`, width))
 			w.shoot(fmt.Sprintf("%s-%d", theme, width))
+			w.until(cutByTheEdge + `.length === 0`)
 			require.Empty(w, ask[[]string](w, tooWide), "%s at %d", theme, width)
 			require.Empty(w, ask[[]string](w, cut), "%s at %d", theme, width)
 		}
@@ -119,6 +120,12 @@ const cut = `(() => {
 	}
 	return found;
 })()`
+
+// cutByTheEdge are the labels that are shown, and of which the edge of the picture cuts a part.
+const cutByTheEdge = `[...document.querySelectorAll("#plane :is(.when, .pill, b, i, span)")].filter((e) => {
+	const label = e.getBoundingClientRect(), view = document.getElementById("scroll").getBoundingClientRect();
+	return e.checkVisibility({ visibilityProperty: true }) && label.left < view.left - 1 && label.right > view.left + 1;
+})`
 
 // shoot takes a picture of the whole page.
 func (w *tab) shoot(name string) {

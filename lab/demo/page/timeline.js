@@ -15,6 +15,10 @@ export class Timeline {
     this.labelled = -Infinity; // where the last label of the axis is
     this.at = new Map(); // seq: shown time, for the cursor
     this.cursor = null;
+    // A label of which the edge of the picture, or of its span, would cut a part is not shown.
+    this.whole = new IntersectionObserver((labels) => {
+      for (const l of labels) l.target.toggleAttribute("data-cut", !l.isIntersecting);
+    }, { root: plane.parentElement, threshold: 0.99 });
   }
 
   add(r) {
@@ -81,6 +85,8 @@ export class Timeline {
     e.style.setProperty("--t", t.toFixed(3));
     e.append(...[text].flat());
     this.plane.append(e);
+    const labels = e.classList.contains("span") ? e.children : text || data.label ? [e] : [];
+    for (const l of labels) this.whole.observe(l);
     return e;
   }
 
@@ -168,6 +174,7 @@ const draw = {
     i.textContent = r.tone === "bad" ? "▲ booked too" : r.cause === "booked" ? "✓ booked" : "✕ no";
     job.dataset.tone = r.tone ?? "";
     job.append(i);
+    this.whole.observe(i);
   },
   waiting(r) { this.begin(`wait ${r.worker}`, "wait", r.worker, { record: r }); },
   held(r) { this.end(`wait ${r.worker}`); },
