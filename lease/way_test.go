@@ -17,8 +17,8 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// stacks is a hook that notes all goroutines when a request goes out, the one that sends first. When
-// it is full it notes no more.
+// stacks is a hook that notes all goroutines when a request goes out, the one that sends first.
+// When it is full it notes no more.
 type stacks chan string
 
 func (stacks) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -83,7 +83,8 @@ func TestTheWayToTheWireIsShort(t *testing.T) {
 		require.NoError(t, err)
 		return i
 	}
-	// Only one issuer renews, and it has one lease, so each stack is that of the request that it is taken for.
+	// Only one issuer renews, and it has one lease, so each stack is that of the request that it is
+	// taken for.
 	quiet, renewing := issuer(lease.Never), issuer(10*time.Millisecond)
 	ctx := context.Background()
 	known, err := quiet.AcquireAll(ctx, []string{"a", "b"})
