@@ -14,7 +14,7 @@ REDIS_VERSIONS = redis-8.0 valkey-8.0 valkey-8.1
 
 ## Try it
 
-.PHONY: help demo demo-web example up down
+.PHONY: help demo demo-web example up
 help: ## Print this list
 	@awk -F ':.*## ' '/^## / { print "\n" substr($$0, 4) } /^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
@@ -40,14 +40,12 @@ example: ## Run examples/booking, or EXAMPLE=inventory, until Ctrl-C
 	@go build -o .bin/ ./internal/testenv/servers ./examples/$(EXAMPLE)
 	@.bin/servers sh -c '$(or $(example_$(EXAMPLE)),$(error EXAMPLE is booking or inventory))'
 
-up: ## Start the Postgres 17 and Redis 7 of docker-compose.yml, which stay until make down, and print their addresses
+up: ## Start the Postgres 17 and Redis 7 of docker-compose.yml, and print their addresses and how to stop them
 	@docker compose version >/dev/null 2>&1 || { echo 'make up needs Docker with compose; examples/quickstart/README.md says what to start without it' >&2; exit 1; }
 	docker compose up --detach --wait
 	@echo "export FENCEDB_POSTGRES_URL='postgres://fencedb:fencedb@127.0.0.1:$${FENCEDB_POSTGRES_PORT:-55432}/fencedb?sslmode=disable'"
 	@echo "export FENCEDB_REDIS_URL='redis://127.0.0.1:$${FENCEDB_REDIS_PORT:-56379}/0'"
-
-down: ## Stop what make up started; the data stays in named volumes
-	docker compose --profile observe down
+	@echo '# docker compose --profile observe down stops them; the data stays in named volumes'
 
 ## Change it
 
@@ -66,7 +64,7 @@ EXAMPLES_RUN = TestTheProgramBooksOnAnEmptyDatabaseAndAgain|TestARequestThatWasS
 TEST = go test -vet=off -count=1 -timeout 30m -p 3
 SUMMARY = go run internal/tools/testsum/main.go
 
-.PHONY: fencedb check lint test test-all sqlc
+.PHONY: fencedb check lint test test-all
 fencedb: ## Build the command of operators, one static binary, as .bin/fencedb
 	@internal/tools/ensure.sh go
 	CGO_ENABLED=0 go build -trimpath -o .bin/ ./cmd/fencedb
@@ -79,7 +77,7 @@ check: ## Lint, build and test one package in small sizes: make check P=./lease 
 	@internal/tools/check.sh $(P)
 	@$(SUMMARY) $(TEST) -short -parallel 4 $(P)
 
-lint: ## Check format, go vet, golangci-lint, dead code, spelling, words, alert rules, govulncheck, shell and go.mod
+lint: ## Check format, go vet, golangci-lint, dead and generated code, spelling, words, alert rules, govulncheck, shell, go.mod
 	@internal/tools/ensure.sh go prometheus
 	@internal/tools/lint.sh
 
@@ -111,12 +109,6 @@ test-all: ## Run every test in full size, mostly with the race detector, and che
 		env GOWORK=off go -C internal/tools test -vet=off -count=1 ./testsum
 	@sed 1d unraced.out >>coverage.out
 	@internal/tools/coverage.sh coverage.out $(COVERAGE_BAR) lease fencedb
-
-# Without cgo, sqlc brings Postgres's parser as WebAssembly and needs no C compiler.
-sqlc: ## Generate the code that sqlc makes from queries, in lab/compat
-	@internal/tools/ensure.sh go
-	CGO_ENABLED=0 GOWORK=off go -C internal/tools/sqlc build -o ../../../.bin/ github.com/sqlc-dev/sqlc/cmd/sqlc
-	.bin/sqlc generate --file lab/compat/sqlc/sqlc.yaml
 
 ## Before a release
 
