@@ -112,6 +112,43 @@ func TestWhatManyOtherTablesCost(t *testing.T) {
 	}
 }
 
+// The log of events is long. Each change of a guard reads it once before and once after. Pruning
+// what was observed counts the rest once, at the end. History looks a resource up once.
+func TestWhatIsAskedOfTheLogIsAskedOnce(t *testing.T) {
+	t.Parallel()
+	s := newNoted(t)
+	s.exec(`INSERT INTO fencedb.events (kind, event) SELECT 'observed', 'UPDATE' FROM generate_series(1, 30); SELECT pg_stat_force_next_flush()`)
+	const scans = `SELECT seq_scan + idx_scan FROM pg_stat_xact_user_tables WHERE relid = 'fencedb.events'::regclass`
+	for _, c := range []struct{ statement, want string }{
+		{`SELECT fencedb.protect('jobs', 'job:{id}')`, "2"},
+		{`SELECT fencedb.protect('seats', 'room:{room}', history => true)`, "2"},
+		{`SELECT fencedb.enforce('seats', observing => true)`, "2"},
+		{`SELECT fencedb.unprotect('seats', keep_columns => true)`, "2"},
+		{`SELECT fencedb.prune('observed', '0', 'ann@host', 'full', clock_timestamp(), at_most => 10)`, "2"}, // to find it and to delete it
+		{`SELECT fencedb.prune('observed', '0', 'ann@host', 'full', clock_timestamp())`, "3"},                // and to count the rest
+	} {
+		s.exec(`BEGIN; CREATE TABLE jobs (id int NOT NULL); ` + c.statement)
+		require.Equal(t, c.want, s.one(scans), c.statement)
+		s.exec(`ROLLBACK; SELECT pg_stat_force_next_flush()`)
+	}
+
+	s.exec(`SELECT setseed(0)`)                                                                // what is old goes at random, and not here
+	s.exec(`ALTER FUNCTION fencedb.token_of RENAME TO its_token; SET track_functions = 'all'`) // Postgres counts no function that it inlines
+	s.exec(`CREATE FUNCTION fencedb.token_of(resource text) RETURNS bigint LANGUAGE plpgsql AS 'BEGIN RETURN fencedb.its_token(resource); END'`)
+	const looks = `SELECT coalesce(sum(calls), 0) FROM pg_stat_xact_user_functions WHERE funcname = 'token_of'`
+	for write, want := range map[string]string{
+		`UPDATE seats SET guest = 'ann' WHERE room = 'red'`: "1",
+		`UPDATE seats SET guest = 'ann'`:                    "2",
+		`INSERT INTO seats SELECT 100 + i, CASE i WHEN 1 THEN 'red' ELSE 'blue' END FROM generate_series(1, 9) i`: "2",
+	} {
+		s.exec(`BEGIN; ` + enter(41, "room:red") + `; ` + enter(41, "room:blue"))
+		before := s.one(looks)
+		s.exec(write)
+		require.Equal(t, want, s.one(fmt.Sprintf(`SELECT (%s) - %s`, looks, before)), write)
+		s.exec(`ROLLBACK; SELECT pg_stat_force_next_flush()`)
+	}
+}
+
 // Rows of a role that takes over cost one plan each; it was three.
 func TestWhatRowsOfARoleThatTakesOverCost(t *testing.T) {
 	t.Parallel()

@@ -415,7 +415,7 @@ func TestWhatIsObservedIsBoundedInSize(t *testing.T) {
 	// A statement and its row each have one.
 	require.Equal(t, "300 600", s.one(`SELECT concat_ws(' ', sum(times), (SELECT count(*) FROM fencedb.events WHERE kind = 'observed')) FROM fencedb.unfenced_writes`))
 	require.NotEmpty(t, s.one(`pg_sequence_last_value('fencedb.unrecorded')`), "and that the list is full is noticed")
-	require.Equal(t, "599", s.one(`SELECT fencedb.prune('observed', '0', 'ann@host', 'full', clock_timestamp(), at_most => 599)`))
+	require.Equal(t, "600", s.one(`SELECT fencedb.prune('observed', '0', 'ann@host', 'full', clock_timestamp(), at_most => 601)`))
 	s.exec(`SET application_name = 'last'; UPDATE seats SET guest = 'zoe' WHERE id = 1`)
 	require.Contains(t, s.observed(), "last UPDATE FN002 room:red")
 	kept := s.one(`SELECT count(*) FROM fencedb.events WHERE kind = 'observed'`)

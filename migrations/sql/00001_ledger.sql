@@ -231,7 +231,7 @@ BEGIN
     epoch := fencedb.epoch();
     xid := pg_current_xact_id();
     entries := concat(entries, (SELECT string_agg(DISTINCT fencedb.entry(g.resource, g.token), '') FROM unnest(resources, tokens, lease_ids) g(resource, token, lease_id) WHERE fencedb.token_of(g.resource) IS NULL));
-    noted := fencedb.admitted(until, greatest(1, floor(until - now))::bigint, entries, true, epoch);
+    noted := fencedb.admitted(until, greatest(1, floor(until - now))::bigint, entries, true, epoch); -- the limit of idle time is lowered also for a transaction that is sent as a whole: it is never idle
 END
 $$;
 

@@ -540,7 +540,7 @@ BEGIN
     EXECUTE format('GRANT EXECUTE ON FUNCTION %s() TO PUBLIC', guard); -- for whoever creates a partition
     EXECUTE format('COMMENT ON FUNCTION %s() IS %L', guard, jsonb_strip_nulls(jsonb_build_object('resource', templates, 'columns_added', wanted -> 'columns_added',
         'observed_since', CASE WHEN observes THEN coalesce(present.observed_since, clock_timestamp()) END)));
-    PERFORM fencedb.record_protection(target, false);
+    PERFORM fencedb.record_protection(target, false) WHERE present.guard IS NOT NULL; -- no trigger runs a new one yet
     -- DROP TABLE leaves the guard of its table. One call at a time drops such guards.
     FOR unused IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = 'fencedb'::regnamespace AND p.prorettype = 'trigger'::regtype AND p.proname ~ '^(guard|noted)_' AND p.oid <> to_regprocedure(guard || '()')
                   AND p.oid NOT IN (SELECT t.tgfoid FROM pg_trigger t) AND pg_try_advisory_xact_lock(7302139487162535) LOOP -- one scan, where NOT EXISTS may be one for each guard
@@ -721,7 +721,7 @@ BEGIN
     PERFORM fencedb.create_triggers(target, guard, former, coalesce(columns, '{}'));
     PERFORM fencedb.drop_guard(former);
     PERFORM fencedb.set_history(target, coalesce(history, EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = target AND t.tgname ^@ '~fencedb_note_')));
-    PERFORM fencedb.record_protection(target, false);
+    PERFORM fencedb.record_protection(target, false) WHERE (guard = present.guard AND present.enabled) IS NOT TRUE; -- otherwise write_guard has recorded it
 END
 $$;
 
@@ -788,7 +788,7 @@ CREATE SEQUENCE fencedb.observations MAXVALUE 1000000;
 -- When a write could not be recorded. A sequence, because a rollback does not undo setval.
 CREATE SEQUENCE fencedb.unrecorded;
 
-COMMENT ON SEQUENCE fencedb.observations IS 'About how many writes were observed. At its maximum no more are recorded (see unrecorded), until fencedb.prune forgets some.';
+COMMENT ON SEQUENCE fencedb.observations IS 'About how many writes were observed. At its maximum no more are recorded (see unrecorded), until fencedb.prune has forgotten some and returned less than at_most.';
 COMMENT ON SEQUENCE fencedb.unrecorded IS 'When a write that a guard observed could last not be recorded, for any table, in milliseconds since 1970; the log of the server says why. Never while is_called is false.';
 
 REVOKE ALL ON fencedb.observations, fencedb.unrecorded FROM PUBLIC;
@@ -901,7 +901,6 @@ BEGIN
             RAISE EXCEPTION 'fencedb.enforce: % shares its guard with another table, since one has inherited from the other', target
                 USING ERRCODE = 'object_not_in_prerequisite_state', HINT = format('Call fencedb.protect for %s once more, with the same resource, to give it a guard of its own.', target);
         END IF;
-        PERFORM fencedb.record_protection(target, false);
         IF off IS NOT NULL THEN
             RAISE WARNING 'fencedb.enforce: the guard of % is switched off, so nothing is observed there', off;
         END IF;

@@ -62,7 +62,7 @@ BEGIN
         GET DIAGNOSTICS forgotten = ROW_COUNT;
     ELSE
         forgotten := fencedb.forget_events(what, cutoff, at_most);
-        PERFORM setval('fencedb.observations', greatest(1, (SELECT count(*) FROM fencedb.events e WHERE e.kind = 'observed'))) WHERE what = 'observed';
+        PERFORM setval('fencedb.observations', greatest(1, (SELECT count(*) FROM fencedb.events e WHERE e.kind = 'observed'))) WHERE what = 'observed' AND forgotten < at_most; -- counted once, after the last batch
     END IF;
     IF forgotten > 0 THEN
         PERFORM fencedb.log_event('prune', NULL, operator, reason, jsonb_build_object('what', what, 'rows', forgotten, 'older_than', older_than::text));
@@ -238,13 +238,13 @@ DECLARE
     changed    text;
     of_one     text := $note$
         INSERT INTO fencedb.events (kind, resource, event, table_schema, table_name, row_count, token)
-        SELECT 'history', pg_catalog.min(w.resource), TG_OP, TG_TABLE_SCHEMA, TG_TABLE_NAME, %s, fencedb.token_of(pg_catalog.min(w.resource))
-        FROM (%s) w
-        HAVING pg_catalog.min(w.resource) OPERATOR(pg_catalog.=) pg_catalog.max(w.resource) AND fencedb.token_of(pg_catalog.min(w.resource)) IS NOT NULL;$note$;
+        SELECT 'history', w.resource, TG_OP, TG_TABLE_SCHEMA, TG_TABLE_NAME, w.n, w.token
+        FROM (SELECT pg_catalog.min(r.resource) AS resource, %s AS n, fencedb.token_of(pg_catalog.min(r.resource)) AS token FROM (%s) r HAVING pg_catalog.min(r.resource) OPERATOR(pg_catalog.=) pg_catalog.max(r.resource)) w
+        WHERE w.token IS NOT NULL;$note$;
     of_any     text := $note$
             INSERT INTO fencedb.events (kind, resource, event, table_schema, table_name, row_count, token, role, client)
-            SELECT 'history', w.resource, TG_OP, TG_TABLE_SCHEMA, TG_TABLE_NAME, w.n, fencedb.token_of(w.resource), CASE WHEN fencedb.token_of(w.resource) IS NULL THEN fencedb.caller() END, CASE WHEN fencedb.token_of(w.resource) IS NULL THEN pg_catalog.inet_client_addr() END
-            FROM (SELECT r.resource, greatest(pg_catalog.count(*) FILTER (WHERE NOT r.before), pg_catalog.count(*) FILTER (WHERE r.before)) AS n FROM (%s) r GROUP BY r.resource ORDER BY r.resource) w
+            SELECT 'history', w.resource, TG_OP, TG_TABLE_SCHEMA, TG_TABLE_NAME, w.n, w.token, CASE WHEN w.token IS NULL THEN fencedb.caller() END, CASE WHEN w.token IS NULL THEN pg_catalog.inet_client_addr() END
+            FROM (SELECT r.resource, greatest(pg_catalog.count(*) FILTER (WHERE NOT r.before), pg_catalog.count(*) FILTER (WHERE r.before)) AS n, fencedb.token_of(r.resource) AS token FROM (%s) r GROUP BY r.resource ORDER BY r.resource) w
             WHERE w.resource OPERATOR(pg_catalog.<>) '' AND pg_catalog.octet_length(w.resource) OPERATOR(pg_catalog.<=) 512;$note$;
 BEGIN
     SELECT * INTO protection FROM fencedb.protected_tables p WHERE p.table_name = target AND p.resource IS NOT NULL;
@@ -281,7 +281,7 @@ BEGIN
     RETURN NEW;
 END
 $notes$,
-        format(of_one, 'pg_catalog.count(*) FILTER (WHERE w.before)', changed),
+        format(of_one, 'pg_catalog.count(*) FILTER (WHERE r.before)', changed),
         format(of_one, 'pg_catalog.count(*)', written),
         format(of_any, changed),
         format(of_any, written)));
