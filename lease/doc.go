@@ -35,9 +35,9 @@
 // The script that grants a lease issues its token: the last token plus one, or Redis's clock in
 // microseconds if that is greater. So tokens rise while Redis remembers the last one, and still
 // rise when it has forgotten it: after FLUSHALL, eviction, a restart on an old snapshot, or a
-// fail-over to a replica that lagged. Only if Redis's data and its clock are both set back can old
-// tokens come again. The data store then refuses them, until the last token is raised above its
-// own.
+// fail-over to a replica that lagged. Old tokens come again only if Redis's data and its clock are
+// both set back; or one of them does, if a server that was replaced comes back with a grant whose
+// answer was lost. The data store then refuses them, until the last token is raised above its own.
 //
 // # The trust window
 //

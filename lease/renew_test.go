@@ -30,7 +30,7 @@ func TestRenewalsAreSentTogether(t *testing.T) {
 		return true
 	}, patience, 10*ms, "all of them renewed, twice")
 	require.LessOrEqual(t, n.Load(), int64(400), "pipelines of many, not two thousand")
-	require.NoError(t, ls.Release(t.Context()))
+	require.NoError(t, i.Close(t.Context()))
 }
 
 // One request covers what is due within a sixteenth of the interval, in whatever order it came.

@@ -3,11 +3,13 @@ package lease_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/internal/faulty"
@@ -37,6 +39,64 @@ func (f fences) seal(_ context.Context, grants ...lease.Grant) error {
 		f[g.Resource()] = g.Token()
 	}
 	return nil
+}
+
+// One fail-over went to a server that had missed a grant, whose answer was lost. There others came
+// and went. A later fail-over went back to the first server, which has the grant and knows nothing
+// of the others, and answers the same request with the same token. That token is no longer above
+// theirs. Whoever seals gets one that is.
+func TestAGrantOfAServerThatCameBackIsSealedAnew(t *testing.T) {
+	for name, resources := range map[string][]string{"Acquire": {"a"}, "AcquireAll": {"a", "b"}} {
+		for _, sealing := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, sealing %v", name, sealing), func(t *testing.T) {
+				inBubble(t, func(t *testing.T, w *world) {
+					f := fences{}
+					other := redis.NewClient(w.client.(*redis.Client).Options()) // without faults
+					defer other.Close()
+					others := (&world{client: other, namespace: w.namespace}).issuer(t, lease.Config{TTL: 9 * time.Second, Seal: f.seal})
+					theirs := map[string]int64{}
+					requests := 0
+					w.faults.Set(func(r faulty.Request) faulty.Fault {
+						if !r.Is("acquire", "a") {
+							return faulty.None
+						}
+						switch requests++; requests {
+						case 1:
+							return faulty.LoseReply
+						case 2:
+							time.Sleep(time.Millisecond) // so that their tokens are above
+							granted := map[string]string{}
+							for _, key := range w.memory.Keys() {
+								granted[key], _ = w.memory.Get(key)
+							}
+							w.memory.FlushDB()
+							ls, err := others.AcquireAll(t.Context(), resources)
+							require.NoError(t, err)
+							require.NoError(t, ls.Release(t.Context()))
+							maps.Copy(theirs, f)
+							w.memory.FlushDB()
+							for key, value := range granted {
+								require.NoError(t, w.memory.Set(key, value))
+								w.memory.SetTTL(key, 9*time.Second)
+							}
+						}
+						return faulty.None
+					})
+					cfg := lease.Config{TTL: 9 * time.Second}
+					if sealing {
+						cfg.Seal = f.seal
+					}
+					ls, err := w.issuer(t, cfg).AcquireAll(t.Context(), resources)
+					require.NoError(t, err)
+					require.Len(t, theirs, len(resources))
+					for _, l := range ls {
+						require.Equal(t, sealing, l.Token() > theirs[l.Resource()], l.Resource())
+					}
+					require.NoError(t, ls.Release(t.Context()))
+				})
+			})
+		}
+	}
 }
 
 // Redis has gone back, and the fences are ahead. Whoever acquires gets leases that are above them,
