@@ -153,7 +153,7 @@ func TestAStandbyThatIsPromotedKnowsNoOutcome(t *testing.T) {
 // say is true; anywhere else it is not, whether or not the connection may write.
 func TestARestoredDumpAnswersNothingFalse(t *testing.T) {
 	t.Parallel()
-	server, other := testenv.OwnPostgres(t), testenv.OwnPostgres(t)
+	server := testenv.OwnPostgres(t)
 	s := on(t, server)
 	former := s.end("COMMIT")
 	server.Restart()
@@ -162,18 +162,14 @@ func TestARestoredDumpAnswersNothingFalse(t *testing.T) {
 	require.Equal(t, "committed", s.ask(former), "so it is noted")
 	const sequences = `SELECT string_agg(format('SELECT setval(%L, %s, true)', 'fencedb.' || s, pg_sequence_last_value(format('fencedb.%I', s)::regclass)), '; ') FROM unnest(ARRAY['server_epoch', 'former_epoch', 'former_end', 'unbroken_since']) s`
 	dump := s.one(sequences) // as pg_dump has them
-	restore := func(at *testenv.PostgresServer, database string) *session {
-		u, err := url.Parse(at.URL())
-		require.NoError(t, err)
-		u.Path = "/" + database
-		require.NoError(t, migrations.Up(t.Context(), open(t, u.String())))
-		copied := connect(t, u.String())
+	restore := func(url string) *session {
+		require.NoError(t, migrations.Up(t.Context(), open(t, url)))
+		copied := connect(t, url)
 		copied.exec(dump)
 		return copied
 	}
 
-	connect(t, other.URL()).exec(`CREATE DATABASE copy TEMPLATE template0`)
-	far := restore(other, "copy")
+	far := restore(testenv.PostgresURL(t)) // the shared server, which has another system identifier
 	for _, readOnly := range []string{"on", "off"} {
 		far.exec(`SET default_transaction_read_only = ` + readOnly)
 		for _, e := range []ended{former, last} {
@@ -183,16 +179,22 @@ func TestARestoredDumpAnswersNothingFalse(t *testing.T) {
 	require.Equal(t, "committed", far.ask(far.end("COMMIT")))
 	require.Empty(t, far.ask(former))
 
-	s.exec(`CREATE DATABASE copy TEMPLATE template0`)
-	s.exec(`CREATE DATABASE later TEMPLATE template0`) // now, because it makes a checkpoint
-	near := restore(server, "copy")
+	urls := map[string]string{}
+	for _, database := range []string{"copy", "later"} { // both now, because this makes a checkpoint
+		s.exec(`CREATE DATABASE ` + database + ` TEMPLATE template0`)
+		u, err := url.Parse(server.URL())
+		require.NoError(t, err)
+		u.Path = "/" + database
+		urls[database] = u.String()
+	}
+	near := restore(urls["copy"])
 	require.Equal(t, "committed", near.ask(last), "the same server in the same run")
 
 	server.Kill() // what was lost then may have been given again
 	server.Restart()
 	require.Empty(t, on(t, server).ask(last))
 	server.Restart()
-	near = restore(server, "later")
+	near = restore(urls["later"])
 	for _, readOnly := range []string{"on", "off"} {
 		near.exec(`SET default_transaction_read_only = ` + readOnly)
 		for _, e := range []ended{former, last} {

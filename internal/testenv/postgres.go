@@ -93,29 +93,58 @@ type postgresCluster struct {
 // newPostgresCluster makes a cluster with the program postgres and those beside it, and starts it.
 // On error nothing is left behind.
 func newPostgresCluster(ctx context.Context, postgres string, settings ...string) (*postgresCluster, error) {
-	account, err := postgresAccount()
+	c, err := initdb(ctx, postgres)
 	if err != nil {
 		return nil, err
 	}
-	base, err := newNode(account)
-	if err != nil {
-		return nil, err
-	}
-	c := &postgresCluster{node: base, bin: filepath.Dir(postgres)}
-	c.config = slices.Concat(fastSettings, advised, loopbackOnly, settings)
-	// Under a supervisor as the server is, so that it leaves nothing when we are killed.
-	err = c.run(ctx, nil, stopPostgres, filepath.Join(c.bin, "initdb"), "--pgdata="+c.data(),
-		"--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync", "--no-instructions")
-	if err == nil {
-		err = c.onFreePort(ctx, c.start)
-	}
-	if err != nil {
+	return c.started(ctx, settings...)
+}
+
+// started starts a cluster for the first time, with settings that overrule those it has. On error
+// nothing is left behind.
+func (c *postgresCluster) started(ctx context.Context, settings ...string) (*postgresCluster, error) {
+	c.config = append(c.config, settings...)
+	if err := c.onFreePort(ctx, c.start); err != nil {
 		return nil, errors.Join(err, c.stop())
 	}
 	return c, nil
 }
 
-func (c *postgresCluster) data() string { return filepath.Join(c.dir, "data") }
+// initdb makes a cluster that was never started. On error nothing is left behind.
+func initdb(ctx context.Context, postgres string) (*postgresCluster, error) {
+	account, err := postgresAccount()
+	if err != nil {
+		return nil, err
+	}
+	c := &postgresCluster{bin: filepath.Dir(postgres), config: slices.Concat(fastSettings, advised, loopbackOnly)}
+	return c.filled(ctx, account, filepath.Join(c.bin, "initdb"), "--pgdata="+dataDir,
+		"--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync", "--no-instructions")
+}
+
+// copy makes a cluster with the settings and the data of one that does not run, its system
+// identifier included, and does not start it. On error nothing is left behind.
+func (c *postgresCluster) copy(ctx context.Context) (*postgresCluster, error) {
+	twin := &postgresCluster{bin: c.bin, config: slices.Clip(c.config)}
+	return twin.filled(ctx, c.account, "cp", "-a", c.data(), dataDir)
+}
+
+// filled returns the cluster with a directory, which a command has filled. On error nothing is left
+// behind.
+func (c *postgresCluster) filled(ctx context.Context, account *account, argv ...string) (_ *postgresCluster, err error) {
+	if c.node, err = newNode(account); err != nil {
+		return nil, err
+	}
+	// Under a supervisor as the server is, so that it leaves nothing when we are killed.
+	if err := c.run(ctx, nil, stopPostgres, argv...); err != nil {
+		return nil, errors.Join(err, c.stop())
+	}
+	return c, nil
+}
+
+// dataDir is within the directory of the node, in which its commands run.
+const dataDir = "data"
+
+func (c *postgresCluster) data() string { return filepath.Join(c.dir, dataDir) }
 
 // put writes a file into the data directory, which only the server may read.
 func (c *postgresCluster) put(name string, text []byte) error {
@@ -141,7 +170,7 @@ func (c *postgresCluster) start(ctx context.Context) error {
 // in good order first if it still runs. After a crash the old server's children need a moment to
 // notice, and until then a new one refuses to touch their shared memory.
 func (c *postgresCluster) restart(ctx context.Context) error {
-	if c.process == nil {
+	if c.port == 0 {
 		return c.onFreePort(ctx, c.start)
 	}
 	if err := c.end(fastShutdown); err != nil {
@@ -186,9 +215,14 @@ type PostgresServer struct {
 // durable, unless the settings, each name=value, say otherwise:
 //
 //	OwnPostgres(t, "fsync=on", "synchronous_commit=on", "full_page_writes=on")
+//
+// All servers that a test binary gets from it have the same system identifier, as a server and its
+// copy do. That of the shared Postgres is another one.
 func OwnPostgres(t testing.TB, settings ...string) *PostgresServer {
 	t.Helper()
-	cluster := must(newPostgresCluster(starting(t), postgresService.own(t), settings...))(t)
+	ctx := starting(t)
+	cluster := must(must(freshCluster(postgresService.own(t)))(t).copy(ctx))(t)
+	cluster = must(cluster.started(ctx, settings...))(t)
 	s := &PostgresServer{own{t: t, server: cluster}, cluster}
 	t.Cleanup(s.Stop)
 	return s
@@ -239,13 +273,10 @@ func (s *PostgresServer) Standby() *PostgresServer {
 func (s *PostgresServer) Copy() *PostgresServer {
 	s.t.Helper()
 	ctx := starting(s.t)
-	base := must(newNode(s.cluster.account))(s.t)
-	cluster := &postgresCluster{node: base, bin: s.cluster.bin, config: s.cluster.config}
+	s.must("shut down", s.cluster.end(fastShutdown))
+	cluster := must(s.cluster.copy(ctx))(s.t)
 	twin := &PostgresServer{own{t: s.t, server: cluster}, cluster}
 	s.t.Cleanup(twin.Stop)
-	s.must("shut down", s.cluster.end(fastShutdown))
-	_, err := output(ctx, "cp", "-a", s.cluster.data(), twin.cluster.data()) // with its owner
-	s.must("copy", err)
 	s.must("restart", s.cluster.restart(ctx))
 	return twin
 }

@@ -71,6 +71,20 @@ func TestOwnPostgresTakesSettings(t *testing.T) {
 	require.Equal(t, []string{"on", "10ms"}, []string{fsync, deadlock})
 }
 
+// What one server has, and how it is set up, does not reach the next.
+func TestEachOwnPostgresIsFresh(t *testing.T) {
+	t.Parallel()
+	first := OwnPostgres(t, "work_mem=5MB")
+	_, err := first.Pool().Exec(t.Context(), "CREATE DATABASE more")
+	require.NoError(t, err)
+
+	pool := newPool(t, OwnPostgres(t).URL())
+
+	require.Equal(t, 0, count(t, pool, "pg_database WHERE datname = 'more'"))
+	require.Equal(t, 0, count(t, pool, "pg_namespace WHERE nspname = 'fencedb'"))
+	require.Equal(t, 0, count(t, pool, "pg_settings WHERE name = 'work_mem' AND setting = '5120'"))
+}
+
 func TestAPausedPostgresTakesNoConnection(t *testing.T) {
 	t.Parallel()
 	s := OwnPostgres(t)
