@@ -53,7 +53,8 @@ func TestAGrantOfAServerThatCameBackIsSealedAnew(t *testing.T) {
 					f := fences{}
 					other := redis.NewClient(w.client.(*redis.Client).Options()) // without faults
 					defer other.Close()
-					others := (&world{client: other, namespace: w.namespace}).issuer(t, lease.Config{TTL: 9 * time.Second, Seal: f.seal})
+					others := (&world{client: other, namespace: w.namespace}).issuer(t,
+						lease.Config{TTL: 9 * time.Second, Seal: f.seal})
 					theirs := map[string]int64{}
 					requests := 0
 					w.faults.Set(func(r faulty.Request) faulty.Fault {
