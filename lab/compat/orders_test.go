@@ -323,6 +323,55 @@ func (w *street) sideBySide(state string, first, second version) {
 	}
 }
 
+// The old version takes no lock but that of the row. It excludes a new one that keeps its SELECT
+// ... FOR UPDATE in the transaction of the desk. One without it has read before the old one
+// commits, so both sell the last piece.
+func TestAVersionThatLocksTheRowExcludesOneThatLocksItToo(t *testing.T) {
+	t.Parallel()
+	w := newStreet(t, "")
+	w.exec(states[1].sql)
+	desk := guard.New(w.issuer, w.pool)
+	sell := func(tx pgx.Tx, sku, lock string, pay func()) error {
+		var left int
+		if err := tx.QueryRow(t.Context(), `SELECT amount FROM stock WHERE sku = $1`+lock, sku).Scan(&left); err != nil {
+			return err
+		}
+		if left <= 0 {
+			return errSoldOut
+		}
+		pay()
+		_, err := tx.Exec(t.Context(), `UPDATE stock SET amount = $2 WHERE sku = $1`, sku, left-1)
+		return err
+	}
+	for lock, want := range map[string]error{" FOR UPDATE": errSoldOut, "": nil} {
+		sku := w.next()
+		paying, paid := make(chan struct{}), make(chan struct{})
+		results := make(chan error, 1)
+		go func() {
+			results <- pgx.BeginFunc(t.Context(), w.pool, func(tx pgx.Tx) error {
+				return sell(tx, sku, " FOR UPDATE", func() { close(paying); <-paid })
+			})
+		}()
+		<-paying
+		later := make(chan error, 1)
+		go func() {
+			later <- desk.Tx(t.Context(), "sku:"+sku, func(_ context.Context, tx pgx.Tx) error {
+				return sell(tx, sku, lock, immediately)
+			})
+		}()
+		require.Eventually(t, func() bool {
+			var waits bool
+			err := w.pool.QueryRow(t.Context(), `SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&waits)
+			return err == nil && waits
+		}, time.Minute, time.Millisecond)
+		close(paid)
+
+		require.NoError(t, <-results)
+		require.ErrorIs(t, <-later, want, "with %q", lock)
+		require.Zero(t, w.left(sku))
+	}
+}
+
 // A lock that runs out while the customer pays. The old instance then writes over what its
 // successor has sold, until the table refuses it.
 func TestAnOldInstanceThatWakesLateIsRefusedOnceTheTableIsEnforced(t *testing.T) {
