@@ -21,6 +21,13 @@
 // A grant that is not believed does not reach the handler: InvalidArgument for a line that is
 // malformed, Aborted if the lease is over or not current, Unavailable if Redis could not be asked,
 // Internal for a Trust that nobody has chosen.
+//
+// A handler answers in the same way, by guard.Answer of its error: Aborted for Busy, Unavailable
+// for Unavailable, Unknown for Unknown, Internal for Refused. To the caller, Aborted says that
+// nothing was written. Look at your own context first: if it has ended, its cause is the answer.
+// Unavailable and DeadlineExceeded come from broken connections too, so after these, as after
+// Unknown, the call may have written: give it a key for fencedb.Once, and make it again.
+// guard.Answer does not read codes of gRPC.
 package grpc
 
 import (
