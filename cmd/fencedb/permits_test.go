@@ -155,6 +155,11 @@ func TestRevokeOfAPermitThatIsNoneChangesNothing(t *testing.T) {
 		require.Equal(t, exitFailed, got.code, args)
 		require.Contains(t, got.errOut, "nothing was changed: "+says, args)
 	}
+	for _, wrong := range []string{"", "x"} {
+		got := w.run("--namespace", wrong, "revoke", "render", "--permit", "all", "--reason", "it hangs", "--yes")
+		require.Equal(t, exitFailed, got.code)
+		require.Contains(t, got.errOut, `nobody holds a permit; Redis knows it as a semaphore in namespace "shop", with --hash-resources=false too: see that both flags are right`)
+	}
 	for says, args := range map[string][]string{
 		"or its first 8 digits":         {"render", "--permit", id[:7]},
 		"takes a lease id":              {"render", "--permit", "zzzzzzzz"},
@@ -168,4 +173,12 @@ func TestRevokeOfAPermitThatIsNoneChangesNothing(t *testing.T) {
 	}
 	require.NoError(t, l.Extend(t.Context()))
 	require.Empty(t, w.one(`SELECT string_agg(event, ' ') FROM fencedb.audit WHERE event = 'revoke'`))
+
+	elsewhere := *w
+	elsewhere.namespace = "shop-2"
+	there := elsewhere.permit("render")
+	got := w.run("revoke", "render", "--permit", "all", "--reason", "it hangs", "--yes")
+	require.Zero(t, got.code, got.errOut)
+	require.Contains(t, got.errOut, `this is about render in namespace "shop"; Redis knows it as a semaphore in namespace "shop-2"`)
+	require.NoError(t, there.Extend(t.Context()))
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/fencedb/fencedb/internal/protocol"
 	"github.com/fencedb/fencedb/lease"
 )
 
@@ -66,10 +67,20 @@ func (s *servers) confirmAndRevokePermits(ctx context.Context, e event, which st
 	if err != nil {
 		return nil, err
 	}
+	elsewhere := ""
+	others := slices.DeleteFunc(found.Elsewhere, func(p place) bool { return p.Kind != protocol.SemaphoreKind })
+	if len(others) > 0 {
+		elsewhere = "; Redis knows it " + described(others) + " too: see that both flags are right"
+	} else if found.unsearched != nil {
+		elsewhere = "; whether it is in another namespace too was not found out: " + inWords(found.unsearched)
+	}
 	held := value(found.Semaphore)
 	chosen, err := held.chosen(which)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %s %s: %w", errUnchanged, visible(found.Resource), inNamespace(found.namespace), err)
+		return nil, fmt.Errorf("%w: %s %s: %w%s", errUnchanged, visible(found.Resource), inNamespace(found.namespace), err, elsewhere)
+	}
+	if elsewhere != "" {
+		fmt.Fprintf(s.errOut, "fencedb: this is about %s %s%s\n", visible(found.Resource), inNamespace(found.namespace), elsewhere)
 	}
 	question := fmt.Sprintf("Revoke all %d permits?", len(chosen))
 	if which != allPermits {
