@@ -130,12 +130,12 @@ func (c *postgresCluster) copy(ctx context.Context) (*postgresCluster, error) {
 
 // filled returns the cluster with a directory, which a command has filled. On error nothing is left
 // behind.
-func (c *postgresCluster) filled(ctx context.Context, account *account, argv ...string) (_ *postgresCluster, err error) {
+func (c *postgresCluster) filled(ctx context.Context, account *account, cmd ...string) (_ *postgresCluster, err error) {
 	if c.node, err = newNode(account); err != nil {
 		return nil, err
 	}
 	// Under a supervisor as the server is, so that it leaves nothing when we are killed.
-	if err := c.run(ctx, nil, stopPostgres, argv...); err != nil {
+	if err := c.run(ctx, nil, stopPostgres, cmd...); err != nil {
 		return nil, errors.Join(err, c.stop())
 	}
 	return c, nil
