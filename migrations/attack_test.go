@@ -424,8 +424,9 @@ func TestTheListIsOfOneTransaction(t *testing.T) {
 	s := newSeats(t)
 	s.exec(`CREATE TABLE parts (id int, room text NOT NULL) PARTITION BY LIST (room); SELECT fencedb.protect('parts', 'room:{room}');
 		CREATE TABLE red PARTITION OF parts FOR VALUES IN ('red');
-		CREATE TABLE parent (id int, room text NOT NULL); CREATE TABLE child () INHERITS (parent); SELECT fencedb.protect('child', 'room:{room}')`)
-	s.exec(s.fenced(41, "room:red", `INSERT INTO red VALUES (1, 'red'); INSERT INTO child VALUES (1, 'red')`))
+		CREATE TABLE parent (id int, room text NOT NULL); CREATE TABLE child () INHERITS (parent); SELECT fencedb.protect('child', 'room:{room}');
+		CREATE TABLE rooms (room text PRIMARY KEY); INSERT INTO rooms VALUES ('red'); CREATE TABLE beds (room text NOT NULL REFERENCES rooms ON DELETE CASCADE); SELECT fencedb.protect('beds', 'room:{room}')`)
+	s.exec(s.fenced(41, "room:red", `INSERT INTO red VALUES (1, 'red'); INSERT INTO child VALUES (1, 'red'); INSERT INTO beds VALUES ('red')`))
 	const write = `UPDATE seats SET guest = 'eve' WHERE id = 1`
 	s.exec("BEGIN; " + enter(41, "room:red") + "; " + write)
 	own := s.one(`current_setting('fencedb.entered')`)
@@ -436,7 +437,7 @@ func TestTheListIsOfOneTransaction(t *testing.T) {
 	for _, local := range []string{"true", "false"} {
 		again := fmt.Sprintf(put, local)
 		s.refused("FN002", "BEGIN; "+again+"; "+write)
-		for _, unseen := range []string{`INSERT INTO red VALUES (2, 'red')`, `UPDATE red SET id = 2`, `DELETE FROM red`, `UPDATE parent SET id = 2`, `DELETE FROM parent`} { // no statement guard stands before them
+		for _, unseen := range []string{`INSERT INTO red VALUES (2, 'red')`, `UPDATE red SET id = 2`, `DELETE FROM red`, `UPDATE parent SET id = 2`, `DELETE FROM parent`, `DELETE FROM rooms`} { // no statement guard stands before them, or it leaves them to the guard of rows
 			s.refused("FN002", "BEGIN; "+again+"; "+unseen)
 			s.refused("FN002", "BEGIN; SELECT pg_current_xact_id(); "+again+"; "+unseen)
 		}

@@ -628,13 +628,20 @@ COMMENT ON FUNCTION fencedb.reenter IS 'enter for a token that has entered befor
 -- There Postgres runs the code of others with their rights, in ANALYZE and VACUUM for example, and
 -- a cascade hides the set role behind the owner of its table. A login is a superuser if it has
 -- TRUNCATE on pg_authid, which no GRANT gives to others.
+--
+-- It is in PL/pgSQL so that Postgres does not inline it: each function in an expression of a guard
+-- costs time in every transaction, also one that is not called.
 CREATE FUNCTION fencedb.may_enter() RETURNS boolean
-    LANGUAGE sql
-    RETURN CASE WHEN session_user = current_user AND current_setting('role') = 'none' THEN has_function_privilege('fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)'::regprocedure, 'EXECUTE')
-        WHEN has_table_privilege(session_user, 'pg_catalog.pg_authid'::regclass, 'TRUNCATE') THEN has_function_privilege('fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)'::regprocedure, 'EXECUTE')
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN CASE WHEN has_table_privilege(session_user, 'pg_catalog.pg_authid'::regclass, 'TRUNCATE') THEN has_function_privilege('fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)'::regprocedure, 'EXECUTE')
             AND has_function_privilege(coalesce(nullif(current_setting('role'), 'none'), current_user)::name, 'fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)'::regprocedure, 'EXECUTE')
         ELSE has_function_privilege(session_user, 'fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)'::regprocedure, 'EXECUTE')
             OR has_function_privilege(coalesce(nullif(current_setting('role'), 'none'), session_user)::name, 'fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)'::regprocedure, 'EXECUTE') END;
+END
+$$;
 
 COMMENT ON FUNCTION fencedb.may_enter IS 'Whether guards let this session write at all: its login may enter, or the role that it has set. If the login is a superuser, the role that it acts as.';
 

@@ -27,10 +27,10 @@ ALTER DEFAULT PRIVILEGES IN SCHEMA fencedb GRANT EXECUTE ON FUNCTIONS TO PUBLIC;
 
 -- Whether this transaction has entered and the limits of statements need not be lowered yet. A
 -- guard asks this before each statement, and for each row that no statement trigger stands before.
--- concat turns a missing time into the number 0.
+-- greatest turns a missing time into the number 0.
 CREATE FUNCTION fencedb.in_time() RETURNS boolean
     LANGUAGE sql
-    RETURN split_part(current_setting('fencedb.entered', true), ' ', 1) = pg_current_xact_id_if_assigned()::text AND date_part('epoch', clock_timestamp()) * 1000 < concat('0', split_part(current_setting('fencedb.entered', true), ' ', 2))::float8;
+    RETURN split_part(current_setting('fencedb.entered', true), ' ', 1) = pg_current_xact_id_if_assigned()::text AND date_part('epoch', clock_timestamp()) * 1000 < greatest(split_part(current_setting('fencedb.entered', true), ' ', 2), '0')::float8;
 
 -- refuse raises the error of a guard: FN002, FN003 or FN006. A TRUNCATE always gets FN002.
 CREATE FUNCTION fencedb.refuse(code text, target oid, operation text, resource text) RETURNS void
@@ -232,11 +232,12 @@ COMMENT ON VIEW fencedb.protected_tables IS 'The tables that are guarded, with t
 -- the table takes for equal. So a template reads columns only with functions that no setting
 -- changes: output functions, which concat calls, and to_char for a date.
 --     expression  the resource of the row %1$s; NULL if it has none
---     parts       the arguments of concat in expression; filled: whether none of them is NULL
+--     key         where the row of a guard stands in the open list; NULL if it has no resource. Not
+--                 for an UPDATE that moves the row
 --     same        whether NEW and OLD have the same resource
 --     longest     how many bytes the resource can have; NULL if it can be empty or of any length
 --     typed       whether the columns of the row %1$s still have the types that they have now
-CREATE FUNCTION fencedb.read_template(target regclass, template text, OUT columns name[], OUT expression text, OUT longest int, OUT parts text, OUT filled text, OUT same text, OUT typed text)
+CREATE FUNCTION fencedb.read_template(target regclass, template text, OUT columns name[], OUT expression text, OUT longest int, OUT key text, OUT same text, OUT typed text)
     LANGUAGE plpgsql STABLE
     SET search_path = pg_catalog, pg_temp SET quote_all_identifiers = off
 AS $$
@@ -249,8 +250,13 @@ DECLARE
     typmod  int;
     type    text;
     read    text;
+    either  text; -- a guard's row is NEW, or OLD for a DELETE; then NEW is NULL
+    written text;
+    filled  text;
     args    text[] := '{}';
     there   text[] := '{}';
+    keys    text[] := '{}';
+    found   text[] := '{}';
     sames   text[] := '{}';
     types   text[] := '{}';
     bytes   int := 0;
@@ -269,6 +275,7 @@ BEGIN
         IF piece !~ '^\{[^{]' THEN
             piece := CASE piece WHEN '{{' THEN '{' WHEN '}}' THEN '}' ELSE piece END;
             args := args || replace(quote_literal(piece), '%', '%%');
+            keys := keys || quote_literal(piece);
             bytes := bytes + octet_length(piece);
             after_column := false;
             CONTINUE;
@@ -282,6 +289,7 @@ BEGIN
         END LOOP;
         type := base.oid::regtype;
         read := '%1$s.' || replace(quote_ident(col.attname), '%', '%%');
+        either := format('coalesce(%s, %s)', format(read, 'NEW'), format(read, 'OLD'));
         way_out := 'Use a column of its own for it, of type text for example, tied to the others by a CHECK or a composite foreign key.';
         IF col.attname IS NULL THEN
             problem := format('there is no column "%s"', substr(piece, 2, length(piece) - 2));
@@ -305,15 +313,19 @@ BEGIN
             way_out := format('Fill it, and ALTER TABLE %s ALTER COLUMN %I SET NOT NULL; in inheritance children as well.', target, col.attname);
         END IF;
         columns := columns || col.attname;
-        args := args || replace(CASE type
+        written := CASE type
             WHEN 'boolean' THEN 'CASE WHEN ~ THEN ''true'' ELSE ''false'' END'
             WHEN 'date' THEN 'pg_catalog.to_char(~::pg_catalog.timestamp, ''YYYY-MM-DD'')'
             WHEN 'character' THEN 'pg_catalog.rtrim(pg_catalog.concat(~), '' '')'
-            ELSE '~' END, '~', read);
-        there := there || replace(CASE type WHEN 'date' THEN '~ OPERATOR(pg_catalog.>=) ''0001-01-01''::pg_catalog.date AND ~ OPERATOR(pg_catalog.<=) ''9999-12-31''::pg_catalog.date' ELSE '~ IS NOT NULL' END, '~', read);
+            ELSE '~' END;
+        filled := CASE type WHEN 'date' THEN '~ OPERATOR(pg_catalog.>=) ''0001-01-01''::pg_catalog.date AND ~ OPERATOR(pg_catalog.<=) ''9999-12-31''::pg_catalog.date' ELSE '~ IS NOT NULL' END;
+        args := args || replace(written, '~', read);
+        there := there || replace(filled, '~', read);
+        keys := keys || replace(written, '~', either);
+        found := found || replace(filled, '~', either);
         types := types || format('pg_catalog.pg_typeof(%s) OPERATOR(pg_catalog.=) ''%s''::pg_catalog.oid', read, col.atttypid);
-        sames := sames || CASE WHEN type IN ('smallint', 'integer', 'bigint', 'numeric', 'uuid', 'boolean', 'date') THEN format('%s OPERATOR(pg_catalog.=) %s', format(read, 'NEW'), format(read, 'OLD'))
-            ELSE format('pg_catalog.concat(%s) OPERATOR(pg_catalog.=) pg_catalog.concat(%s) COLLATE pg_catalog."C"', format(read, 'NEW'), format(read, 'OLD')) END;
+        sames := sames || format(CASE WHEN base.typtype = 'e' THEN 'pg_catalog.concat(%s) OPERATOR(pg_catalog.=) pg_catalog.concat(%s)' ELSE '%s OPERATOR(pg_catalog.=) %s' END || CASE WHEN col.attcollation <> 0 THEN ' COLLATE pg_catalog."C"' ELSE '' END,
+            format(read, 'NEW'), format(read, 'OLD'));
         bytes := bytes + CASE
             WHEN base.typtype = 'e' THEN 63
             WHEN type IN ('character varying', 'character') AND typmod >= 4 THEN least(typmod - 4, 1000) * 4
@@ -326,9 +338,8 @@ BEGIN
         RAISE EXCEPTION 'fencedb.protect: the template % gives no resource for the rows of %: %', quote_nullable(template), target, problem
             USING ERRCODE = 'invalid_parameter_value', HINT = way_out;
     END IF;
-    parts := array_to_string(args, ', ');
-    filled := coalesce(nullif(array_to_string(there, ' AND '), ''), 'true');
-    expression := format('CASE WHEN %s THEN pg_catalog.concat(%s) END', filled, parts);
+    expression := format('CASE WHEN %s THEN pg_catalog.concat(%s) END', coalesce(nullif(array_to_string(there, ' AND '), ''), 'true'), array_to_string(args, ', '));
+    key := format($key$CASE WHEN %s THEN pg_catalog.concat(E'\x01', pg_catalog.pg_current_xact_id_if_assigned(), 'r', %s, E'\x01t') END$key$, coalesce(nullif(array_to_string(found, ' AND '), ''), 'true'), array_to_string(keys, ', '));
     typed := coalesce(nullif(array_to_string(types, ' AND '), ''), 'true');
     same := coalesce(nullif(array_to_string(sames, ' AND '), ''), 'true');
     longest := CASE WHEN template !~ '^\{[^{}]*\}$' OR type NOT IN ('text', 'character varying', 'character') THEN bytes END;
@@ -413,14 +424,12 @@ AS $$
 DECLARE
     unseen  text    := CASE WHEN EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = target) THEN 'fencedb.in_time()'
         WHEN (SELECT c.relkind = 'p' FROM pg_class c WHERE c.oid = target) THEN format('CASE WHEN TG_RELID OPERATOR(pg_catalog.<>) ALL (%L::pg_catalog.oid[]) THEN fencedb.in_time() ELSE true END', seen) END; -- for rows whose statement trigger may be missing, and with it the check of the time
-    keys    text[]  := ARRAY(SELECT format('CASE WHEN %s THEN pg_catalog.concat(E''\x01'', pg_catalog.pg_current_xact_id_if_assigned(), ''r'', %s, E''\x01t'') END', r.filled, r.parts)
-        FROM unnest(templates) WITH ORDINALITY u(t, i), fencedb.read_template(target, t) r ORDER BY i);
-    lookups text[]  := ARRAY(SELECT format($look$pg_catalog.concat('0', pg_catalog.split_part(pg_catalog.split_part(pg_catalog.current_setting('fencedb.entered', true),
-            CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN %s ELSE %s END COLLATE pg_catalog."C", 2), E'\x01', 1))::pg_catalog.int8$look$, format(k, 'OLD'), format(k, 'NEW')) FROM unnest(keys) WITH ORDINALITY u(k, i) ORDER BY i);
+    lookups text[]  := ARRAY(SELECT format($look$greatest(pg_catalog.split_part(pg_catalog.split_part(pg_catalog.current_setting('fencedb.entered', true),
+            %s COLLATE pg_catalog."C", 2), E'\x01', 1), '0')::pg_catalog.int8$look$, r.key) FROM unnest(templates) WITH ORDINALITY u(t, i), fencedb.read_template(target, t) r ORDER BY i);
     glance  text    := format('CASE WHEN %s THEN %s END', concat_ws(E'\n        AND ',
         'fencedb.login_may_enter()',
         unseen,
-        format('CASE WHEN TG_OP OPERATOR(pg_catalog.=) ''UPDATE'' THEN %s ELSE true END', (SELECT string_agg((fencedb.read_template(target, t)).same, ' AND ') FROM unnest(templates) t)),
+        format('(TG_OP OPERATOR(pg_catalog.<>) ''UPDATE'' OR %s)', (SELECT string_agg((fencedb.read_template(target, t)).same, ' AND ') FROM unnest(templates) t)),
         (SELECT string_agg(l || ' OPERATOR(pg_catalog.>) 0', ' AND ') FROM unnest(lookups[2:]) l)), lookups[1]);
     new     text    := (SELECT format('ARRAY[%s]', string_agg(format(r.expression, 'NEW'), ', ' ORDER BY i)) FROM unnest(templates) WITH ORDINALITY u(t, i), fencedb.read_template(target, t) r);
     old     text    := (SELECT format('ARRAY[%s]', string_agg(format(r.expression, 'OLD'), ', ' ORDER BY i)) FROM unnest(templates) WITH ORDINALITY u(t, i), fencedb.read_template(target, t) r);
@@ -456,19 +465,17 @@ $guard$, glance, new, old);
     END IF;
     RETURN format($guard$
 DECLARE -- enforces
-    token pg_catalog.int8;
 BEGIN
     IF TG_NARGS OPERATOR(pg_catalog.>) 0 THEN -- a statement
-        IF TG_OP OPERATOR(pg_catalog.=) 'TRUNCATE' OR TG_NARGS OPERATOR(pg_catalog.>) 1 OR (fencedb.in_time() AND fencedb.may_enter()) IS NOT TRUE THEN
+        IF TG_OP OPERATOR(pg_catalog.=) 'TRUNCATE' OR TG_NARGS OPERATOR(pg_catalog.>) 1 OR (fencedb.in_time() AND (fencedb.login_may_enter() OR fencedb.may_enter())) IS NOT TRUE THEN
             PERFORM fencedb.judge_statement(TG_RELID, TG_OP, TG_ARGV, false);
         END IF;
         RETURN NULL;
     END IF;
-    token := %1$s;
-    IF (token OPERATOR(pg_catalog.>) 0 AND (OLD.last_fencing_token OPERATOR(pg_catalog.<=) token) IS NOT FALSE) IS NOT TRUE THEN
-        token := fencedb.judge_row(TG_RELID, TG_OP, CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN %3$s ELSE %2$s END, CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'INSERT' THEN %2$s ELSE %3$s END, OLD.last_fencing_token, false);
+    NEW.last_fencing_token := %1$s;
+    IF (NEW.last_fencing_token OPERATOR(pg_catalog.>) 0 AND (OLD.last_fencing_token OPERATOR(pg_catalog.<=) NEW.last_fencing_token) IS NOT FALSE) IS NOT TRUE THEN
+        NEW.last_fencing_token := fencedb.judge_row(TG_RELID, TG_OP, CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN %3$s ELSE %2$s END, CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'INSERT' THEN %2$s ELSE %3$s END, OLD.last_fencing_token, false);
     END IF;
-    NEW.last_fencing_token := token;
     RETURN NEW; -- for DELETE any row but NULL: it goes on
 END
 $guard$, glance, new, old);
