@@ -271,7 +271,7 @@ func TestAStatementThatEndsTheTransactionIsNoticed(t *testing.T) {
 				gid := uuid.NewString() // of the whole server
 				for _, c := range endings {
 					what := name + ": " + c.statements
-					w.exec(`TRUNCATE effects`)
+					w.exec(`DELETE FROM effects`)
 					token++
 
 					err := run(t.Context(), pool, grant("effects", token), strings.Split(strings.ReplaceAll(c.statements, "'ending'", "'"+gid+"'"), "; "))
