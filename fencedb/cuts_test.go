@@ -176,13 +176,15 @@ func stride(mode pgx.QueryExecMode, name string) int {
 
 func TestAnAnswerThatEndsAtAnyByteIsNoReasonForALie(t *testing.T) {
 	t.Parallel()
+	shared := newWorld(t).pool
 	for _, mode := range queryModes {
 		for name, write := range writes {
 			t.Run(mode.String()+"/"+name, func(t *testing.T) {
 				t.Parallel()
-				w := newWorld(t)
+				w := &world{T: t, pool: shared}
 				pool, proxy := w.behindProxyIn(mode)
-				for n, again, id := 0, true, 1; again; n, id = n+stride(mode, name), id+2 {
+				for n, again := 0, true; again; n += stride(mode, name) {
+					id := int(ids.Add(2)) - 1
 					_, err := write(t.Context(), pool, grant(tableOf(id), 1), id) // now the statement caches are warm
 					require.NoError(t, err)
 
@@ -203,13 +205,15 @@ func TestAnAnswerThatEndsAtAnyByteIsNoReasonForALie(t *testing.T) {
 // ends, nothing panics, and the pool is as before. (TLS is what keeps bytes as they are.)
 func TestAnAlteredByteMakesNothingPanic(t *testing.T) {
 	t.Parallel()
+	shared := newWorld(t).pool
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeSimpleProtocol} {
 		for name, write := range writes {
 			t.Run(mode.String()+"/"+name, func(t *testing.T) {
 				t.Parallel()
-				w := newWorld(t)
+				w := &world{T: t, pool: shared}
 				pool, proxy := w.behindProxyIn(mode)
-				for n, again, id := 0, true, 1; again; n, id = n+stride(mode, name), id+2 {
+				for n, again := 0, true; again; n += stride(mode, name) {
+					id := int(ids.Add(2)) - 1
 					_, err := write(t.Context(), pool, grant(tableOf(id), 1), id) // now the statement caches are warm
 					require.NoError(t, err)
 
