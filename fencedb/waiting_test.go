@@ -117,11 +117,11 @@ func TestANewcomerWaitsNoLongerThanItMay(t *testing.T) {
 		conn := w.conn()
 		old := grant("table:12", 41)
 		require.NoError(t, fencedb.Seal(t.Context(), w.pool, old))
-		for n := range 8 { // if the bound began anew for each, the newcomer would wait for three times as long
+		for n := range 4 { // if the bound began anew for each, the newcomer would wait for three times as long
 			sharer := w.holder(old).enter()
 			done := make(chan error, 1)
 			go func() { // each leaves before the newcomer has waited for it for as long as it may
-				_, err := sharer.conn.PgConn().Exec(context.Background(), fmt.Sprintf(`SELECT pg_sleep(%f); COMMIT`, float64(n+1)/4*bound.Seconds())).ReadAll()
+				_, err := sharer.conn.PgConn().Exec(context.Background(), fmt.Sprintf(`SELECT pg_sleep(%f); COMMIT`, float64(n+1)/2*bound.Seconds())).ReadAll()
 				done <- err
 			}()
 			t.Cleanup(func() { require.NoError(t, <-done) })
