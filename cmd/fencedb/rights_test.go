@@ -4,18 +4,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"os"
 	"regexp"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/guard"
+	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/observe/feed"
 )
@@ -114,4 +117,60 @@ func TestTheDocumentedRightsSuffice(t *testing.T) {
 	seen := errors.New("seen")
 	require.ErrorIs(t, feed.Follow(t.Context(), client, "0", func(feed.Event) error { return seen }, feed.Namespace(w.namespace)), seen,
 		"what fencedb watch does")
+}
+
+// From empty servers, in the order of the page, with its SQL, its rights and its settings.
+func TestThePageLeadsFromEmptyServersToASilentDoctor(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../../docs/production.md")
+	require.NoError(t, err)
+	sections := map[string]string{}
+	for _, section := range strings.Split(string(text), "\n## ")[1:] {
+		heading, body, _ := strings.Cut(section, "\n")
+		sections[heading] = body
+	}
+	script := func(section string) string {
+		found := regexp.MustCompile("(?s)```sql\n(.*?)```").FindStringSubmatch(sections[section])
+		require.NotEmpty(t, found, section)
+		return found[1]
+	}
+	server := testenv.OwnPostgres(t)
+	as := func(role string) string {
+		address, err := url.Parse(server.URL())
+		require.NoError(t, err)
+		if role == "" { // a superuser, whom doctor would find while it is connected as a program
+			address.RawQuery += "&application_name=" + applicationName
+		} else {
+			address.User = url.User(role)
+		}
+		return address.String()
+	}
+	exec := func(role, sql string) {
+		conn, err := pgx.Connect(t.Context(), as(role))
+		require.NoError(t, err)
+		defer conn.Close(context.Background())
+		_, err = conn.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol)
+		require.NoError(t, err, sql)
+	}
+	w := &world{own: testenv.OwnRedis(t), namespace: "shop"}
+	w.redis = w.own.Client()
+	w.console = newConsole(t, "--redis", redisURL(w.redis), "--postgres", as("shop_owner"), "--namespace", "shop")
+
+	exec("", script("Roles"))
+	w.ok("migrate", "up")
+	exec("shop_owner", `CREATE TABLE bookings (table_id int NOT NULL); SELECT fencedb.protect('bookings', resource => 'table:{table_id}')`)
+	exec("shop_owner", script("Rights"))
+	for _, setting := range regexp.MustCompile("`(tcp_\\w+) = (\\w+)`").FindAllStringSubmatch(sections["Postgres"], -1) {
+		exec("", fmt.Sprintf(`ALTER SYSTEM SET %s = '%s'`, setting[1], setting[2]))
+	}
+	exec("", `SELECT pg_reload_conf()`)
+	for _, setting := range regexp.MustCompile("`(maxmemory-policy|append\\w+) (\\w+)`").FindAllStringSubmatch(sections["Redis"], -1) {
+		require.NoError(t, w.redis.ConfigSet(t.Context(), setting[1], setting[2]).Err())
+	}
+	w.as("--redis", w.redisUser("operator")).as("--postgres", as("shop_operator"))
+	require.NoError(t, w.redis.Do(t.Context(), "ACL", "SETUSER", "default", "off").Err())
+
+	require.Empty(t, w.ok("doctor"))
+	w.ok("with", "table:12", "--", "true")
+	require.Empty(t, w.ok("doctor"))
 }
