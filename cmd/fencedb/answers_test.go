@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -11,6 +12,19 @@ import (
 
 	"github.com/fencedb/fencedb/observe/feed"
 )
+
+// passing are times that go on between two calls.
+var passing = regexp.MustCompile(`\b(\d+(\.\d+)?(ns|µs|ms|s|m|h|d))+\b`)
+
+// prints requires that a command prints to a person what its JSON has.
+func (n *night) prints(command []string, json ...string) {
+	n.Helper()
+	n.screen.width = 120
+	printed := passing.ReplaceAllString(flowing(n.run(command...).out), "a time")
+	for _, text := range json {
+		require.Contains(n, printed, passing.ReplaceAllString(flowing(text), "a time"))
+	}
+}
 
 // read requires that what inspect says of table 12 is true, as far as its servers answer it.
 func (n *night) read() {
@@ -33,7 +47,15 @@ func (n *night) read() {
 		require.Equal(n, n.queried(`SELECT pid, application FROM fencedb.blockers(ARRAY['table:12']) ORDER BY open_ms DESC`), keep)
 	}
 	now := n.redis.Time(n.Context()).Val().UnixMicro()
+	texts := []string{"RESOURCE table:12"}
+	if found.Fence != nil {
+		texts = append(texts, fmt.Sprintf("LEDGER token %d,", fence))
+	}
+	if found.Holder != nil {
+		texts = append(texts, fmt.Sprintf("token %d, ", holder), "lease "+found.Holder.LeaseID.String())
+	}
 	for _, said := range found.Notes {
+		texts = append(texts, "* "+said.Text)
 		so, known := map[string]bool{
 			"redis_away":           found.lacks("redis") != "" && (n.redis.Ping(n.Context()).Err() != nil || n.redis.Get(n.Context(), key+"owner").Val() == "by hand"),
 			"current":              holder > 0 && holder == fence,
@@ -52,6 +74,7 @@ func (n *night) read() {
 		}[said.Code]
 		require.True(n, known && so, "%s: %s", said.Code, said.Text)
 	}
+	n.prints([]string{"inspect", "table:12"}, texts...)
 }
 
 func number(text string) (token int64) {
@@ -71,11 +94,14 @@ func (n *night) examined() (codes []string) {
 	n.Helper()
 	var d diagnosis
 	n.decode("doctor", &d, n.run("--json", "doctor").out)
+	var texts []string
 	for _, f := range d.Findings {
+		texts = append(texts, f.Severity+" "+f.Code+" "+f.What+" Why: "+f.Why+" Do: "+f.Do)
 		if f.Code != "superuser_writer" {
 			codes = append(codes, f.Code)
 		}
 	}
+	n.prints([]string{"doctor"}, texts...)
 	return codes
 }
 
@@ -157,8 +183,10 @@ func (n *night) recalled(told history, all []feed.Event) {
 		feedSince = all[0].At
 	}
 	is := func(sql string) bool { return n.one("SELECT "+sql) == "true" }
+	var texts []string
 	kept := `SELECT FROM fencedb.protected_tables WHERE resource::text LIKE '%table:{%'`
 	for _, said := range told.Notes {
+		texts = append(texts, "* "+said.Text)
 		so, known := map[string]bool{
 			"history_since":    told.Period == "30 days" && is(fmt.Sprintf(`since = '%s' FROM fencedb.history_kept`, value(told.KeptSince).Format(time.RFC3339Nano))),
 			"gap":              strings.Contains(said.Text, "others are missing"),
@@ -175,4 +203,5 @@ func (n *night) recalled(told history, all []feed.Event) {
 		}[said.Code]
 		require.True(n, known && so, "%s: %s", said.Code, said.Text)
 	}
+	n.prints([]string{"history", "table:12"}, texts...)
 }
