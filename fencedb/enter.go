@@ -117,5 +117,5 @@ func (e *Entry) outcome(ctx context.Context, server asker, err error) error {
 	}
 	t := e.entry.trace(ctx, OpOutcome)
 	defer t.end()
-	return t.is(e.entry.settle(t.ctx, server, err, brokenConn(err), true))
+	return t.is(e.entry.findOutcome(t.ctx, server, err, brokenConn(err), true))
 }

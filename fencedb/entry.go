@@ -131,7 +131,7 @@ func (e *entry) admission(answer []byte, err error) error {
 // batch returns the batch that begins the transaction: BEGIN (unless the batch is the transaction),
 // enter, and copies of the queries. They are copies because pgx notes on each query to which
 // connection it was sent.
-func (e *entry) batch(ctx context.Context, behind []*pgx.QueuedQuery, implicit bool) (*pgx.Batch, error) {
+func (e *entry) batch(ctx context.Context, queries []*pgx.QueuedQuery, implicit bool) (*pgx.Batch, error) {
 	sql, args, err := e.query(ctx)
 	if err != nil {
 		return nil, err
@@ -139,13 +139,13 @@ func (e *entry) batch(ctx context.Context, behind []*pgx.QueuedQuery, implicit b
 	if sql == enterOne {
 		sql, args = enterFirst, append(args, !implicit)
 	}
-	b := &pgx.Batch{QueuedQueries: make([]*pgx.QueuedQuery, 0, len(behind)+2)} // and BEGIN and enter
+	b := &pgx.Batch{QueuedQueries: make([]*pgx.QueuedQuery, 0, len(queries)+2)} // and BEGIN and enter
 	if !implicit {
 		b.BeginTx(e.txOptions)
 	}
 	b.Queue(sql, args...)
-	own := make([]pgx.QueuedQuery, len(behind))
-	for i, query := range behind {
+	own := make([]pgx.QueuedQuery, len(queries))
+	for i, query := range queries {
 		own[i] = *query
 		b.QueuedQueries = append(b.QueuedQueries, &own[i])
 	}
@@ -165,11 +165,11 @@ const sealTries = 3
 // token enters meanwhile, the second try is refused too, and the next seal finds that the grant is
 // stale. open sends the batch again even if the seal failed, so that the transaction is open and
 // refuses everything, as after any other refusal.
-func (e *entry) open(ctx context.Context, behind []*pgx.QueuedQuery,
+func (e *entry) open(ctx context.Context, queries []*pgx.QueuedQuery,
 	implicit bool) (results pgx.BatchResults, err error) {
 	var sealErr error
 	for tries := 1; ; tries++ {
-		b, err := e.batch(ctx, behind, implicit)
+		b, err := e.batch(ctx, queries, implicit)
 		if err != nil { // if the seal took what was left of the lease, it says why
 			return results, cmp.Or(sealErr, err)
 		}

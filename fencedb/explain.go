@@ -56,10 +56,10 @@ func (e *entry) explain(ctx context.Context, server asker, lost bool, err error)
 	}
 	switch code { // of a transaction that did not enter
 	case codeLockNotAvailable, codeQueryCanceled:
-		var told struct{ Blockers json.RawMessage }
-		answered(err).values(&told)
-		if told.Blockers != nil {
-			return e.busy(named(told.Blockers), err)
+		var detail struct{ Blockers json.RawMessage }
+		answered(err).values(&detail)
+		if detail.Blockers != nil {
+			return e.busy(named(detail.Blockers), err)
 		}
 		// A limit of the role, or a request to cancel. It counts as a wait for the fence only if a
 		// session is found that holds the fence.
@@ -170,16 +170,16 @@ func (e *entry) blockers(ctx context.Context, server asker) []Blocker {
 
 // named reads a JSON list of rows of fencedb.blockers. It returns nil if there is none.
 func named(list []byte) []Blocker {
-	var told []struct { // null is "", or a time that is not visible
+	var known []struct { // null is "", or a time that is not visible
 		PID                int
 		Application, State string
 		Open               time.Duration `json:"open_ms"` // in milliseconds
 	}
-	if json.Unmarshal(list, &told) != nil {
+	if json.Unmarshal(list, &known) != nil {
 		return nil
 	}
-	blockers := make([]Blocker, len(told))
-	for i, b := range told {
+	blockers := make([]Blocker, len(known))
+	for i, b := range known {
 		blockers[i] = Blocker{b.PID, b.Application, b.State, b.Open * time.Millisecond}
 	}
 	return blockers

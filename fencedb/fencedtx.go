@@ -64,7 +64,7 @@ func newTx(ctx context.Context, db DB, grant Grant, opts []Option) (*fencedTx, e
 // with those of the queries; the caller must close them. After an error the transaction is
 // unusable, except if the context of a statement was over before anything was sent: then the next
 // statement begins it, as in an open transaction of pgx.
-func (tx *fencedTx) begin(ctx context.Context, behind ...*pgx.QueuedQuery) (results pgx.BatchResults, err error) {
+func (tx *fencedTx) begin(ctx context.Context, queries ...*pgx.QueuedQuery) (results pgx.BatchResults, err error) {
 	defer func() {
 		if tx.inner != nil || ctx.Err() == nil || tx.ctx.Err() != nil {
 			tx.err = err
@@ -83,8 +83,8 @@ func (tx *fencedTx) begin(ctx context.Context, behind ...*pgx.QueuedQuery) (resu
 			tx.entry.release()
 		}
 	}()
-	tx.mayHaveEnded = !allKeepOpen(behind)
-	if results, err = tx.entry.open(ctx, behind, false); results != nil {
+	tx.mayHaveEnded = !allKeepOpen(queries)
+	if results, err = tx.entry.open(ctx, queries, false); results != nil {
 		tx.inner = results.Tx()
 		tx.conn.Store(tx.entry.pg)
 	}

@@ -76,12 +76,12 @@ func Query(ctx context.Context, db DB, grant Grant, sql string, args ...any) (pg
 	if s.err != nil {
 		return rows.Failed(s.end())
 	}
-	return rows.OnClose(result, func() error { return toldBehind(s.end(), result.Err()) }), nil
+	return rows.OnClose(result, func() error { return rowsError(s.end(), result.Err()) }), nil
 }
 
-// toldBehind is the error of rows whose own error is err, after their transaction has ended with
+// rowsError is the error of rows whose own error is err, after their transaction has ended with
 // outcome.
-func toldBehind(outcome, err error) error {
+func rowsError(outcome, err error) error {
 	if outcome != nil || err == nil {
 		return outcome
 	}
@@ -103,7 +103,7 @@ func queryTx(ctx context.Context, db DB, grant Grant, sql string, args []any) (p
 		err := result.Err()
 		if conn := tx.inner.Conn(); !conn.IsClosed() && conn.PgConn().TxStatus() == 'T' {
 			// The statement has succeeded: err is from scanning a row.
-			return toldBehind(tx.finish(nil), err)
+			return rowsError(tx.finish(nil), err)
 		}
 		return tx.finish(err)
 	}), nil
@@ -248,9 +248,9 @@ func send(ctx context.Context, db DB, grant Grant, queries []*pgx.QueuedQuery, o
 			s.trace.end()
 		}
 	}()
-	behind := queries
+	all := queries
 	if s.implicit = mayBeImplicit && e.txOptions == (pgx.TxOptions{}); s.implicit {
-		last := behind[len(behind)-1]
+		last := all[len(all)-1]
 		read := last.Fn
 		last.Fn = func(results pgx.BatchResults) error {
 			err := read(results)
@@ -260,10 +260,10 @@ func send(ctx context.Context, db DB, grant Grant, queries []*pgx.QueuedQuery, o
 		}
 	} else {
 		commit := &pgx.QueuedQuery{SQL: "commit", Fn: s.readCommit}
-		behind = append(slices.Clip(behind), commit)
+		all = append(slices.Clip(all), commit)
 	}
 	if s.err = e.acquire(s.ctx); s.err == nil {
-		s.results, s.err = e.open(s.ctx, behind, s.implicit)
+		s.results, s.err = e.open(s.ctx, all, s.implicit)
 	}
 	if s.results == nil {
 		s.err = e.explain(s.ctx, nil, false, s.err)
@@ -291,10 +291,10 @@ func (s *sent) end() error {
 	}
 	defer s.trace.end()
 	s.trace.outcome = errPanicked // in a callback
-	return s.trace.is(s.settle())
+	return s.trace.is(s.finish())
 }
 
-func (s *sent) settle() error {
+func (s *sent) finish() error {
 	e := s.entry
 	defer e.release() // does nothing the second time
 	closeErr := s.close()
@@ -304,7 +304,7 @@ func (s *sent) settle() error {
 		if err = cmp.Or(err, errNoticed); e.xid == 0 {
 			return &CommitUnknownError{cause: err}
 		}
-		return e.settle(s.ctx, e.server, err, lost, s.delivered)
+		return e.findOutcome(s.ctx, e.server, err, lost, s.delivered)
 	case s.committed && s.delivered && (err == nil || lost): // if the connection was lost, then after COMMIT's answer
 		return nil
 	case s.committed:
@@ -322,7 +322,7 @@ func (s *sent) settle() error {
 	case lost && e.xid == 0:
 		return &CommitUnknownError{cause: err}
 	}
-	return e.settle(s.ctx, e.server, cmp.Or(err, errReadOn), lost, s.delivered)
+	return e.findOutcome(s.ctx, e.server, cmp.Or(err, errReadOn), lost, s.delivered)
 }
 
 var errReadOn = errors.New("fencedb: a callback has read more than the result of its own query, or has left that open")

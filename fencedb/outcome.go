@@ -20,10 +20,10 @@ import (
 // ended the transaction.
 const askTime = 5 * time.Second
 
-// settle asks whether a transaction has committed whose COMMIT returned err instead of an answer:
-// the connection was lost, or an earlier result could not be read. delivered says that the caller
-// has every result.
-func (e *entry) settle(ctx context.Context, server asker, err error, lost, delivered bool) error {
+// findOutcome asks whether a transaction has committed whose COMMIT returned err instead of an
+// answer: the connection was lost, or an earlier result could not be read. delivered says that the
+// caller has every result.
+func (e *entry) findOutcome(ctx context.Context, server asker, err error, lost, delivered bool) error {
 	asking, cancel := e.asking(ctx)
 	defer cancel()
 	switch outcome, askErr := e.ask(asking, server); {
@@ -41,9 +41,9 @@ func (e *entry) unknown(err, askErr error) error {
 	return &CommitUnknownError{XID: e.xid, Epoch: e.epoch, cause: fmt.Errorf("%w; asking failed: %w", err, askErr)}
 }
 
-// asking returns the context in which settle asks. It ends askTime after the end of the lease, or
-// after the end of ctx if that is earlier; without either, askTime from now. It lasts at least half
-// of askTime, for a process that was stopped and could not ask earlier.
+// asking returns the context in which findOutcome asks. It ends askTime after the end of the lease,
+// or after the end of ctx if that is earlier; without either, askTime from now. It lasts at least
+// half of askTime, for a process that was stopped and could not ask earlier.
 func (e *entry) asking(ctx context.Context) (context.Context, context.CancelFunc) {
 	now := time.Now()
 	end := now.Add(askTime)

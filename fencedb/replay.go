@@ -63,14 +63,14 @@ const replayQuery = `SELECT pg_catalog.jsonb_build_object('standby', pg_catalog.
 func (e *entry) replayed(ctx context.Context) (bool, error) {
 	bounded, cancel := e.untilOverdue(ctx)
 	defer cancel()
-	var told struct {
+	var answer struct {
 		Standby bool
 		Fences  map[string]struct {
 			Token int64
 			Lease uuid.UUID
 		}
 	}
-	_, err := askOn(e.db)(bounded, &told, replayQuery, e.array(func(g Grant) any { return g.Resource() }))
+	_, err := askOn(e.db)(bounded, &answer, replayQuery, e.array(func(g Grant) any { return g.Resource() }))
 	code := answered(err).code
 	switch {
 	case ctx.Err() != nil:
@@ -85,11 +85,11 @@ func (e *entry) replayed(ctx context.Context) (bool, error) {
 		return false, fmt.Errorf("fencedb: the role may not look at fences; their owner must run SELECT fencedb.allow('role'): %w", err)
 	case err != nil:
 		return false, fmt.Errorf("fencedb: the standby could not be asked for the seal of %q: %w", e.resources(), err)
-	case !told.Standby:
+	case !answer.Standby:
 		return false, fmt.Errorf("fencedb: the server that was asked for the seal of %q is a primary, and no standby; read there without waiting if it is the one that is written to", e.resources())
 	}
 	for _, g := range e.grants {
-		fence := told.Fences[g.Resource()]
+		fence := answer.Fences[g.Resource()]
 		if fence.Token > g.Token() || fence.Token == g.Token() && fence.Lease != g.LeaseID() {
 			return false, &StaleError{Resource: g.Resource(), Token: g.Token(), Stored: fence.Token}
 		}

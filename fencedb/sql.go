@@ -133,7 +133,7 @@ func (e *entry) tryTxSQL( //nolint:gocognit // one story
 		return e.explainSQL(ctx, nil, err)
 	}
 	conn.giveBack() // first, or asking on another connection could wait for this one
-	return e.settle(ctx, askSQL(db), err, true, true)
+	return e.findOutcome(ctx, askSQL(db), err, true, true)
 }
 
 // rolledBackSQL explains err, for which the transaction was rolled back. database/sql does not show

@@ -179,5 +179,5 @@ func (tx *fencedTx) sendCommit(ctx context.Context) error {
 		return tx.abort(err)
 	}
 	tx.end()
-	return tx.entry.settle(tx.ctx, tx.entry.server, err, true, true)
+	return tx.entry.findOutcome(tx.ctx, tx.entry.server, err, true, true)
 }

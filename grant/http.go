@@ -118,5 +118,5 @@ func Check(r *http.Response) error {
 var answers = map[int]error{
 	http.StatusConflict:           protocol.Lost("grant: the receiver is busy, or takes the lease for lost; it wrote nothing"),
 	http.StatusServiceUnavailable: fmt.Errorf("grant: the receiver is unavailable; it wrote nothing: %w", lease.ErrUnreachable),
-	http.StatusGatewayTimeout:     protocol.Settled("grant: the receiver does not know whether it has written"),
+	http.StatusGatewayTimeout:     protocol.NotLost("grant: the receiver does not know whether it has written"),
 }

@@ -59,7 +59,7 @@ func (o Outcome) String() string {
 // statement has committed: check for pgx.ErrNoRows first.
 func Answer(err error) Outcome {
 	is := func(target error) bool { return errors.Is(err, target) }
-	lost, settled := protocol.LostIn(err)
+	lost, notLost := protocol.LostIn(err)
 	switch {
 	case err == nil:
 		return Done
@@ -69,7 +69,7 @@ func Answer(err error) Outcome {
 		return Refused
 	case is(lease.ErrWorkDone), is(fencedb.ErrCommitted), is(once.ErrNotRecorded):
 		return Done
-	case settled: // by an error of another package
+	case notLost: // by an error of another package
 		return Unknown
 	case lost:
 		return Busy

@@ -22,15 +22,15 @@ type attempt struct {
 // current, it does all of this once more with sealed leases: sealing raises a Redis that went
 // backwards above the fence.
 func (d *Desk) write(ctx context.Context, resources []string, opts []lease.Option, f func(*attempt) error) error {
-	behind, err := d.try(ctx, d.issuer, resources, opts, f)
-	if behind {
+	ahead, err := d.try(ctx, d.issuer, resources, opts, f)
+	if ahead {
 		_, err = d.try(ctx, d.sealed(), resources, opts, f)
 	}
 	return err
 }
 
 func (d *Desk) try(ctx context.Context, issuer *lease.Issuer, resources []string, opts []lease.Option,
-	f func(*attempt) error) (behind bool, err error) {
+	f func(*attempt) error) (ahead bool, err error) {
 	leases, err := issuer.AcquireAll(ctx, resources, opts...)
 	if err != nil {
 		return false, err
@@ -43,7 +43,7 @@ func (d *Desk) try(ctx context.Context, issuer *lease.Issuer, resources []string
 		}
 	}()
 	err = t.why(f(t))
-	return t.behind(err), err
+	return t.fenceAhead(err), err
 }
 
 // why adds to err why the leases ended, if they have: the error of a transaction that had not begun
@@ -55,10 +55,10 @@ func (t *attempt) why(err error) error {
 	return err
 }
 
-// behind reports whether Postgres has refused a lease that is still current. If the lease is gone,
-// Postgres was right. A call that has committed, or may have, must not run again, even if a
+// fenceAhead reports whether Postgres has refused a lease that is still current. If the lease is
+// gone, Postgres was right. A call that has committed, or may have, must not run again, even if a
 // callback has returned a refusal of another database.
-func (t *attempt) behind(err error) bool {
+func (t *attempt) fenceAhead(err error) bool {
 	stale, refused := errors.AsType[*fencedb.StaleError](err)
 	if !refused || t.final || errors.Is(err, fencedb.ErrCommitted) || errors.Is(err, fencedb.ErrTxEnded) ||
 		errors.Is(err, fencedb.ErrCommitUnknown) {
@@ -68,6 +68,6 @@ func (t *attempt) behind(err error) bool {
 	if i < 0 {
 		return false
 	}
-	verdict, err := t.leases[i].Verify(t.ctx)
-	return err == nil && verdict != lease.LeaseLost
+	standing, err := t.leases[i].Verify(t.ctx)
+	return err == nil && standing != lease.LeaseLost
 }

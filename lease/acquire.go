@@ -26,16 +26,16 @@ import (
 //	protocol.Ask  makes attempts, until one has an answer
 type acquisition struct {
 	options
-	core      *core
-	caller    context.Context // of the call; its values go to the leases
-	id        uuid.UUID       // of the leases, and of the waiter
-	text      word            // id as a string
-	resources []string
-	keys      []*protocol.Keys // of the resources, in their order
-	step      *step            // the latest
-	raised    int              // how often a last token was raised, because the fence was ahead of it
-	behind    behind           // what the call gives back in the background
-	open      openCall         // from the beginning of the call to its end
+	core       *core
+	caller     context.Context // of the call; its values go to the leases
+	id         uuid.UUID       // of the leases, and of the waiter
+	text       word            // id as a string
+	resources  []string
+	keys       []*protocol.Keys // of the resources, in their order
+	step       *step            // the latest
+	raised     int              // how often a last token was raised, because the fence was ahead of it
+	background background       // what the call gives back in the background
+	open       openCall         // from the beginning of the call to its end
 
 	// For resources[from:to] Redis may have a place in the queue, or a grant whose reply was lost.
 	from, to  int
@@ -81,7 +81,7 @@ func (i *Issuer) acquire(ctx context.Context, resources []string, opts []Option)
 	returned := false
 	defer func() {
 		if !returned { // a panic: the caller does not get the leases
-			a.behind.giveBack(a.caller, leases...)
+			a.background.giveBack(a.caller, leases...)
 			a.withdraw()
 		}
 	}()
@@ -105,20 +105,20 @@ func (i *Issuer) acquire(ctx context.Context, resources []string, opts []Option)
 		}
 		var again bool
 		got, again, failed = a.seal(ctx, got)
-		if !again || !a.behind.wait(waiting) || !protocol.Sleep(waiting, protocol.Jitter(pause)) {
+		if !again || !a.background.wait(waiting) || !protocol.Sleep(waiting, protocol.Jitter(pause)) {
 			leases, err = got, failed
 			break
 		}
 		blocked = failed
 	}
 	if i.registry.closing() {
-		a.behind.giveBack(ctx, leases...)
+		a.background.giveBack(ctx, leases...)
 		leases, err = nil, a.failed(ErrClosed)
 	}
 	if err != nil {
 		a.withdraw()
 	}
-	a.behind.waitBriefly(ctx)
+	a.background.waitBriefly(ctx)
 	return leases, err
 }
 
@@ -161,7 +161,7 @@ func (a *acquisition) obtain(asking, waiting context.Context) (Leases, error) {
 	whole := false
 	defer func() {
 		if !whole { // also after a panic
-			a.behind.giveBack(a.caller, leases...)
+			a.background.giveBack(a.caller, leases...)
 		}
 	}()
 	for n := range a.resources {
@@ -189,17 +189,17 @@ func (a *acquisition) obtain(asking, waiting context.Context) (Leases, error) {
 func (a *acquisition) withdraw() {
 	a.withdrawn.Store(true)
 	if a.from < a.to {
-		a.behind.owes(a.takeBack(a.from, a.to))
+		a.background.add(a.takeBack(a.from, a.to))
 	}
 }
 
-func (a *acquisition) takeBack(from, to int) *owed {
-	o := &owed{trace: tracing{ctx: a.caller}}
+func (a *acquisition) takeBack(from, to int) *pending {
+	o := &pending{trace: tracing{ctx: a.caller}}
 	o.calls = o.oneCall[:0]
 	for _, k := range a.keys[from:to] {
 		o.calls = append(o.calls, a.core.store.withdraw(k, a.text))
 	}
-	a.core.registry.owe(o, a.resources[from:to]...)
+	a.core.registry.add(o, a.resources[from:to]...)
 	a.core.registry.gather(o)
 	return o
 }
@@ -345,7 +345,7 @@ func (s *step) sleep(ctx context.Context, l *line, held, backoff time.Duration) 
 	for {
 		select {
 		case <-woken:
-			news := l.subscription.told()
+			news := l.subscription.latest()
 			if news.ask {
 				return
 			}
@@ -410,11 +410,11 @@ var errTooLate = fmt.Errorf("%w: the answer took longer than the lease lasts", E
 // So the acquisition is withdrawn once more when the request has ended. Only a request that reaches
 // Redis after the client, too, has given it up blocks the resource, for one TTL at most.
 func (s *step) Abandoned() (ended func()) {
-	o := s.core.registry.owe(new(owed), s.resources...)
+	o := s.core.registry.add(new(pending), s.resources...)
 	return func() {
 		if s.of.withdrawn.Load() {
 			s.of.takeBack(s.from, s.to)
 		}
-		o.settle(nil)
+		o.finish(nil)
 	}
 }

@@ -219,9 +219,9 @@ func TestRaise(t *testing.T) {
 	last, err = i.Raise(t.Context(), "a", floor)
 	require.NoError(t, err)
 	require.Equal(t, floor, last)
-	verdict, err := l.Verify(t.Context())
+	standing, err := l.Verify(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, lease.FenceStale, verdict)
+	require.Equal(t, lease.FenceStale, standing)
 	require.NoError(t, l.Release(t.Context()))
 	require.Equal(t, floor+1, try(t, i, "a").Token())
 }

@@ -207,13 +207,13 @@ func fields(info string) map[string]string {
 // askClock compares the server's clock with that of this process at the middle of the round trip.
 func (s *ServerHealth) askClock(ctx context.Context, client *redis.Client) error {
 	sent := time.Now()
-	told, err := protocol.Bounded(ctx, protocol.Over(client), "time", "",
+	clock, err := protocol.Bounded(ctx, protocol.Over(client), "time", "",
 		func() (time.Time, error) { return client.Time(ctx).Result() })
 	if err != nil {
 		return err
 	}
 	s.RoundTrip = time.Since(sent)
-	s.Clock = told.Sub(sent.Add(s.RoundTrip / 2))
+	s.Clock = clock.Sub(sent.Add(s.RoundTrip / 2))
 	if s.Clock.Abs() > protocol.MaxClockDifference+s.RoundTrip/2 {
 		s.warn(WarnClock, "its clock differs from this process's by %v", s.Clock.Round(time.Millisecond))
 	}
@@ -302,7 +302,7 @@ func (s *store) resourceOn(ctx context.Context, server *redis.Client) (*protocol
 func (s *subscription) await(ctx context.Context, server *redis.Client, missing string, so func(notice) bool) error {
 	began := time.Now()
 	for {
-		n := s.told()
+		n := s.latest()
 		switch {
 		case n.refused != nil:
 			return n.refused

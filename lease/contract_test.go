@@ -128,14 +128,14 @@ func acquire(t *testing.T, i *lease.Issuer, resource string, opts ...lease.Optio
 	return l
 }
 
-func requireVerdict(t *testing.T, l *lease.Lease, want lease.Verdict) {
+func requireStanding(t *testing.T, l *lease.Lease, want lease.Standing) {
 	t.Helper()
-	var verdict lease.Verdict
+	var standing lease.Standing
 	require.NoError(t, answered(func() (err error) {
-		verdict, err = l.Verify(t.Context())
+		standing, err = l.Verify(t.Context())
 		return err
 	}))
-	require.Equal(t, want, verdict)
+	require.Equal(t, want, standing)
 }
 
 // answered repeats a request until there is an answer, because a short TTL may be too short for a
@@ -156,7 +156,7 @@ func grantsWhatIsFree(t *testing.T, issuer newIssuer) {
 	require.NotEqual(t, uuid.Nil, l.LeaseID())
 	require.WithinRange(t, l.ValidUntil(), before, time.Now().Add(ttl))
 	require.NoError(t, l.Err())
-	requireVerdict(t, l, lease.Current)
+	requireStanding(t, l, lease.Current)
 }
 
 func refusesWhatIsHeld(t *testing.T, issuer newIssuer) {
@@ -169,7 +169,7 @@ func refusesWhatIsHeld(t *testing.T, issuer newIssuer) {
 	require.Equal(t, "table:12", held.Resource)
 	require.Positive(t, held.RetryAfter)
 	require.LessOrEqual(t, held.RetryAfter, ttl)
-	requireVerdict(t, l, lease.Current)
+	requireStanding(t, l, lease.Current)
 }
 
 // oneWinner lets a hundred rivals try until one has won.
@@ -230,8 +230,8 @@ func releaseIsIdempotent(t *testing.T, issuer newIssuer) {
 	require.ErrorIs(t, first.Err(), lease.ErrReleased)
 	second := acquire(t, i, "table:12")
 	require.NoError(t, first.Release(t.Context()))
-	requireVerdict(t, second, lease.Current)
-	requireVerdict(t, first, lease.LeaseLost)
+	requireStanding(t, second, lease.Current)
+	requireStanding(t, first, lease.LeaseLost)
 }
 
 func extendMovesValidity(t *testing.T, issuer newIssuer) {
@@ -255,8 +255,8 @@ func expiredLeaseTouchesNobody(t *testing.T, issuer newIssuer) {
 	require.ErrorIs(t, context.Cause(first.Context()), lease.ErrExpired)
 	require.ErrorIs(t, first.Extend(t.Context()), lease.ErrExpired)
 	require.ErrorIs(t, answered(func() error { return first.Release(t.Context()) }), lease.ErrExpired)
-	requireVerdict(t, first, lease.LeaseLost)
-	requireVerdict(t, second, lease.Current)
+	requireStanding(t, first, lease.LeaseLost)
+	requireStanding(t, second, lease.Current)
 	require.NoError(t, second.Release(t.Context()))
 }
 
@@ -269,7 +269,7 @@ func watchdogKeepsTheLease(t *testing.T, issuer newIssuer) {
 		require.NoError(t, context.Cause(l.Context()))
 	case <-time.After(ttlRenewed * 4 / 3):
 	}
-	requireVerdict(t, l, lease.Current)
+	requireStanding(t, l, lease.Current)
 	require.NoError(t, l.Release(t.Context()))
 }
 
@@ -317,7 +317,7 @@ func doReleases(t *testing.T, issuer newIssuer) {
 	i := issuer(t, lease.Config{TTL: ttl})
 	for range 2 {
 		require.NoError(t, i.Do(t.Context(), "table:12", func(ctx context.Context, l *lease.Lease) error {
-			requireVerdict(t, l, lease.Current)
+			requireStanding(t, l, lease.Current)
 			return ctx.Err()
 		}))
 	}
@@ -330,7 +330,7 @@ func severalAreAllOrNone(t *testing.T, issuer newIssuer) {
 	require.NoError(t, err)
 	require.Len(t, ls, 3)
 	for _, l := range ls {
-		requireVerdict(t, l, lease.Current)
+		requireStanding(t, l, lease.Current)
 	}
 	_, err = i.AcquireAll(t.Context(), []string{"table:11", "table:13"}, lease.NoWait())
 	require.ErrorIs(t, err, lease.ErrHeld)
@@ -365,10 +365,10 @@ func raiseMovesTheFenceOn(t *testing.T, issuer newIssuer) {
 	last, err := i.Raise(t.Context(), "table:12", stored)
 	require.NoError(t, err)
 	require.Equal(t, stored, last)
-	requireVerdict(t, l, lease.FenceStale)
+	requireStanding(t, l, lease.FenceStale)
 
 	require.NoError(t, l.Release(t.Context()))
 	next := acquire(t, i, "table:12")
 	require.Greater(t, next.Token(), stored)
-	requireVerdict(t, next, lease.Current)
+	requireStanding(t, next, lease.Current)
 }

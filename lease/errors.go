@@ -87,7 +87,7 @@ var (
 // repeat it. But the lease was over before fn returned, or could not be released. What fn committed
 // behind a fence stands, even if another holder has come since; what it wrote without one may
 // conflict with that holder's work. The error is a [*WorkDoneError].
-var ErrWorkDone = protocol.Settled("lease: the work is done, but its lease is over or could not be released")
+var ErrWorkDone = protocol.NotLost("lease: the work is done, but its lease is over or could not be released")
 
 // IsLost reports whether the work came to nothing because another holder has the resource, or may
 // have it by now. A service then answers its caller "busy, try again". IsLost knows errors of this
@@ -107,8 +107,8 @@ var ErrWorkDone = protocol.Settled("lease: the work is done, but its lease is ov
 // An error of another package takes part if it has a method LeaseLost() bool, which returns true
 // for a loss and false for work that was done or may have been.
 func IsLost(err error) bool {
-	lost, settled := protocol.LostIn(err)
-	return lost && !settled
+	lost, notLost := protocol.LostIn(err)
+	return lost && !notLost
 }
 
 // RefusedError is the ErrRefused with its reason:

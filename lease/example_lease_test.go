@@ -104,8 +104,8 @@ func ExampleLease_Release() {
 	}
 
 	fmt.Println("lost:", errors.Is(l.Release(ctx), lease.ErrLost))
-	verdict, _ := next.Verify(ctx)
-	fmt.Println("the next lease:", verdict)
+	standing, _ := next.Verify(ctx)
+	fmt.Println("the next lease:", standing)
 	fmt.Println("err:", next.Release(ctx))
 	// Output:
 	// lost: true

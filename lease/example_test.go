@@ -123,12 +123,12 @@ func ExampleLease_Verify() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	verdict, _ := l.Verify(ctx)
-	fmt.Println(verdict)
+	standing, _ := l.Verify(ctx)
+	fmt.Println(standing)
 
 	client.FlushAll(ctx)
-	verdict, _ = l.Verify(ctx)
-	fmt.Println(verdict)
+	standing, _ = l.Verify(ctx)
+	fmt.Println(standing)
 	fmt.Println(l.Err())
 	// Output:
 	// current

@@ -34,17 +34,17 @@ type registry struct {
 	closed bool                   // Close has begun; guarded by mu
 	calls  map[*openCall]struct{} // guarded by mu
 	leases map[*Lease]struct{}    // guarded by mu
-	owed   owed                   // the head of a ring of those that have not expired, the oldest first; guarded by mu
+	ring   pending                // the head of a ring of those that have not expired, the oldest first; guarded by mu
 	many   int                    // how many are in the ring; guarded by mu
-	open   int                    // how many in the ring are not settled; guarded by mu
-	first  []*owed                // these wait a millisecond for a first attempt together; guarded by mu
+	open   int                    // how many in the ring are not finished; guarded by mu
+	first  []*pending             // these wait a millisecond for a first attempt together; guarded by mu
 	fewer  chan struct{}          // closed when nothing is left to end; nil until somebody waits; guarded by mu
 }
 
 func newRegistry(redis *protocol.Sender, ttl time.Duration) *registry {
 	r := &registry{redis: redis, lasts: max(ttl, minGiveBack),
 		calls: make(map[*openCall]struct{}), leases: make(map[*Lease]struct{})}
-	r.owed.before, r.owed.after = &r.owed, &r.owed
+	r.ring.before, r.ring.after = &r.ring, &r.ring
 	return r
 }
 
@@ -124,7 +124,7 @@ func (r *registry) nothing() (closed <-chan struct{}, expires time.Time) {
 	if r.many == 0 {
 		return r.fewer, time.Now().Add(time.Hour)
 	}
-	return r.fewer, r.owed.after.until
+	return r.fewer, r.ring.after.until
 }
 
 // done reports whether there is no call, no lease, and nothing that has to be given back. The
@@ -177,7 +177,7 @@ func (r *registry) left(cause error) error {
 	r.forgetExpired()
 	latest := make(map[string]Blocked) // by resource
 	looked, now := 0, time.Now()
-	for d := r.owed.after; d != &r.owed && looked < mostBlocked; d = d.after {
+	for d := r.ring.after; d != &r.ring && looked < mostBlocked; d = d.after {
 		looked++
 		for _, resource := range d.resources {
 			latest[resource] = Blocked{resource, d.until, d.last} // the ring is in the order of until
@@ -203,18 +203,18 @@ func (r *registry) left(cause error) error {
 	return e
 }
 
-// owed is something that has to be given back to Redis: a lease, or what an acquisition may have
+// pending is something that has to be given back to Redis: a lease, or what an acquisition may have
 // got, a lease or a place in the queue. Its requests are sent until they are answered or it has
 // expired in Redis.
-type owed struct {
+type pending struct {
 	registry *registry
 	calls    []protocol.Call // one for each resource; empty: a request of an acquisition is still under way
 	lease    *Lease          // the lease to release; nil: an acquisition is withdrawn
 	trace    tracing         // of the release; its context gives its values to the attempts
 
 	over error // why the lease was lost before the release; nil if it was not
-	err  error // the outcome of the release; set before it is settled
-	done bool  // the release was answered; set before it is settled
+	err  error // the outcome of the release; set before it is finished
+	done bool  // the release was answered; set before it is finished
 
 	// failed is the error of one request of the latest attempt, a transient error if there is any;
 	// nil if all were answered. Only the goroutine that makes the attempt uses it.
@@ -224,21 +224,21 @@ type owed struct {
 	one           [1]string        // room for resources
 	oneCall       [1]protocol.Call // room for calls
 	until         time.Time        // when it has expired in Redis
-	before, after *owed            // in the ring; nil outside of it; guarded by the registry's mu
-	settled       bool             // no more attempts are made; guarded by the registry's mu
-	waited        chan struct{}    // closed when it is settled; nil until somebody waits; guarded by the registry's mu
+	before, after *pending         // in the ring; nil outside of it; guarded by the registry's mu
+	finished      bool             // no more attempts are made; guarded by the registry's mu
+	waited        chan struct{}    // closed when it is finished; nil until somebody waits; guarded by the registry's mu
 	last          error            // of the latest attempt; guarded by the registry's mu
 }
 
-// owe registers something that has to be given back. The caller sees to it that it is settled.
-func (r *registry) owe(o *owed, resources ...string) *owed {
+// add registers something that has to be given back. The caller sees to it that it is finished.
+func (r *registry) add(o *pending, resources ...string) *pending {
 	o.registry = r
 	o.resources = append(o.one[:0], resources...)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	o.until = time.Now().Add(r.lasts) // with mu held, so the ring is in the order of until
-	o.before, o.after = r.owed.before, &r.owed
-	o.before.after, r.owed.before = o, o
+	o.before, o.after = r.ring.before, &r.ring
+	o.before.after, r.ring.before = o, o
 	r.many++
 	r.open++
 	return o
@@ -246,24 +246,24 @@ func (r *registry) owe(o *owed, resources ...string) *owed {
 
 // forgetExpired removes from the ring what has expired in Redis. The caller holds mu.
 func (r *registry) forgetExpired() {
-	for now := time.Now(); r.many > 0 && !r.owed.after.until.After(now); {
-		r.forget(r.owed.after)
+	for now := time.Now(); r.many > 0 && !r.ring.after.until.After(now); {
+		r.forget(r.ring.after)
 	}
 }
 
 // forget removes one from the ring. The caller holds mu.
-func (r *registry) forget(o *owed) {
+func (r *registry) forget(o *pending) {
 	o.before.after, o.after.before = o.after, o.before
 	o.before, o.after = nil, nil
 	r.many--
-	if !o.settled {
+	if !o.finished {
 		r.open--
 	}
 	r.lessened()
 }
 
 // attempt sends the requests of all in one round trip, and sets failed in each.
-func (r *registry) attempt(ctx context.Context, all ...*owed) {
+func (r *registry) attempt(ctx context.Context, all ...*pending) {
 	calls := slices.Clip(all[0].calls)
 	for _, o := range all[1:] {
 		calls = append(calls, o.calls...)
@@ -284,7 +284,7 @@ func (r *registry) attempt(ctx context.Context, all ...*owed) {
 }
 
 // attemptAll makes the first attempt for all. Each that needs more attempts makes them by itself.
-func (r *registry) attemptAll(ctx context.Context, all []*owed) {
+func (r *registry) attemptAll(ctx context.Context, all []*pending) {
 	r.attempt(ctx, all...)
 	for _, o := range all {
 		if protocol.Transient(o.failed) {
@@ -297,7 +297,7 @@ func (r *registry) attemptAll(ctx context.Context, all []*owed) {
 
 // gather makes the first attempt together for all that is gathered within a millisecond. So a
 // thousand callers that are cancelled at once cost a few requests, however busy their process is.
-func (r *registry) gather(o *owed) {
+func (r *registry) gather(o *pending) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.first = append(r.first, o); len(r.first) > 1 {
@@ -320,10 +320,10 @@ func (r *registry) gather(o *owed) {
 
 // goOn makes attempts in the background until one has an answer that is not transient, or until has
 // passed. The end of the caller's context does not stop it: a cancelled call has to give back too.
-func (o *owed) goOn() {
+func (o *pending) goOn() {
 	go func() {
 		err := o.failed                  // of an earlier attempt, if there was one
-		defer func() { o.settle(err) }() // also if code of the caller ends the goroutine
+		defer func() { o.finish(err) }() // also if code of the caller ends the goroutine
 		err = protocol.Insist(context.WithoutCancel(o.trace.ctx), time.Until(o.until), err, func(ctx context.Context) error {
 			o.registry.attempt(ctx, o)
 			if o.failed != nil || o.last != nil { // only this goroutine writes last now, so it reads without mu
@@ -335,13 +335,13 @@ func (o *owed) goOn() {
 	}()
 }
 
-// end settles it after the last attempt.
-func (o *owed) end() {
-	defer o.settle(o.failed) // also if a tracer panics
+// end finishes it after the last attempt.
+func (o *pending) end() {
+	defer o.finish(o.failed) // also if a tracer panics
 	o.trace.end(0, o.err)
 }
 
-func (o *owed) settle(err error) {
+func (o *pending) finish(err error) {
 	r := o.registry
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -354,88 +354,89 @@ func (o *owed) settle(err error) {
 	default:
 		r.forget(o)
 	}
-	o.settled = true
+	o.finished = true
 	if o.waited != nil {
 		close(o.waited)
 	}
 }
 
-// whenSettled returns a channel that is closed when it is settled.
-func (o *owed) whenSettled() <-chan struct{} {
+// whenFinished returns a channel that is closed when it is finished.
+func (o *pending) whenFinished() <-chan struct{} {
 	o.registry.mu.Lock()
 	defer o.registry.mu.Unlock()
 	if o.waited == nil {
 		o.waited = make(chan struct{})
-		if o.settled {
+		if o.finished {
 			close(o.waited)
 		}
 	}
 	return o.waited
 }
 
-func (o *owed) note(err error) {
+func (o *pending) note(err error) {
 	o.registry.mu.Lock()
 	defer o.registry.mu.Unlock()
 	o.last = protocol.Latest(o.last, err)
 }
 
-func (o *owed) latest() error {
+func (o *pending) latest() error {
 	o.registry.mu.Lock()
 	defer o.registry.mu.Unlock()
 	return o.last
 }
 
-func (o *owed) isSettled() bool {
+func (o *pending) isFinished() bool {
 	o.registry.mu.Lock()
 	defer o.registry.mu.Unlock()
-	return o.settled
+	return o.finished
 }
 
-// wait returns nil when it is settled. Otherwise it returns why it stopped waiting: ctx has ended,
+// wait returns nil when it is finished. Otherwise it returns why it stopped waiting: ctx has ended,
 // or most has passed.
-func (o *owed) wait(ctx context.Context, most time.Duration) error {
-	if o.isSettled() {
+func (o *pending) wait(ctx context.Context, most time.Duration) error {
+	if o.isFinished() {
 		return nil
 	}
 	timer := time.NewTimer(most)
 	defer timer.Stop()
 	select {
-	case <-o.whenSettled():
+	case <-o.whenFinished():
 		return nil
 	case <-timer.C:
 		return protocol.NoAnswer(most)
 	case <-ctx.Done():
 	}
-	if _, settled := protocol.Await(ctx, o.whenSettled()); settled {
+	if _, finished := protocol.Await(ctx, o.whenFinished()); finished {
 		return nil
 	}
 	return context.Cause(ctx)
 }
 
-// behind is what one call gives back in the background: what it was granted but does not return.
-type behind struct{ all []*owed }
+// background is what one call gives back after it has returned: what it was granted and does not
+// return.
+type background struct{ all []*pending }
 
-// owes adds o, and forgets those that are settled.
-func (b *behind) owes(o *owed) {
-	b.all = append(slices.DeleteFunc(b.all, (*owed).isSettled), o)
+// add adds o, and forgets those that are finished.
+func (b *background) add(o *pending) {
+	b.all = append(slices.DeleteFunc(b.all, (*pending).isFinished), o)
 }
 
-func (b *behind) giveBack(ctx context.Context, leases ...*Lease) {
+func (b *background) giveBack(ctx context.Context, leases ...*Lease) {
 	for _, l := range leases {
 		o, begun := l.beginRelease(ctx, ErrReleased)
 		if begun {
 			o.goOn()
 		}
-		b.owes(o)
+		b.add(o)
 	}
 }
 
-// wait waits until all are settled; it returns false if ctx ends before. An acquisition that asks
+// wait waits until all are finished; it returns false if ctx ends before. An acquisition that asks
 // again with its lease id has to wait, or Redis would grant it the very lease that it gives back.
-func (b *behind) wait(ctx context.Context) bool {
+func (b *background) wait(ctx context.Context) bool {
 	for _, o := range b.all {
 		select {
-		case <-o.whenSettled():
+		case <-o.whenFinished():
 		case <-ctx.Done():
 			return false
 		}
@@ -443,10 +444,10 @@ func (b *behind) wait(ctx context.Context) bool {
 	return ctx.Err() == nil
 }
 
-// waitBriefly waits until all are settled, for protocol.Grace at most. It does not wait if the
+// waitBriefly waits until all are finished, for protocol.Grace at most. It does not wait if the
 // context of the caller has ended: thousands that are cancelled at once would wait for each other's
 // requests.
-func (b *behind) waitBriefly(ctx context.Context) {
+func (b *background) waitBriefly(ctx context.Context) {
 	if len(b.all) > 0 && ctx.Err() == nil {
 		ctx, cancel := context.WithTimeout(ctx, protocol.Grace)
 		defer cancel()

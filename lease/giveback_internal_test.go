@@ -21,10 +21,10 @@ func TestCloseLooksAtFewWhenItsContextIsOver(t *testing.T) {
 			c.registry.hold(l)
 			l.mu.Lock() // for good
 		},
-		"releases under way": func(c *core, n int) { c.registry.owe(new(owed), strconv.Itoa(n)) },
+		"releases under way": func(c *core, n int) { c.registry.add(new(pending), strconv.Itoa(n)) },
 		"releases that were refused": func(c *core, n int) {
 			c.registry.close()
-			c.registry.owe(new(owed), strconv.Itoa(n)).settle(&RefusedError{Code: protocol.Denied})
+			c.registry.add(new(pending), strconv.Itoa(n)).finish(&RefusedError{Code: protocol.Denied})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -14,15 +14,15 @@ type LeadOption func(*campaign)
 
 // OnFollow sets a function that Lead calls with the leader's [Config.Holder] when it finds that
 // another process leads, and when the leader changes. It learns of a change within one TTL and five
-// seconds. told is called on the goroutine of Lead.
-func OnFollow(told func(leader string)) LeadOption { return func(c *campaign) { c.follows = told } }
+// seconds. report is called on the goroutine of Lead.
+func OnFollow(report func(leader string)) LeadOption { return func(c *campaign) { c.follows = report } }
 
 // OnTerm sets a function that Lead calls when a term of this process has ended, and when a campaign
 // has failed. err is what [Issuer.Do] would return: the error of fn and the cause of the lease's
 // end, or the error of the acquisition; nil if fn returned nil. The last term, which ends with the
-// context of Lead, is reported too, because its work may be unfinished. told is called on the
+// context of Lead, is reported too, because its work may be unfinished. report is called on the
 // goroutine of Lead.
-func OnTerm(told func(err error)) LeadOption { return func(c *campaign) { c.ended = told } }
+func OnTerm(report func(err error)) LeadOption { return func(c *campaign) { c.ended = report } }
 
 // Lead is for a role that one process at a time has, such as that of a scheduler. It waits for the
 // lease on role (a campaign), runs fn under the lease (a term), releases the lease when fn returns,

@@ -37,8 +37,8 @@ type Lease struct {
 	unsealed bool   // the lease is not renewed until it is sealed; guarded by mu
 	due      *batch // the batch of its next renewal; nil: there is none; guarded by the watchdog's mu
 
-	back   *owed // the latest release, nil before the first; guarded by mu
-	unsure bool  // a release was sent and never answered; used by one release at a time
+	back   *pending // the latest release, nil before the first; guarded by mu
+	unsure bool     // a release was sent and never answered; used by one release at a time
 }
 
 // newLease starts the lease on the nth resource. sent is when the request was sent to which the
@@ -241,17 +241,17 @@ func (l *Lease) tick() {
 //
 // The answer is out of date when it arrives. Use it to inform people, or to decide whether to begin
 // work. Only the data store can refuse a stale holder.
-func (l *Lease) Verify(ctx context.Context) (Verdict, error) {
+func (l *Lease) Verify(ctx context.Context) (Standing, error) {
 	if err := l.granted(); err != nil {
 		return 0, err
 	}
 	s := l.core.store
-	verdict, err := about(ctx, l.core, "verify", l.resource, s.inspect(l.term.keys),
-		func(r protocol.Reply) (Verdict, error) { return s.verdict(l.term, r) })
-	if verdict == LeaseLost {
+	standing, err := about(ctx, l.core, "verify", l.resource, s.inspect(l.term.keys),
+		func(r protocol.Reply) (Standing, error) { return s.standing(l.term, r) })
+	if standing == LeaseLost {
 		_ = l.lose(gone)
 	}
-	return verdict, err
+	return standing, err
 }
 
 func (l *Lease) trace(ctx context.Context, op Op) tracing {

@@ -33,9 +33,9 @@ func TestAcquireAll(t *testing.T) {
 		require.Zero(t, n.Load())
 		for _, l := range ls {
 			require.Equal(t, ls[0].LeaseID(), l.LeaseID())
-			verdict, err := l.Verify(t.Context())
+			standing, err := l.Verify(t.Context())
 			require.NoError(t, err)
-			require.Equal(t, lease.Current, verdict)
+			require.Equal(t, lease.Current, standing)
 		}
 		time.Sleep(time.Minute) // renewed
 		require.NoError(t, ls.Release(t.Context()))

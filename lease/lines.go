@@ -27,10 +27,10 @@ type line struct {
 
 	subscription *subscription // only the waiter at the front uses it
 
-	mu     sync.Mutex
-	behind []*place    // of the waiters after the front; guarded by mu
-	gone   int         // how many of behind have given up; guarded by mu
-	empty  *time.Timer // removes the line; nil while there is a front; guarded by mu and the mu of the lines
+	mu    sync.Mutex
+	later []*place    // of the waiters after the front; guarded by mu
+	gone  int         // how many of later have given up; guarded by mu
+	empty *time.Timer // removes the line; nil while there is a front; guarded by mu and the mu of the lines
 
 	// unanswered is since when Redis has not answered the front of the line, zero if it has
 	// answered; why is the latest error. A line waits through an outage for one TTL. Its waiters
@@ -124,7 +124,7 @@ func (ls *lines) enter(channel string) (*line, *place) {
 		return l, nil
 	}
 	p := &place{front: make(chan struct{})}
-	l.behind = append(l.behind, p)
+	l.later = append(l.later, p)
 	return l, p
 }
 
@@ -138,8 +138,8 @@ func (l *line) quit(p *place) bool {
 	default:
 	}
 	p.gone = true
-	if l.gone++; l.gone > len(l.behind)/2 { // so a removal moves fewer places than have given up
-		l.behind = slices.DeleteFunc(l.behind, func(p *place) bool { return p.gone })
+	if l.gone++; l.gone > len(l.later)/2 { // so a removal moves fewer places than have given up
+		l.later = slices.DeleteFunc(l.later, func(p *place) bool { return p.gone })
 		l.gone = 0
 	}
 	return true
@@ -148,9 +148,9 @@ func (l *line) quit(p *place) bool {
 // next lets the next waiter come to the front. It returns false if there is none. The caller holds
 // mu.
 func (l *line) next() bool {
-	for len(l.behind) > 0 {
-		p := l.behind[0]
-		l.behind = l.behind[1:]
+	for len(l.later) > 0 {
+		p := l.later[0]
+		l.later = l.later[1:]
 		if !p.gone {
 			close(p.front)
 			return true
@@ -226,7 +226,7 @@ func (l *line) refused() error {
 	if l.subscription == nil {
 		return nil
 	}
-	return l.subscription.told().refused
+	return l.subscription.latest().refused
 }
 
 // woken returns a channel that receives when there is news for the waiter, or a message may have

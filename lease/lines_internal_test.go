@@ -135,7 +135,7 @@ func TestTheFirstNewsOfASubscriptionCounts(t *testing.T) {
 		turn, err := ls.join(t.Context(), "a", unheard)
 		require.NoError(t, err)
 		require.NotEmpty(t, turn.woken("me"), name)
-		require.True(t, turn.subscription.told().ask, name)
+		require.True(t, turn.subscription.latest().ask, name)
 	}
 }
 
@@ -186,12 +186,12 @@ func TestACallCountsForMoreThanALook(t *testing.T) {
 		for _, m := range messages {
 			e.receive(m)
 		}
-		require.True(t, e.told().ask, name)
+		require.True(t, e.latest().ask, name)
 		e.listenFor("me")
 		e.receive("look me 500")
-		require.Equal(t, notice{look: 500 * time.Millisecond}, e.told())
+		require.Equal(t, notice{look: 500 * time.Millisecond}, e.latest())
 		e.wakeToAsk() // the subscription was made anew
-		require.True(t, e.told().ask)
+		require.True(t, e.latest().ask)
 	}
 }
 
@@ -200,12 +200,12 @@ func TestASubscriptionForgetsNewsForAnother(t *testing.T) {
 	e := &subscription{wake: make(chan struct{}, 1)}
 	e.listenFor("me")
 	e.receive("free me")
-	require.True(t, e.told().ask)
+	require.True(t, e.latest().ask)
 	e.listenFor("you")
-	require.False(t, e.told().ask)
+	require.False(t, e.latest().ask)
 	require.Empty(t, e.wake)
 	e.receive("free me")
-	require.False(t, e.told().ask)
+	require.False(t, e.latest().ask)
 	require.Empty(t, e.wake)
 }
 
@@ -224,7 +224,7 @@ func TestPlacesThatWereGivenUpAreSkipped(t *testing.T) {
 			require.True(t, front.quit(p))
 		}
 	}
-	require.Less(t, len(front.behind), 250, "100 wait")
+	require.Less(t, len(front.later), 250, "100 wait")
 	for n := 3; n < len(places); n += 10 {
 		front.leave()
 		<-places[n].front

@@ -247,9 +247,9 @@ func TestTokensEndBeforeLuaMiscounts(t *testing.T) {
 	l := try(t, i, "a")
 	require.EqualValues(t, 9007199254740991, l.Token())
 	require.Equal(t, "9007199254740991", w.snapshot(t, "a").fence)
-	verdict, err := l.Verify(t.Context())
+	standing, err := l.Verify(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, lease.Current, verdict)
+	require.Equal(t, lease.Current, standing)
 	require.NoError(t, l.Release(t.Context()))
 
 	before := w.dump(t, "a")
@@ -262,32 +262,32 @@ func TestVerifyTellsThreeThingsApart(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	i := w.issuer(t, lease.Config{TTL: time.Minute})
-	verdict := func(l *lease.Lease) lease.Verdict {
+	standing := func(l *lease.Lease) lease.Standing {
 		t.Helper()
 		v, err := l.Verify(t.Context())
 		require.NoError(t, err)
 		return v
 	}
 	l := try(t, i, "a")
-	require.Equal(t, lease.Current, verdict(l))
+	require.Equal(t, lease.Current, standing(l))
 
 	require.NoError(t, w.client.Set(t.Context(), w.key("a", "fence"), l.Token()+1, 0).Err())
-	require.Equal(t, lease.FenceStale, verdict(l))
+	require.Equal(t, lease.FenceStale, standing(l))
 	require.NoError(t, l.Err(), "it still holds")
 
 	require.NoError(t, w.client.Set(t.Context(), w.key("a", "owner"),
 		fmt.Sprintf("%s:%d:ca11", l.LeaseID(), l.Token()+1), time.Minute).Err())
-	require.Equal(t, lease.LeaseLost, verdict(l), "another token of the same lease id is another lease")
+	require.Equal(t, lease.LeaseLost, standing(l), "another token of the same lease id is another lease")
 	require.ErrorIs(t, l.Err(), lease.ErrLost)
 	require.ErrorIs(t, context.Cause(l.Context()), lease.ErrLost)
 
 	other := try(t, i, "b")
 	require.NoError(t, w.client.Del(t.Context(), w.key("b", "owner")).Err())
-	require.Equal(t, lease.LeaseLost, verdict(other))
-	require.Equal(t, lease.LeaseLost, verdict(other), "asking again")
+	require.Equal(t, lease.LeaseLost, standing(other))
+	require.Equal(t, lease.LeaseLost, standing(other), "asking again")
 
-	require.Equal(t, "current lease lost fence stale Verdict(9)",
-		fmt.Sprint(lease.Current, " ", lease.LeaseLost, " ", lease.FenceStale, " ", lease.Verdict(9)))
+	require.Equal(t, "current lease lost fence stale Standing(9)",
+		fmt.Sprint(lease.Current, " ", lease.LeaseLost, " ", lease.FenceStale, " ", lease.Standing(9)))
 }
 
 func TestOperationsOfAnOldLeaseTouchNoNewerOne(t *testing.T) {

@@ -51,20 +51,20 @@ func (l *Lease) Release(ctx context.Context) error {
 
 // beginRelease ends the lease with why, an [ErrReleased], and returns its release. If begun, the
 // caller has to make the attempts; otherwise the release is under way or was answered.
-func (l *Lease) beginRelease(ctx context.Context, why error) (o *owed, begun bool) {
+func (l *Lease) beginRelease(ctx context.Context, why error) (o *pending, begun bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	over := l.check(time.Now())
-	if l.back != nil && (!l.back.isSettled() || l.back.done) {
+	if l.back != nil && (!l.back.isFinished() || l.back.done) {
 		return l.back, false
 	}
-	o = &owed{lease: l, trace: tracing{ctx: ctx}}
+	o = &pending{lease: l, trace: tracing{ctx: ctx}}
 	o.calls = append(o.oneCall[:0], l.core.store.release(l.term))
 	if !errors.Is(over, ErrReleased) {
 		o.over = over
 	}
 	// The release is registered before the lease ends, or for a moment Close would see neither.
-	l.core.registry.owe(o, l.resource)
+	l.core.registry.add(o, l.resource)
 	defer func() {
 		l.back = o
 		if !begun { // a tracer has panicked
@@ -81,7 +81,7 @@ func (l *Lease) beginRelease(ctx context.Context, why error) (o *owed, begun boo
 // tryHere makes the first attempt on the goroutine of the caller, because starting another and
 // being woken by it takes longer. If more attempts are needed, or ctx ends meanwhile, the release
 // goes on in the background.
-func (o *owed) tryHere(ctx context.Context) {
+func (o *pending) tryHere(ctx context.Context) {
 	if ctx.Err() != nil {
 		o.goOn()
 		return
@@ -104,7 +104,7 @@ func (o *owed) tryHere(ctx context.Context) {
 // requests at a time. The first requests are sent while other leases have yet to end.
 func (r *registry) releaseAll(ctx context.Context, ended chan<- struct{}) {
 	leases := r.allHeld()
-	batches := make(chan []*owed, len(leases)/batchLimit+1) // room for all, so no request delays the end of a lease
+	batches := make(chan []*pending, len(leases)/batchLimit+1) // room for all, so no request delays the end of a lease
 	for range min(4, cap(batches)) {
 		go func() {
 			for all := range batches {
@@ -116,7 +116,7 @@ func (r *registry) releaseAll(ctx context.Context, ended chan<- struct{}) {
 		}()
 	}
 	for some := range slices.Chunk(leases, batchLimit) {
-		var begun []*owed
+		var begun []*pending
 		for _, l := range some {
 			if o, is := l.beginRelease(ctx, errReleasedByClose); is {
 				begun = append(begun, o)
@@ -132,7 +132,7 @@ func (r *registry) releaseAll(ctx context.Context, ended chan<- struct{}) {
 
 // released records the outcome of an attempt to release. If an earlier request went unanswered, it
 // may have been carried out; then it is not an error that the lease is gone.
-func (o *owed) released(result outcome, err error) {
+func (o *pending) released(result outcome, err error) {
 	l := o.lease
 	l.unsure = l.unsure || errors.Is(err, ErrUnreachable)
 	switch {

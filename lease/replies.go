@@ -11,12 +11,12 @@ import (
 	"github.com/fencedb/fencedb/internal/protocol"
 )
 
-// Verdict is what Redis says about a lease.
-type Verdict int
+// Standing is what Redis says about a lease.
+type Standing int
 
 const (
 	// Current: the lease holds its resource and no newer token was issued.
-	Current Verdict = iota + 1
+	Current Standing = iota + 1
 	// LeaseLost: the lease does not hold its resource any more.
 	LeaseLost
 	// FenceStale: the lease holds its resource, but a newer token was issued or the last token was
@@ -24,9 +24,9 @@ const (
 	FenceStale
 )
 
-var verdicts = map[Verdict]string{Current: "current", LeaseLost: "lease lost", FenceStale: "fence stale"}
+var standings = map[Standing]string{Current: "current", LeaseLost: "lease lost", FenceStale: "fence stale"}
 
-func (v Verdict) String() string { return cmp.Or(verdicts[v], fmt.Sprintf("Verdict(%d)", int(v))) }
+func (s Standing) String() string { return cmp.Or(standings[s], fmt.Sprintf("Standing(%d)", int(s))) }
 
 // Revocation is the new last token of a resource whose lease was ended. Package fencedb takes it as
 // a grant: once it is sealed there, the former holder cannot write.

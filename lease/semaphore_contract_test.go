@@ -97,7 +97,7 @@ func givesOutAllPlaces(t *testing.T, make newSemaphore) {
 		require.Equal(t, "tenant:7", l.Resource())
 		require.Greater(t, l.Token(), last)
 		last = l.Token()
-		requireVerdict(t, l, lease.Current)
+		requireStanding(t, l, lease.Current)
 	}
 	held := requireFull(t, s, "tenant:7")
 	require.Equal(t, "tenant:7", held.Resource)
@@ -120,8 +120,8 @@ func releaseOfAPermitIsIdempotent(t *testing.T, make newSemaphore) {
 	first, second := tryPermit(t, s, "a"), tryPermit(t, s, "a")
 	require.NoError(t, first.Release(t.Context()))
 	require.NoError(t, first.Release(t.Context()))
-	requireVerdict(t, first, lease.LeaseLost)
-	requireVerdict(t, second, lease.Current)
+	requireStanding(t, first, lease.LeaseLost)
+	requireStanding(t, second, lease.Current)
 	tryPermit(t, s, "a")
 	requireFull(t, s, "a")
 }
@@ -135,9 +135,9 @@ func aDeadHoldersPlaceComesFree(t *testing.T, make newSemaphore) {
 	<-dead.Context().Done()
 	require.ErrorIs(t, context.Cause(dead.Context()), lease.ErrExpired)
 	require.ErrorIs(t, dead.Release(t.Context()), lease.ErrExpired)
-	requireVerdict(t, dead, lease.LeaseLost)
-	requireVerdict(t, alive, lease.Current)
-	requireVerdict(t, l, lease.Current)
+	requireStanding(t, dead, lease.LeaseLost)
+	requireStanding(t, alive, lease.Current)
+	requireStanding(t, l, lease.Current)
 	require.NoError(t, l.Release(t.Context()))
 }
 
@@ -150,7 +150,7 @@ func theWatchdogKeepsAPlace(t *testing.T, make newSemaphore) {
 		require.NoError(t, context.Cause(l.Context()))
 	case <-time.After(ttl * 4 / 3):
 	}
-	requireVerdict(t, l, lease.Current)
+	requireStanding(t, l, lease.Current)
 	requireFull(t, s, "a")
 }
 
@@ -276,11 +276,11 @@ func revokeEndsOneHolder(t *testing.T, make newSemaphore) {
 	}
 	next := <-waiter
 	require.NotNil(t, next)
-	requireVerdict(t, third, lease.Current)
+	requireStanding(t, third, lease.Current)
 	<-time.After(ms) // there has to be something to gain
 	require.ErrorIs(t, first.Extend(t.Context()), lease.ErrRevoked)
 	require.ErrorIs(t, second.Release(t.Context()), lease.ErrRevoked)
-	requireVerdict(t, next, lease.Current)
+	requireStanding(t, next, lease.Current)
 
 	held, err := s.Revoke(t.Context(), "tenant:7", uuid.New())
 	require.NoError(t, err)

@@ -147,7 +147,7 @@ func TestSemaphoreNothingIsLeftInTheEnd(t *testing.T) {
 		tryPermit(t, short, "a") // does not cut the other's time
 		require.Equal(t, 10*time.Second, w.client.PTTL(t.Context(), w.permitKey("a", "owner")).Val())
 		time.Sleep(9 * time.Second)
-		requireVerdict(t, l, lease.Current)
+		requireStanding(t, l, lease.Current)
 		time.Sleep(time.Minute)
 		require.Empty(t, w.client.Keys(t.Context(), "*").Val())
 	})
@@ -193,7 +193,7 @@ func TestSemaphoreAPlaceThatRanOutIsNotExtended(t *testing.T) {
 		first := redis.Z{Score: 1, Member: members[mine]}
 		require.Zero(t, w.client.ZAdd(t.Context(), w.permitKey("a", "owner"), first).Val(), "it was there")
 		require.ErrorIs(t, l.Extend(t.Context()), lease.ErrLost)
-		requireVerdict(t, l, lease.LeaseLost)
+		requireStanding(t, l, lease.LeaseLost)
 		require.ErrorIs(t, l.Release(t.Context()), lease.ErrLost)
 		found, err := s.Inspect(t.Context(), "a")
 		require.NoError(t, err)
@@ -344,7 +344,7 @@ func TestSemaphoreDeadWaitersStallNobody(t *testing.T) {
 					require.NoError(t, end(t, s, l))
 					second := <-next
 					require.LessOrEqual(t, time.Since(start), bound)
-					requireVerdict(t, second, lease.Current)
+					requireStanding(t, second, lease.Current)
 					require.NoError(t, second.Release(t.Context()))
 				})
 			})

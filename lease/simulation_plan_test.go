@@ -446,9 +446,9 @@ func (w *worker) hold(l *lease.Lease) {
 			w.returns(c, nil, l.Extend(w.p.ctx))
 		case 2:
 			c := w.calls("Verify", -1, 5*time.Second)
-			verdict, err := l.Verify(w.p.ctx)
+			standing, err := l.Verify(w.p.ctx)
 			w.returns(c, nil, err)
-			s.note("%s: %v", w.name, verdict)
+			s.note("%s: %v", w.name, standing)
 		default:
 			if l = w.write(l); l == nil {
 				return

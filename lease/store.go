@@ -147,8 +147,8 @@ func (s *store) withdraw(k *protocol.Keys, id word) protocol.Call {
 	return s.scripts.Withdraw.Call(3, k.Owner, k.Queue, k.Alive, id, s.publish)
 }
 
-// verdict compares the lease with r, the reply to inspect.
-func (s *store) verdict(t term, r protocol.Reply) (Verdict, error) {
+// standing compares the lease with r, the reply to inspect.
+func (s *store) standing(t term, r protocol.Reply) (Standing, error) {
 	var held []Permit
 	var last int64
 	var err error

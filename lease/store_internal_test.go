@@ -38,11 +38,11 @@ func TestAWithdrawalEndsWhatItsOwnCallGotAndNothingElse(t *testing.T) {
 					token = asks(t, s, k, second, modeTry)
 				}
 			}
-			verdict, err := protocol.Query(t.Context(), s.redis, s.inspect(k), func(r protocol.Reply) (Verdict, error) {
-				return s.verdict(term{keys: k, id: second.String(), token: token}, r)
+			standing, err := protocol.Query(t.Context(), s.redis, s.inspect(k), func(r protocol.Reply) (Standing, error) {
+				return s.standing(term{keys: k, id: second.String(), token: token}, r)
 			})
 			require.NoError(t, err)
-			require.Equal(t, Current, verdict, "%s %s", name, order)
+			require.Equal(t, Current, standing, "%s %s", name, order)
 			endsWhatMayBe(t, s, k, second)
 			require.Positive(t, asks(t, s, k, uuid.New(), modeTry), "%s %s: nobody has it", name, order)
 		}

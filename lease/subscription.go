@@ -48,16 +48,16 @@ func (s *subscription) listenFor(waiter string) {
 	}
 }
 
-// tell adds to the news, and wakes the waiter.
-func (s *subscription) tell(add func(*notice)) {
+// add adds to the news, and wakes the waiter.
+func (s *subscription) add(change func(*notice)) {
 	s.mu.Lock()
-	add(&s.news)
+	change(&s.news)
 	s.mu.Unlock()
 	signal(s.wake)
 }
 
 // wakeToAsk wakes the waiter to ask now, because news may have been missed.
-func (s *subscription) wakeToAsk() { s.tell(func(n *notice) { n.ask = true }) }
+func (s *subscription) wakeToAsk() { s.add(func(n *notice) { n.ask = true }) }
 
 // signal puts a token into a channel that holds one.
 func signal(c chan<- struct{}) {
@@ -82,8 +82,8 @@ func (s *subscription) receive(message string) {
 	}
 }
 
-// told is the news so far.
-func (s *subscription) told() notice {
+// latest is the news so far.
+func (s *subscription) latest() notice {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.news
@@ -254,7 +254,7 @@ func (l *listener) receive(s connection, broken chan<- struct{}) {
 	for {
 		m, err := s.Receive(context.Background())
 		if err != nil {
-			l.tellRefusal(err)
+			l.noteRefusal(err)
 			return
 		}
 		l.silence.Store(0)
@@ -265,7 +265,7 @@ func (l *listener) receive(s connection, broken chan<- struct{}) {
 			}
 		case *redis.Subscription:
 			if e := l.subscription(m.Channel); e != nil {
-				e.tell(func(n *notice) { n.ask, n.listens = true, true })
+				e.add(func(n *notice) { n.ask, n.listens = true, true })
 			}
 		}
 	}
@@ -277,7 +277,7 @@ func (l *listener) receive(s connection, broken chan<- struct{}) {
 func (l *listener) probe(s connection, channel string) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), pulse)
 	defer cancel()
-	if l.tellRefusal(s.publish(ctx, channel, "").Err()) {
+	if l.noteRefusal(s.publish(ctx, channel, "").Err()) {
 		return false
 	}
 	if s.change(nil, []string{channel + ":probe"}) != nil {
@@ -287,26 +287,26 @@ func (l *listener) probe(s connection, channel string) bool {
 	if redis.HasErrorPrefix(err, "NOSUB") { // the answer of Valkey
 		err = nil
 	}
-	l.tellRefusal(err)
+	l.noteRefusal(err)
 	return err == nil
 }
 
-// tellRefusal reports whether err says that this process is not allowed to listen, and if so,
+// noteRefusal reports whether err says that this process is not allowed to listen, and if so,
 // passes it on to all waiters.
-func (l *listener) tellRefusal(err error) bool {
+func (l *listener) noteRefusal(err error) bool {
 	err = protocol.Failed(context.Background(), "to listen", err)
 	if !protocol.IsRefused(err, protocol.Denied) {
 		return false
 	}
-	l.each(func(e *subscription) { e.tell(func(n *notice) { n.ask, n.refused = true, err }) })
+	l.each(func(e *subscription) { e.add(func(n *notice) { n.ask, n.refused = true, err }) })
 	return true
 }
 
-func (l *listener) each(tell func(*subscription)) {
+func (l *listener) each(f func(*subscription)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, e := range l.subscriptions {
-		tell(e)
+		f(e)
 	}
 }
 

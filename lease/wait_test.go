@@ -41,9 +41,9 @@ func (w *world) channels(t *testing.T, resource string) []string {
 
 func requireCurrent(t *testing.T, l *lease.Lease) {
 	t.Helper()
-	verdict, err := l.Verify(t.Context())
+	standing, err := l.Verify(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, lease.Current, verdict)
+	require.Equal(t, lease.Current, standing)
 }
 
 // requests counts the script calls from now on.

@@ -45,9 +45,9 @@ type Outcome struct {
 // Lost makes an error that says: another holder has the resource, or may have it by now.
 func Lost(text string) error { return &Outcome{text, true} }
 
-// Settled makes an error that says: the work was done, or may have been. It is not lost, even if
+// NotLost makes an error that says: the work was done, or may have been. It is not lost, even if
 // the same error also says that the lease was.
-func Settled(text string) error { return &Outcome{text, false} }
+func NotLost(text string) error { return &Outcome{text, false} }
 
 func (e *Outcome) Error() string { return e.text }
 
@@ -55,11 +55,11 @@ func (e *Outcome) Error() string { return e.text }
 func (e *Outcome) LeaseLost() bool { return e.lost }
 
 // LostIn returns what the errors in the tree of err say about the work, through their method
-// LeaseLost, which errors of other packages may have too. lost: the work was lost. settled: it was
+// LeaseLost, which errors of other packages may have too. lost: the work was lost. notLost: it was
 // done, or may have been, or must not be tried again.
-func LostIn(err error) (lost, settled bool) {
+func LostIn(err error) (lost, notLost bool) {
 	if e, asked := err.(interface{ LeaseLost() bool }); asked {
-		lost, settled = e.LeaseLost(), !e.LeaseLost()
+		lost, notLost = e.LeaseLost(), !e.LeaseLost()
 	}
 	var inner []error
 	switch e := err.(type) {
@@ -69,10 +69,10 @@ func LostIn(err error) (lost, settled bool) {
 		inner = e.Unwrap()
 	}
 	for _, err := range inner {
-		l, s := LostIn(err)
-		lost, settled = lost || l, settled || s
+		l, n := LostIn(err)
+		lost, notLost = lost || l, notLost || n
 	}
-	return lost, settled
+	return lost, notLost
 }
 
 // Join is errors.Join on one line.

@@ -66,13 +66,13 @@ var evals sync.Map // of Script, by the text of the caller's script
 func lease(name string) Script     { return load(name, "holder") }
 func semaphore(name string) Script { return load("semaphore_"+name, "holders") }
 
-// behindCommonCase is the line of a script after its common case.
-const behindCommonCase = "-- The helpers come here.\n"
+// afterCommonCase is the line of a script after its common case.
+const afterCommonCase = "-- The helpers come here.\n"
 
 // load puts common.lua and the other helpers that a script uses before it, or after its common
 // case, which uses none.
 func load(name string, helpers ...string) Script {
-	common, rest, found := strings.Cut(text(name), behindCommonCase)
+	common, rest, found := strings.Cut(text(name), afterCommonCase)
 	if !found {
 		common, rest = "", common
 	}

@@ -211,7 +211,7 @@ var guards = []struct {
 	}},
 	{"fencedb/tx.go", []guard{
 		{"S7", "rolling back does not lengthen the asking", "\tif since.Err() != nil {", "\tif false {", "fencedb.TestACallOutlastsItsContextAndItsLeaseByFiveSecondsAtMost"},
-		{"S6", "after a lost COMMIT the server is asked", "return tx.entry.settle(tx.ctx, tx.entry.server, err, true, true)", "return tx.entry.explain(tx.ctx, nil, true, err)", "fencedb.TestTheOutcomeOfALostCommitIsKnown"},
+		{"S6", "after a lost COMMIT the server is asked", "return tx.entry.findOutcome(tx.ctx, tx.entry.server, err, true, true)", "return tx.entry.explain(tx.ctx, nil, true, err)", "fencedb.TestTheOutcomeOfALostCommitIsKnown"},
 		{"S6", "a statement that may have ended the transaction is asked about", "if tx.mayHaveEnded && tx.inner.Conn().PgConn().TxStatus() == 'T' {", "if false {", "fencedb.TestAStatementThatEndsTheTransactionIsNoticed"},
 		{"S2", "a transaction that is kept begins nothing later", "		tx.err = pgx.ErrTxClosed // it must not begin any more: nobody would end it\n", "", "fencedb.TestATransactionOutlivesNothing"},
 		{"S2", "a function that sends nothing checks the fence", "\tif err := tx.open(tx.ctx, true); err != nil {\n\t\treturn tx.abort(err)\n\t}\n", "\tif tx.inner == nil {\n\t\treturn nil\n\t}\n", "fencedb.TestAFunctionThatSendsNothingChecksTheFence"},
@@ -247,7 +247,7 @@ var guards = []struct {
 		{"S7", "a token that stays unsealed is refused in the end", " || e.xid != 0 || tries == sealTries {", " || e.xid != 0 {", "fencedb.TestATokenThatStaysUnsealedIsRefusedInTheEnd"},
 		{"S6", "before COMMIT, the transaction is the one that entered", "\tif err == nil {\n\t\t_, err = tx.ExecContext(bounded, e.stillEntered())\n\t}\n", "", "fencedb.TestTxSQLTellsWhatAStatementHasCommitted"},
 		{"S6", "a COMMIT that Postgres refuses is no lost one", "\tcase refused(err):", "\tcase false:", "fencedb.TestACommitThatIsRefusedIsNoLostConnection"},
-		{"S6", "after a lost COMMIT the server is asked", "return e.settle(ctx, askSQL(db), err, true, true)", "return e.explainSQL(ctx, nil, err)", "fencedb.TestTheOutcomeOfALostCommitIsKnown"},
+		{"S6", "after a lost COMMIT the server is asked", "return e.findOutcome(ctx, askSQL(db), err, true, true)", "return e.explainSQL(ctx, nil, err)", "fencedb.TestTheOutcomeOfALostCommitIsKnown"},
 		{"S6", "a connection that is lost is given up before asking on another", "\tconn.giveBack() // first, or asking on another connection could wait for this one\n", "", "fencedb.TestTheOutcomeOfALostCommitIsKnown"},
 		{"S6", "a lost connection that database/sql has closed is given up as well", "!open && c.pgx != nil {", "!open && false {", "fencedb.TestALostConnectionThatDatabaseSQLHasClosedIsGivenUp"},
 		{"S6", "what a statement has committed, no rollback undoes", "\tif ended := e.ended(ctx, server, alive, err); ended != nil {\n", "\tif ended := error(nil); ended != nil {\n\t\t_, _ = server, alive\n", "fencedb.TestTxSQLTellsWhatAStatementHasCommitted"},
@@ -290,7 +290,7 @@ var guards = []struct {
 		{"S8", "a standby is not read before it has the seal", "if fence.Token < g.Token() {", "if false {", "fencedb.TestWhatAStandbyShowsIsSafeToDecideOnBehindTheSeal"},
 		{"S8", "the seal is of this lease", " || fence.Token == g.Token() && fence.Lease != g.LeaseID() {", " {", "fencedb.TestAwaitReplayTellsWhyItDoesNotWait"},
 		{"S8", "a newer token is not ours", "if fence.Token > g.Token() || fence.Token ==", "if fence.Token ==", "fencedb.TestAwaitReplayTellsWhyItDoesNotWait"},
-		{"S8", "a primary, as after a fail-over, is no standby", "case !told.Standby:", "case false:", "fencedb.TestAwaitReplayTellsWhyItDoesNotWait"},
+		{"S8", "a primary, as after a fail-over, is no standby", "case !answer.Standby:", "case false:", "fencedb.TestAwaitReplayTellsWhyItDoesNotWait"},
 	}},
 	{"fencedb/enter.go", []guard{
 		{"S6", "an Entry that was made by hand knows nothing", "\tcase e.entry == nil:\n", "\tcase false:\n", "fencedb.TestAnEntryThatWasMadeByHandKnowsNothing"},
@@ -304,7 +304,7 @@ var guards = []struct {
 	}},
 	{"guard/attempt.go", []guard{
 		{"S6", "what has committed does not run again", "t.final || errors.Is(err, fencedb.ErrCommitted) ||", "t.final ||", "guard.TestWhatHasHappenedIsNotDoneAgain"},
-		{"S2", "a holder that was overtaken does not come back", "err == nil && verdict != lease.LeaseLost", "err == nil && verdict != 0", "guard.TestAHolderThatWasOvertakenIsNotHealed"},
+		{"S2", "a holder that was overtaken does not come back", "err == nil && standing != lease.LeaseLost", "err == nil && standing != 0", "guard.TestAHolderThatWasOvertakenIsNotHealed"},
 	}},
 	{"internal/protocol/send.go", []guard{
 		{"L8", "a call that can be cancelled is not sent by its caller", " && Endless(b.Context)", "", "internal/protocol.TestACallWhoseContextCannotEndIsSentByItsCaller"},
@@ -400,7 +400,7 @@ var guards = []struct {
 	{"lease/acquire.go", []guard{
 		{"L6", "a request of a call with patience is bounded", "context.WithTimeoutCause(ctx, max(*a.patience, firstAnswer), waited)", "context.WithCancel(ctx)", "lease.TestPatienceBoundsTheCallToo"},
 		{"L6", "waiting is bounded", "waiting, cancelWaiting := context.WithTimeoutCause(asking, *a.patience, waited)", "waiting, cancelWaiting := context.WithCancel(asking)", "lease.TestWaitingForNoTime"},
-		{"L8", "a caller whose context has ended does not wait for its withdrawal", "a.behind.waitBriefly(ctx)", "a.behind.waitBriefly(context.WithoutCancel(ctx))", "lease.TestWhatIsCancelledAtOnceIsWithdrawnTogether"},
+		{"L8", "a caller whose context has ended does not wait for its withdrawal", "a.background.waitBriefly(ctx)", "a.background.waitBriefly(context.WithoutCancel(ctx))", "lease.TestWhatIsCancelledAtOnceIsWithdrawnTogether"},
 		{"L8", "what is granted while the issuer closes is given back", "if i.registry.closing() {", "if false {", "lease.TestCloseWhileALeaseIsGranted"},
 		{"L1", "one that is lost while others are waited for loses all", "			err = leases.lost() // waiting may have taken longer than an earlier one lasts\n", "", "lease.TestAcquireAllLosesOneWhileWaiting"},
 		{"L1", "who cannot get all gives back what it has", "if !whole { // also", "if false { // also", "lease.TestAcquireAllWaits"},
@@ -420,7 +420,7 @@ var guards = []struct {
 		{"L8", "Close ends the calls that are under way", "		call.cancel(ErrClosed)\n", "		_ = call.cancel\n", "lease.TestCloseDuringAnAcquisition"},
 		{"L8", "the end of a context does not stop a release", "protocol.Insist(context.WithoutCancel(o.trace.ctx), time.Until(o.until),", "protocol.Insist(o.trace.ctx, time.Until(o.until),", "lease.TestReleaseOutlivesItsCaller"},
 		{"L8", "what could not be given back is named", "case err != nil && r.closed:", "case false:", "lease.TestCloseSaysWhatWasRefused"},
-		{"L8", "Close looks at few of those that it leaves", "\tfor d := r.owed.after; d != &r.owed && looked < mostBlocked;", "\tfor d := r.owed.after; d != &r.owed;", "lease.TestCloseLooksAtFewWhenItsContextIsOver"},
+		{"L8", "Close looks at few of those that it leaves", "\tfor d := r.ring.after; d != &r.ring && looked < mostBlocked;", "\tfor d := r.ring.after; d != &r.ring;", "lease.TestCloseLooksAtFewWhenItsContextIsOver"},
 		{"L8", "nothing is asked of Redis after Close", "\tif r.closed {\n\t\treturn nil, ErrClosed\n\t}\n", "", "lease.TestClose"},
 	}},
 	{"lease/eval.go", []guard{

@@ -122,7 +122,7 @@ var (
 	// the claim was over by then; the result was too large; [DoJSON] could not write it as JSON; or
 	// Redis did not answer or refused. What fn did stays done. Another caller may run its own fn,
 	// or has done so.
-	ErrNotRecorded = protocol.Settled("once: result not recorded")
+	ErrNotRecorded = protocol.NotLost("once: result not recorded")
 )
 
 // InFlightError is the ordinary answer under contention; errors.Is(err, ErrInFlight) holds for it.

@@ -220,9 +220,9 @@ func renewal(c *leaseCell, _ context.Context) error {
 func release(c *leaseCell, ctx context.Context) error { return c.mine[0].Release(ctx) }
 
 func verify(c *leaseCell, ctx context.Context) error {
-	verdict, err := c.mine[0].Verify(ctx)
-	if err == nil && verdict != lease.Current {
-		c.Errorf("a lease that stands is found to be %v", verdict)
+	standing, err := c.mine[0].Verify(ctx)
+	if err == nil && standing != lease.Current {
+		c.Errorf("a lease that stands is found to be %v", standing)
 	}
 	return err
 }
