@@ -94,7 +94,7 @@ func (w *world) semaphore(limit int) *lease.Semaphore {
 	w.Helper()
 	s, err := lease.NewSemaphore(w.redis, lease.SemaphoreConfig{
 		Limit: limit,
-		Lease: lease.Config{TTL: time.Minute, RenewEvery: lease.Never, Namespace: w.namespace, Holder: label},
+		Lease: lease.Config{TTL: 10 * time.Minute, RenewEvery: lease.Never, Namespace: w.namespace, Holder: label},
 	})
 	require.NoError(w, err)
 	return s
