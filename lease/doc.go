@@ -35,9 +35,9 @@
 // The script that grants a lease issues its token: the last token plus one, or Redis's clock in
 // microseconds if that is greater. So tokens rise while Redis remembers the last one, and still
 // rise when it has forgotten it: after FLUSHALL, eviction, a restart on an old snapshot, or a
-// fail-over to a replica that lagged. Old tokens come again only if Redis's data and its clock are
-// both set back; or one of them does, if a server that was replaced comes back with a grant whose
-// answer was lost. The data store then refuses them, until the last token is raised above its own.
+// fail-over to a replica that lagged. An old token comes again in two cases only: Redis's data and
+// its clock are both set back, or a server that was replaced comes back with a grant whose answer
+// was lost. The data store then refuses it, until the last token is raised above its own.
 //
 // # The trust window
 //
@@ -97,9 +97,9 @@
 //
 //   - A process that has died does not listen, and its waiters are skipped. That takes no time, or
 //     a quarter of a second for a waiter that had asked just before.
-//   - A process that was stopped or cut off can seem to listen. It delays the others by at most 0.6
-//     s in total, however many of its callers wait. Its waiters keep their places, without right of
-//     way, until they ask.
+//   - A process that was stopped or cut off can seem to listen. It delays the others by at most
+//     0.6 s in total, however many of its callers wait. Its waiters keep their places, without
+//     right of way, until they ask.
 //   - A process that is reconnecting keeps its place, although others may go first.
 //   - A process that is more than half a second away from Redis delays the others by half a second,
 //     once for each of its waiters. Its waiter gets the lease if the resource is free when the

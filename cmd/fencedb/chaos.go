@@ -36,8 +36,8 @@ func (a *app) chaos() *cli.Command {
 		Description: `Starts worker processes that count, set a register, move money between
 accounts and more, each with a lease from your Redis and behind the fence in
 your Postgres. Meanwhile they are stopped and killed, and their connections
-are delayed, held and cut by proxies of this command. What came of every
-attempt is judged: docs/chaos.md says by which rules.
+are delayed, held and cut by proxies of this command. In the end it checks
+the outcome of every attempt; docs/chaos.md has the rules.
 
 Everything is in a namespace in Redis and a schema in Postgres that this run
 makes and removes. The role needs CREATE on the database and nothing else; an
@@ -127,7 +127,7 @@ func (a *app) drill() *cli.Command {
 	var c chaos.Config
 	return &cli.Command{
 		Name:  "drill",
-		Usage: "tell on your servers what happens when a holder fails",
+		Usage: "show on your servers what happens when a holder fails",
 		Description: `Six stories with two processes that book tables, each checked on both
 servers: two guests want one table; eight clients count; a holder loses its
 connection; is killed; is stopped past its lease and writes late. The last

@@ -30,10 +30,9 @@ func (a *app) doctor() *cli.Command {
 	return &cli.Command{
 		Name:  "doctor",
 		Usage: "check both servers for what makes leases or fences unsafe",
-		Description: `Says what it found, why that matters and what to do, errors first. It prints
-nothing if there is nothing to say. The exit code is 0 without errors,
-otherwise 1. If one server does not answer, that is a finding, and the other
-is examined.
+		Description: `Prints each finding with its reason and what to do, errors first, and nothing
+if there is none. The exit code is 1 if there is an error, otherwise 0. If
+one server does not answer, that is a finding, and the other is examined.
 
    fencedb doctor || page somebody`,
 		Flags: []cli.Flag{&cli.DurationFlag{Name: "long", Destination: &long, Usage: "report fenced transactions open for this `TIME`", Value: time.Minute}},

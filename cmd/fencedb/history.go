@@ -23,24 +23,24 @@ func (a *app) history() *cli.Command {
 	var since time.Duration
 	return &cli.Command{
 		Name:      "history",
-		Usage:     "tell what happened to a resource",
+		Usage:     "show what happened to a resource",
 		ArgsUsage: "RESOURCE",
-		Description: `Tells in one time line who entered the resource, what was written, what was
+		Description: `Shows in one time line who entered the resource, what was written, what was
 refused, and what was done by hand, and says how far back that is known.
 Entries and writes are known while fencedb.keep_history is on, writes to
 tables that are protected with history => true; leases and refusals for as
 long as the feed reaches back, if programs publish (see watch). If one server
-does not answer, it tells what the other knows; the exit code is 1 then.
+does not answer, it shows what the other knows; the exit code is 1 then.
 
-   fencedb history table:7                     what came in the last day
+   fencedb history table:7                     what happened in the last day
    fencedb history table:7 --since 2h
-   fencedb history table:7 --at "Fri 20:14"    what was around that time
+   fencedb history table:7 --at "Fri 20:14"    what happened around that time
 
 Times are ` + strings.Replace(moments, ` "2026`, "\n"+`"2026`, 1) + `,
 in your time zone. A seal enters too, so an entry may have written nothing.`,
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "at", Destination: &at, Usage: "tell what was around this `TIME`"},
-			&cli.DurationFlag{Name: "since", Destination: &since, Usage: "tell what came in this `TIME`", Value: day, Validator: positive},
+			&cli.StringFlag{Name: "at", Destination: &at, Usage: "show what happened around this `TIME`"},
+			&cli.DurationFlag{Name: "since", Destination: &since, Usage: "show what happened in the last `TIME`", Value: day, Validator: positive},
 		},
 		Action: a.read(onBoth|halves, func(cmd *cli.Command) error {
 			if err := protocol.CheckRequired("resource", a.argument, "table:12", protocol.MaxResource); err != nil {

@@ -27,7 +27,7 @@ does not answer, it shows what the other knows; the exit code is 1 then. If
 programs publish events (see watch), it shows the last renewal with its TTL,
 and the last refusals. Otherwise the renewal is worked out: Redis remembers
 a token for lease.Config.FenceRetention from then on, if that is its default.
-Of a semaphore it shows who holds its permits.
+For a semaphore it shows who holds the permits.
 
    fencedb inspect table:12`,
 		Action: a.read(onBoth|halves, nil, func(ctx context.Context, s *servers) (report, error) {

@@ -26,10 +26,10 @@ func (a *app) leases() *cli.Command {
 		ArgsUsage: "[PREFIX]",
 		Description: `Lists the leases, the permits of semaphores and the claims of package once
 whose resource begins with PREFIX. It reads Redis with SCAN, which blocks
-nobody. A resource that is acquired or released meanwhile may be missing.
-After Redis's clock was set back it is not known for how long some are held;
---older-than lists them all the same. If Redis does not answer, it lists what
-has entered last, by the ledger in Postgres; the exit code is 1 then.
+nobody. A resource that is acquired or released meanwhile may be missing. If
+Redis's clock was set back, some ages are not known; --older-than lists those
+resources too. If Redis does not answer, the command lists what entered last,
+from the ledger in Postgres; the exit code is 1 then.
 
    fencedb leases                              all
    fencedb leases table: --json                those of type table, as JSON

@@ -28,16 +28,18 @@ func (a *app) prune() *cli.Command {
 when no holder with an older token can be left: after the longest time that a
 lease is held plus the time that a token is remembered. --older-than must be
 at least the sum of the two, as the programs set them in lease.Config, and
-should be longer than a process can be paused. The fences of resources that
-are held now are kept, those that were set back, and those of other issuers
-(fencedb.foreign_issuers), and those of resources that Redis knows by another
---namespace or --hash-resources: it reads all keys of Redis. A fence is as
-old as its token, by the clock of Redis, and as its entry, by that of
-Postgres; if the two are a day apart, nothing is removed.
+should be longer than a process can be paused. A fence counts as old if both
+its token, by the clock of Redis, and its entry, by that of Postgres, are; if
+the two clocks are a day apart, nothing is removed.
+
+These fences are always kept: those of resources that are held now, those
+that were set back, those of other issuers (fencedb.foreign_issuers), and
+those of resources that Redis knows by another --namespace or
+--hash-resources, for which it reads all keys of Redis.
 
 The records in fencedb.audit are kept for ever, unless --audit-older-than
-gives a time of 90 days or more. Who protected a table is kept for as long as
-it is protected.
+gives a time of 90 days or more. The record of who protected a table is kept
+for as long as the table is protected.
 
    fencedb prune                               count
    fencedb prune --apply --reason 'monthly'    ask, remove, record

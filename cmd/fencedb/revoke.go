@@ -33,26 +33,25 @@ Sealing waits for an open transaction of the holder, for as long as
 --timeout, and names it on stderr. If that is too short, the exit code is 4:
 the lease has ended, but the open transaction can still commit.
 
-With --behind it ends nobody, and compares all last tokens in Redis with the
-ledger. It seals the resources of the namespace whose token in Redis is above
-the one in the ledger: after a fail-over that lost commits, or when a
-database was restored, former holders could write again until then. It raises
-the counters of those whose fence is above what Redis would issue next, as
-when Redis has lost its data and its clock is behind: new holders are refused
-until then. Hashed names are known from the ledger alone: those that the
-ledger has lost are counted, and so is what other namespaces have above the
-ledger. Then the exit code is 1, for other namespaces unless there is
---force. Claims of package once are left out that are not known to have
-entered.
+With --behind it ends no lease, and compares all last tokens in Redis with
+the ledger. It seals the resources of the namespace whose token in Redis is
+above the one in the ledger: after a fail-over that lost commits, or after a
+restore, former holders could write again until then. It raises the counters
+of those whose fence is above what Redis would issue next, as when Redis has
+lost its data and its clock is behind: new holders are refused until then.
+Hashed names are known from the ledger alone: those that the ledger has lost
+are counted, and so is what other namespaces have above the ledger. Then the
+exit code is 1; for other namespaces only without --force. Claims of package
+once that are not known to have entered are left out.
 
-With --seal-only it asks no Redis, for one that is away, full or refuses. It
-seals the resource in Postgres, with the time there as the token: holders
-with a lower one are refused from then on, and the lease goes on in Redis.
-A token may be above that if Redis's clock is, or was, ahead of Postgres's.
+With --seal-only it does not ask Redis, which may be away or full, or may
+refuse. It seals the resource in Postgres, with the time there as the token:
+holders with a lower one are refused from then on, and the lease goes on in
+Redis. A token may be higher if Redis's clock is, or was, ahead of that of
+Postgres.
 
-With --permit it ends a permit of a semaphore, which is named by how its
-lease id begins, or all of them, and records each. Nothing is sealed: a
-permit does not fence.
+With --permit it ends the permit of a semaphore whose lease id begins so, or
+all permits, and records each. Nothing is sealed: a permit does not fence.
 
    fencedb revoke table:12 --reason 'worker 7 hangs'
    fencedb revoke table:12 --seal-only --reason 'Redis is full'

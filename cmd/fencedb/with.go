@@ -55,7 +55,7 @@ In fix.sql:
    UPDATE orders SET state = 'paid' WHERE id = 7;
    COMMIT;
 
-What became of the leases is said on stderr. The exit code is that of the
+stderr says what became of the leases. The exit code is that of the
 command, 128 + N if signal N ended it, or
 
    123   the command ended with 0, but a lease was lost before
