@@ -782,10 +782,8 @@ COMMENT ON FUNCTION fencedb.unprotect IS 'Undoes protect: any client can write w
 
 GRANT SELECT ON fencedb.protected_tables TO PUBLIC;
 
-
 -- Adopting fences where not all writers can be deployed at once: guards that only observe, and
 -- roles that write without a token of their own.
-
 
 -- What an observing guard lets pass is an event. Each kind of write is recorded at most once a
 -- minute, so no row of the log is updated or waited for. This sequence numbers the records, and at
@@ -1079,8 +1077,6 @@ END
 $$;
 
 REVOKE ALL ON FUNCTION fencedb.let_overtake FROM PUBLIC;
-
-
 
 ALTER DEFAULT PRIVILEGES IN SCHEMA fencedb REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC;
 

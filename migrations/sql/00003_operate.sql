@@ -186,13 +186,11 @@ EXCEPTION WHEN serialization_failure THEN -- nothing is deleted
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.trim_history(float8) IS 'Inner function. Forgets some of the history that is too old.';
-
+-- The role of the last SET ROLE, or the one that logged in. In SECURITY DEFINER functions,
+-- current_user is their owner.
 CREATE FUNCTION fencedb.caller() RETURNS name
     LANGUAGE sql STABLE
     RETURN coalesce(nullif(current_setting('role'), 'none'), session_user);
-
-COMMENT ON FUNCTION fencedb.caller() IS 'Inner function. The role of the last SET ROLE, or the one that logged in. In SECURITY DEFINER functions current_user is their owner.';
 
 CREATE FUNCTION fencedb.note_entry() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
@@ -293,8 +291,7 @@ $notes$,
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.write_notes(regclass) IS 'Inner function. Writes anew, and returns, the function that notes the history of a protected table.';
-
+-- Puts the triggers that keep history on every member of a protected table, or removes them.
 -- Partitions do not inherit statement triggers, so each member gets its own, as in protect.
 CREATE FUNCTION fencedb.set_history(target regclass, wanted boolean) RETURNS void
     LANGUAGE plpgsql
@@ -327,8 +324,6 @@ BEGIN
     PERFORM fencedb.drop_guard(f) FROM unnest(formers) f WHERE f IS DISTINCT FROM notes;
 END
 $$;
-
-COMMENT ON FUNCTION fencedb.set_history(regclass, boolean) IS 'Inner function. Puts the triggers that keep history on every member of a protected table, or removes them.';
 
 CREATE FUNCTION fencedb.keep_history(period interval) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
