@@ -15,8 +15,8 @@ import (
 	"github.com/fencedb/fencedb/observe/feed"
 )
 
-// story is what programs have published of one resource.
-type story struct {
+// fromFeed is what programs have published of one resource.
+type fromFeed struct {
 	refusals []refused // newest first; nil if no program publishes, or if permission to read was denied
 	proven   int64     // the highest token of the last day that is known to have entered, or to be a revocation's
 	renewal  renewal   // of the last lease
@@ -63,31 +63,31 @@ func (r renewal) text(p page) string {
 
 const mostRefusals = 5
 
-func (s *servers) readFeed(ctx context.Context, resource string) (told story, err error) {
+func (s *servers) readFeed(ctx context.Context, resource string) (found fromFeed, err error) {
 	digits := feed.Hashed(resource)
 	err = feed.Replay(ctx, s.client, "0", func(e feed.Event) error {
-		if told.refusals == nil {
-			told.refusals = []refused{}
+		if found.refusals == nil {
+			found.refusals = []refused{}
 		}
 		if e.Resource != resource && e.Resource != digits {
 			return nil
 		}
 		switch {
 		case e.Kind == feed.Refused:
-			told.refusals = append(told.refusals, refused{e.At.UTC(), e.Worker, e.Token, e.Stored})
-			told.refusals = told.refusals[max(0, len(told.refusals)-mostRefusals):]
-		case (e.Kind == feed.Granted || e.Kind == feed.Extended) && e.Token >= told.renewal.token:
-			told.renewal = renewalOf(e)
+			found.refusals = append(found.refusals, refused{e.At.UTC(), e.Worker, e.Token, e.Stored})
+			found.refusals = found.refusals[max(0, len(found.refusals)-mostRefusals):]
+		case (e.Kind == feed.Granted || e.Kind == feed.Extended) && e.Token >= found.renewal.token:
+			found.renewal = renewalOf(e)
 		case proves(e) && time.Since(e.At) < provenWithin:
-			told.proven = max(told.proven, e.Token)
+			found.proven = max(found.proven, e.Token)
 		}
 		return nil
 	}, feed.Namespace(s.names.namespace))
 	if replaced := redis.HasErrorPrefix(err, "WRONGTYPE"); replaced || redis.IsPermissionError(err) {
-		return story{replaced: replaced}, nil
+		return fromFeed{replaced: replaced}, nil
 	}
-	slices.Reverse(told.refusals)
-	return told, err
+	slices.Reverse(found.refusals)
+	return found, err
 }
 
 var errPublished = errors.New("there are events")

@@ -66,13 +66,13 @@ in your time zone. A seal enters too, so an entry may have written nothing.`,
 				}
 				w, r.At = window{at: then, before: aroundAt, after: aroundAt}, &then
 			}
-			return s.tell(ctx, r, w)
+			return s.past(ctx, r, w)
 		}),
 	}
 }
 
-// tell is what both servers know of the past.
-func (s *servers) tell(ctx context.Context, r *history, w window) (report, error) {
+// past returns what both servers know.
+func (s *servers) past(ctx context.Context, r *history, w window) (report, error) {
 	if s.redisAway == nil {
 		s.redisAway = s.readRedis(ctx, r, w)
 	}

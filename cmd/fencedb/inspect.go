@@ -31,9 +31,9 @@ For a semaphore it shows who holds the permits.
 
    fencedb inspect table:12`,
 		Action: a.read(onBoth|halves, nil, func(ctx context.Context, s *servers) (report, error) {
-			var told story
-			if s.redisAway == nil { // first, so that the ledger has what it tells
-				if told, s.redisAway = s.readFeed(ctx, a.argument); s.redisAway != nil {
+			var events fromFeed
+			if s.redisAway == nil { // first, so that the ledger has what it says
+				if events, s.redisAway = s.readFeed(ctx, a.argument); s.redisAway != nil {
 					s.redisAway = fmt.Errorf("redis: the feed: %w", s.redisAway)
 				}
 			}
@@ -41,10 +41,10 @@ For a semaphore it shows who holds the permits.
 			if err != nil {
 				return nil, err
 			}
-			found.Refusals, found.proven = told.refusals, max(found.proven, told.proven)
-			found.feedReplaced = told.replaced
-			if h := found.Holder; h != nil && told.renewal.token == h.Token {
-				found.Renewal = found.dated(told.renewal)
+			found.Refusals, found.proven = events.refusals, max(found.proven, events.proven)
+			found.feedReplaced = events.replaced
+			if h := found.Holder; h != nil && events.renewal.token == h.Token {
+				found.Renewal = found.dated(events.renewal)
 			} else {
 				found.Renewal = found.workOutRenewal()
 			}
@@ -77,8 +77,8 @@ type inspection struct {
 	Transactions    []transaction `json:"transactions"`
 	Refusals        []refused     `json:"refusals"` // newest first; nil: no program publishes events
 	feedReplaced    bool
-	standby         bool    // Postgres is one
-	Elsewhere       []place `json:"elsewhere"` // nil: not found out, for the reason unsearched
+	standby         bool       // Postgres is one
+	Elsewhere       []location `json:"elsewhere"` // nil: not found out, for the reason unsearched
 	unsearched      error
 	namespace       string
 	Missing         []missing `json:"missing"` // servers that have not told their half
@@ -129,12 +129,12 @@ func (s *servers) look(ctx context.Context, resource string) (*inspection, error
 			health, _ := s.issuer.Check(ctx) // a server that is unfit has a clock too
 			found.floor = floor(health.Servers)
 		}
-		var places map[string][]place
-		if places, found.unsearched = s.search(ctx, resource); found.unsearched == nil {
-			found.Elsewhere = append([]place{}, places[resource]...)
+		var locations map[string][]location
+		if locations, found.unsearched = s.search(ctx, resource); found.unsearched == nil {
+			found.Elsewhere = append([]location{}, locations[resource]...)
 		}
 		// Nobody may hold a semaphore now; then it is known by the counter that the search has found.
-		idle := place{Namespace: s.names.namespace, Kind: protocol.SemaphoreKind, Hashed: s.names.hashed}
+		idle := location{Namespace: s.names.namespace, Kind: protocol.SemaphoreKind, Hashed: s.names.hashed}
 		if n := slices.Index(found.Elsewhere, idle); n >= 0 {
 			found.Elsewhere = slices.Delete(found.Elsewhere, n, n+1)
 		} else if found.Semaphore != nil && len(found.Semaphore.Permits)+found.Semaphore.Waiters == 0 {
@@ -178,19 +178,19 @@ func (s *servers) add(r *inspection, known lease.Inspection) {
 
 // dated is the last renewal, of which the events tell the TTL, dated by when the lease ends in
 // Redis: the last events may have been dropped.
-func (r *inspection) dated(told renewal) *renewal {
-	ttl, left := time.Duration(told.TTLMS)*time.Millisecond, time.Duration(r.Holder.ExpiresInMS)*time.Millisecond
+func (r *inspection) dated(last renewal) *renewal {
+	ttl, left := time.Duration(last.TTLMS)*time.Millisecond, time.Duration(r.Holder.ExpiresInMS)*time.Millisecond
 	since, held := max(0, ttl-left), r.heldFor
 	if held == 0 { // the token does not tell
-		held = time.Since(told.At)
+		held = time.Since(last.At)
 	}
 	// A renewal comes after a third of the TTL; the events' TTL is less than Redis's by a margin.
 	const part = 5
-	if told.First = told.First && since >= held-r.within-ttl/part; told.First {
+	if last.First = last.First && since >= held-r.within-ttl/part; last.First {
 		since = held
 	}
-	told.At = r.readAt.Add(-since)
-	return &told
+	last.At = r.readAt.Add(-since)
+	return &last
 }
 
 // workOutRenewal finds the last renewal by how long Redis still remembers the token: each grant and
@@ -229,7 +229,7 @@ func (r *inspection) print(p page) {
 		return []string{fmt.Sprint(t.PID), visible(t.Application), visible(t.State), t.openFor(),
 			visible(t.User), t.Client, t.WaitsFor}
 	})
-	list(p, []string{"ALSO IN NAMESPACE", "KIND", "HASHED", "LAST TOKEN", "HOLDER"}, r.Elsewhere, func(e place) []string {
+	list(p, []string{"ALSO IN NAMESPACE", "KIND", "HASHED", "LAST TOKEN", "HOLDER"}, r.Elsewhere, func(e location) []string {
 		who := "nobody"
 		if e.Kind != protocol.LeaseKind {
 			who = "see --namespace"
@@ -371,9 +371,9 @@ func (r *inspection) whoCanWrite(add adding) bool {
 	return true
 }
 
-// issued tells whether a token came from a place, as far as that is known.
-func issued(token int64) func(place) bool {
-	return func(p place) bool { return value(p.LastToken) >= token }
+// issued tells whether a token came from a location, as far as that is known.
+func issued(token int64) func(location) bool {
+	return func(p location) bool { return value(p.LastToken) >= token }
 }
 
 // whatRedisKnows adds what its namespaces and its last token tell about the fence.

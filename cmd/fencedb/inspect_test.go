@@ -23,7 +23,7 @@ func TestInspectFollowsALeaseThroughItsLife(t *testing.T) {
 	found := w.inspected("seat:1")
 	require.Equal(t, []string{"unknown_to_redis"}, codes(found.Notes))
 	found.Notes = nil
-	require.Equal(t, &inspection{Resource: "seat:1", Transactions: []transaction{}, Elsewhere: []place{}, Missing: []missing{}}, found)
+	require.Equal(t, &inspection{Resource: "seat:1", Transactions: []transaction{}, Elsewhere: []location{}, Missing: []missing{}}, found)
 
 	l := w.acquire("seat:1")
 	found = w.inspected("seat:1")
@@ -373,7 +373,7 @@ func TestInspectInAWrongNamespaceSaysWhereItIsHeld(t *testing.T) {
 
 		found := w.inspected("seat:1")
 		require.Equal(t, []string{"old_holder_may_write", "held_elsewhere"}, codes(found.Notes))
-		require.Equal(t, []place{{Namespace: "shop", Kind: "lease", LastToken: new(l.Token()), Holder: found.Elsewhere[0].Holder}}, found.Elsewhere)
+		require.Equal(t, []location{{Namespace: "shop", Kind: "lease", LastToken: new(l.Token()), Holder: found.Elsewhere[0].Holder}}, found.Elsewhere)
 		require.Equal(t, l.LeaseID(), found.Elsewhere[0].Holder.LeaseID)
 		require.Contains(t, w.ok("inspect", "seat:1"), "nobody "+inNamespace(wrong))
 		require.Contains(t, w.run("revoke", "seat:1", "--reason", "it hangs").errOut, `as a lease in namespace "shop"`)

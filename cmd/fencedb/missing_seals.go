@@ -122,7 +122,7 @@ func (s *servers) sealBehind(ctx context.Context, e event, force bool) error {
 	if len(c.elsewhere) > 0 || c.unnamed > 0 {
 		done.where = inNamespace(s.names.namespace) + " that is known by name"
 	}
-	if len(c.behind)+len(c.low) > 0 {
+	if len(c.ahead)+len(c.low) > 0 {
 		if err := s.confirm(ctx, c.question()); err != nil {
 			return err
 		}
@@ -145,7 +145,7 @@ func (s *servers) sealBehind(ctx context.Context, e event, force bool) error {
 
 // comparison is what the two servers do not know of each other.
 type comparison struct {
-	behind    []unsealed
+	ahead     []unsealed
 	low       []raised
 	unnamed   int
 	elsewhere []leftAlone
@@ -160,8 +160,8 @@ func (c *comparison) question() string {
 		return fmt.Sprintf("%d resources, such as %s", n, strings.Join(names, ", "))
 	}
 	var text string
-	if n := len(c.behind); n > 0 {
-		text += fmt.Sprintf("Redis has issued tokens above the ledger's for %s. Shut their former holders out? ", such(n, func(i int) string { return c.behind[i].Resource }))
+	if n := len(c.ahead); n > 0 {
+		text += fmt.Sprintf("Redis has issued tokens above the ledger's for %s. Shut their former holders out? ", such(n, func(i int) string { return c.ahead[i].Resource }))
 	}
 	if n := len(c.low); n > 0 {
 		text += fmt.Sprintf("The ledger has tokens above those that Redis would issue for %s. Raise these? ", such(n, func(i int) string { return c.low[i].Resource }))
@@ -189,7 +189,7 @@ func (s *servers) level(ctx context.Context, e event, c comparison, done *sealin
 			return nil
 		})
 	}
-	for _, u := range c.behind {
+	for _, u := range c.ahead {
 		each(u.Resource, func() (int64, error) { return s.sealLast(ctx, u.Resource) }, func(token int64) {
 			u.Token = token
 			done.Sealed = append(done.Sealed, u)
@@ -207,10 +207,10 @@ func (s *servers) level(ctx context.Context, e event, c comparison, done *sealin
 	recording, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.timeout) // also after Ctrl-C
 	defer cancel()
 	var err error
-	details := map[string]any{"behind": len(c.behind), "sealed": len(done.Sealed), "raised": len(done.Raised)}
+	details := map[string]any{"behind": len(c.ahead), "sealed": len(done.Sealed), "raised": len(done.Raised)}
 	if done.AuditID, err = e.record(recording, s.pool, details); err != nil {
 		s.changed = fmt.Sprintf("%d of %d resources were sealed and %d of %d raised, which may not be recorded in fencedb.audit",
-			len(done.Sealed), len(c.behind), len(done.Raised), len(c.low))
+			len(done.Sealed), len(c.ahead), len(done.Raised), len(c.low))
 		return err
 	}
 	return nil
@@ -225,7 +225,7 @@ func (s *servers) sealLast(ctx context.Context, resource string) (token int64, e
 	defer cancel()
 	id := uuid.New()
 	for _, hashed := range []bool{false, true} {
-		p := place{Namespace: s.names.namespace, Hashed: hashed}
+		p := location{Namespace: s.names.namespace, Hashed: hashed}
 		if err := p.look(ctx, s, resource); err != nil {
 			return 0, err
 		}
@@ -276,12 +276,12 @@ func (s *servers) compare(ctx context.Context) (c comparison, err error) {
 		issued[k.Namespace][k] = tokens[n]
 	}
 	for _, namespace := range slices.Sorted(maps.Keys(issued)) {
-		all, unnamed, err := s.behind(ctx, namespace, issued[namespace], keys)
+		all, unnamed, err := s.missingSeals(ctx, namespace, issued[namespace], keys)
 		if err != nil {
 			return c, explained(err)
 		}
 		if namespace == s.names.namespace {
-			c.behind, c.unnamed = all, unnamed
+			c.ahead, c.unnamed = all, unnamed
 		} else if n := len(all) + unnamed; n > 0 {
 			left := leftAlone{Namespace: namespace, Resources: n}
 			if len(all) > 0 {
@@ -294,11 +294,11 @@ func (s *servers) compare(ctx context.Context) (c comparison, err error) {
 	return c, explained(err)
 }
 
-// behind finds the resources for which Redis has issued a token in a namespace that the ledger has
+// missingSeals finds the resources for which Redis has issued a token in a namespace that the ledger has
 // not seen. A digest does not tell the name, so hashed ones are those that the ledger has; unnamed
 // are how many Redis knows beside these. Claims of package once, one for each key that ever was,
 // count only if they are known to have entered. keys are those of revocations, too.
-func (s *servers) behind(ctx context.Context, namespace string, issued map[lease.Key]int64,
+func (s *servers) missingSeals(ctx context.Context, namespace string, issued map[lease.Key]int64,
 	keys []lease.Key) (all []unsealed, unnamed int, err error) {
 	last, known, nameless := map[string]int64{}, map[string]string{}, []string{}
 	for k, token := range issued {

@@ -12,9 +12,9 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// place is where Redis knows a resource otherwise than by the flags of this call: in another
+// location is where Redis knows a resource otherwise than by the flags of this call: in another
 // namespace, by the other form of its name, or as a semaphore.
-type place struct {
+type location struct {
 	Namespace string  `json:"namespace"`
 	Kind      string  `json:"kind"` // lease or semaphore
 	Hashed    bool    `json:"hashed"`
@@ -22,7 +22,7 @@ type place struct {
 	Holder    *holder `json:"holder"`     // nil: nobody, or it is a semaphore
 }
 
-func (p place) String() string {
+func (p location) String() string {
 	return fmt.Sprintf("as a %s %s, with --hash-resources=%v", p.Kind, inNamespace(p.Namespace), p.Hashed)
 }
 
@@ -33,9 +33,9 @@ func inNamespace(name string) string {
 	return fmt.Sprintf("in namespace %q", name)
 }
 
-// rivals are those places in which somebody holds a lease.
-func rivals(places []place) []place {
-	return slices.DeleteFunc(slices.Clone(places), func(p place) bool { return p.Holder == nil })
+// rivals are those locations in which somebody holds a lease.
+func rivals(locations []location) []location {
+	return slices.DeleteFunc(slices.Clone(locations), func(p location) bool { return p.Holder == nil })
 }
 
 // searchTime bounds a search in Redis that reads all keys.
@@ -43,7 +43,7 @@ const searchTime = 5 * time.Second
 
 // search finds where else Redis knows each of the resources. It reads the names of all keys, once,
 // and gives up after searchTime: a Redis may hold more than leases.
-func (s *servers) search(ctx context.Context, resources ...string) (map[string][]place, error) {
+func (s *servers) search(ctx context.Context, resources ...string) (map[string][]location, error) {
 	search, cancel := context.WithTimeout(ctx, searchTime)
 	defer cancel()
 	named := map[string]string{} // the resources, by each name that Redis may have for them
@@ -54,17 +54,17 @@ func (s *servers) search(ctx context.Context, resources ...string) (map[string][
 		resource, wanted := named[k.Resource]
 		return wanted && k.Field == "fence" && k != s.names.key(resource)
 	})
-	found := map[string][]place{}
+	found := map[string][]location{}
 	for _, k := range keys {
 		resource := named[k.Resource]
-		p := place{Namespace: k.Namespace, Kind: k.Kind, Hashed: k.Resource != resource}
+		p := location{Namespace: k.Namespace, Kind: k.Kind, Hashed: k.Resource != resource}
 		if err == nil && k.Kind == protocol.LeaseKind {
 			err = p.look(search, s, resource)
 		}
 		found[resource] = append(found[resource], p)
 	}
-	for _, places := range found {
-		slices.SortFunc(places, func(a, b place) int {
+	for _, locations := range found {
+		slices.SortFunc(locations, func(a, b location) int {
 			return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.String(), b.String()))
 		})
 	}
@@ -78,7 +78,7 @@ func (n names) key(resource string) lease.Key {
 	return k
 }
 
-func (p *place) look(ctx context.Context, s *servers, resource string) error {
+func (p *location) look(ctx context.Context, s *servers, resource string) error {
 	issuer, err := lease.New(s.client, names{p.Namespace, p.Hashed}.config())
 	if err != nil {
 		return err
@@ -93,12 +93,12 @@ func (p *place) look(ctx context.Context, s *servers, resource string) error {
 // notElsewhere refuses to change a resource that somebody may hold who is not seen from here: they
 // would go on, and whoever forgot a flag would shut out somebody else. unsearched is why that was
 // not found out, or nil; it is a reason to refuse only where the resource is not known here.
-func (s *servers) notElsewhere(resource string, known bool, places []place, unsearched error) error {
+func (s *servers) notElsewhere(resource string, known bool, locations []location, unsearched error) error {
 	name := visible(resource)
-	switch others := rivals(places); {
-	case !known && len(places) > 0:
+	switch others := rivals(locations); {
+	case !known && len(locations) > 0:
 		return fmt.Errorf("%w: Redis does not know %s here, but %s; check both flags, and that it is a lease; with --force it is done all the same",
-			errUnchanged, name, described(places))
+			errUnchanged, name, described(locations))
 	case len(others) > 0:
 		return fmt.Errorf("%w: %s is held elsewhere too: %s; see that --namespace is that of the programs that write to this database; with --force it is done all the same",
 			errUnchanged, name, described(others))
@@ -111,9 +111,9 @@ func (s *servers) notElsewhere(resource string, known bool, places []place, unse
 	return nil
 }
 
-func described(places []place) string {
+func described(locations []location) string {
 	var all []string
-	for _, p := range places {
+	for _, p := range locations {
 		text := p.String()
 		if p.Holder != nil {
 			text += fmt.Sprintf(", by %s with token %d", p.Holder.name(), p.Holder.Token)

@@ -253,9 +253,9 @@ func tokenText(token int64) string {
 	return strconv.FormatInt(token, 10)
 }
 
-func prefixed(before, text, behind string) string {
+func prefixed(before, text, after string) string {
 	if text == "" {
 		return ""
 	}
-	return before + text + behind
+	return before + text + after
 }

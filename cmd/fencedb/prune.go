@@ -215,7 +215,7 @@ func (p *pruner) free(ctx context.Context, resources []string, r *pruning) ([]st
 			r.Held++
 		case known:
 			r.Elsewhere++
-			r.example = place{Namespace: k.Namespace, Kind: k.Kind, Hashed: hashed(k)}.String()
+			r.example = location{Namespace: k.Namespace, Kind: k.Kind, Hashed: hashed(k)}.String()
 		default:
 			free = append(free, resource)
 		}

@@ -111,9 +111,9 @@ type revocation struct {
 	LeaseID  uuid.UUID `json:"lease_id"`
 	AuditID  int64     `json:"audit_id"` // 0: nothing was changed, because all former holders were shut out already
 
-	Unknown   bool    `json:"unknown"`   // Redis knew nothing of it here: its name or namespace may be wrong, and a holder elsewhere goes on
-	Elsewhere []place `json:"elsewhere"` // that were left alone; nil: not found out
-	SealOnly  bool    `json:"seal_only"` // Redis was not asked
+	Unknown   bool       `json:"unknown"`   // Redis knew nothing of it here: its name or namespace may be wrong, and a holder elsewhere goes on
+	Elsewhere []location `json:"elsewhere"` // that were left alone; nil: not found out
+	SealOnly  bool       `json:"seal_only"` // Redis was not asked
 
 	passed bool // a newer token had entered already
 }

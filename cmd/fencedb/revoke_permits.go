@@ -68,7 +68,7 @@ func (s *servers) confirmAndRevokePermits(ctx context.Context, e event, which st
 		return nil, err
 	}
 	elsewhere := ""
-	others := slices.DeleteFunc(found.Elsewhere, func(p place) bool { return p.Kind != protocol.SemaphoreKind })
+	others := slices.DeleteFunc(found.Elsewhere, func(p location) bool { return p.Kind != protocol.SemaphoreKind })
 	if len(others) > 0 {
 		elsewhere = "; Redis knows it " + described(others) + " too: see that both flags are right"
 	} else if found.unsearched != nil {

@@ -34,7 +34,7 @@ type history struct {
 	Period        string     `json:"kept_for"`
 	Tables        []noting   `json:"tables"`     // to which it may belong
 	FeedSince     *time.Time `json:"feed_since"` // leases and refusals are known since then; nil: there are no events
-	Elsewhere     []place    `json:"elsewhere"`  // as inspect has it
+	Elsewhere     []location `json:"elsewhere"`  // as inspect has it
 	Missing       []missing  `json:"missing"`    // servers that have not told their half
 	Notes         []note     `json:"notes"`
 
@@ -257,9 +257,9 @@ func (s *servers) readRedis(ctx context.Context, r *history, w window) error {
 		held := feed.Short(known.Holder)
 		r.labels[held] = cmp.Or(known.Label, r.labels[held])
 	}
-	var places map[string][]place
-	if places, r.unsearched = s.search(ctx, r.Resource); r.unsearched == nil {
-		r.Elsewhere = append([]place{}, places[r.Resource]...)
+	var locations map[string][]location
+	if locations, r.unsearched = s.search(ctx, r.Resource); r.unsearched == nil {
+		r.Elsewhere = append([]location{}, locations[r.Resource]...)
 	}
 	return nil
 }

@@ -193,9 +193,9 @@ func (w *wrapping) onlyHere(ctx context.Context, i *lease.Issuer) error {
 		}
 		known[resource] = found.LastToken > 0
 	}
-	places, unsearched := w.search(ctx, w.resources...)
+	locations, unsearched := w.search(ctx, w.resources...)
 	for _, resource := range w.resources {
-		if err := w.notElsewhere(resource, known[resource], places[resource], unsearched); err != nil {
+		if err := w.notElsewhere(resource, known[resource], locations[resource], unsearched); err != nil {
 			return err
 		}
 	}
