@@ -2,6 +2,8 @@ package guard
 
 import (
 	"context"
+	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"io"
 	"net"
@@ -50,7 +52,7 @@ func (o Outcome) String() string {
 }
 
 // Answer says what err means to the caller of a service. It knows the errors of this package and of
-// packages fencedb, lease, once and grant, those of pgx and of the network, anywhere in the tree of
+// packages fencedb, lease, once and grant, those of pgx, database/sql and the network, anywhere in the tree of
 // err; any other error is Refused. A network error of the work itself, such as a bank that does not
 // answer, is treated in the same way.
 //
@@ -129,5 +131,5 @@ var mistakes = []error{
 // away are the errors of a server that does not answer, or not in time, and of a program that ends.
 var away = []error{
 	lease.ErrUnreachable, lease.ErrRefused, lease.ErrClosed, context.DeadlineExceeded, context.Canceled,
-	io.EOF, io.ErrUnexpectedEOF, net.ErrClosed,
+	io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, pgconn.ErrConnClosed, driver.ErrBadConn, sql.ErrConnDone,
 }

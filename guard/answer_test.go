@@ -2,23 +2,29 @@ package guard_test
 
 import (
 	"context"
+	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/grant"
 	"github.com/fencedb/fencedb/guard"
+	"github.com/fencedb/fencedb/internal/faulty"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/lease/once"
@@ -37,6 +43,9 @@ func TestAnswer(t *testing.T) {
 		"on a standby":          {&pgconn.PgError{Code: "25006"}, guard.Unavailable},
 		"hung up":               {fmt.Errorf("read: %w", io.ErrUnexpectedEOF), guard.Unavailable},
 		"closed":                {net.ErrClosed, guard.Unavailable},
+		"closed by pgx":         {fmt.Errorf("fencedb: rolled back: %w", pgconn.ErrConnClosed), guard.Unavailable},
+		"closed by the pool":    {driver.ErrBadConn, guard.Unavailable},
+		"given back":            {sql.ErrConnDone, guard.Unavailable},
 		"no route":              {&net.OpError{Op: "dial", Err: errors.New("no route")}, guard.Unavailable},
 		"not connected":         {new(pgconn.ConnectError), guard.Unavailable},
 		"too slow":              {context.DeadlineExceeded, guard.Unavailable},
@@ -164,6 +173,75 @@ func TestEveryCallSaysThatAServerIsUnavailable(t *testing.T) {
 				require.Equal(t, guard.Unavailable, guard.Answer(err), "%v", err)
 				require.Zero(t, w.bookings())
 			})
+		}
+	}
+}
+
+// Before COMMIT a transaction is lost with its connection, whatever it was asked for next.
+func TestALostConnectionIsAnOutage(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	proxy := faulty.NewPostgresProxy(t, w.pool.Config().ConnString())
+	pool, err := pgxpool.New(t.Context(), proxy.URL())
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	t.Cleanup(proxy.Sever)
+	db := stdlib.OpenDBFromPool(pool)
+	t.Cleanup(func() { _ = db.Close() })
+	repository := fencedb.NewRepository(pool, func(tx pgx.Tx) pgx.Tx { return tx })
+	var armed atomic.Bool
+	proxy.OnClient(func(pgproto3.FrontendMessage) faulty.Fate {
+		if armed.Swap(false) {
+			return faulty.Cut
+		}
+		return faulty.Pass
+	})
+	next := map[string]string{"at COMMIT": "", "at the next statement": `SELECT 1`}
+	for place, statement := range next {
+		in := func(ctx context.Context, tx pgx.Tx) error {
+			armed.Store(true)
+			if statement == "" {
+				return nil
+			}
+			_, err := tx.Exec(ctx, statement)
+			return err
+		}
+		inSQL := func(tx *sql.Tx) error {
+			armed.Store(true)
+			if statement == "" {
+				return nil
+			}
+			_, err := tx.ExecContext(t.Context(), statement)
+			return err
+		}
+		for name, call := range map[string]func(ctx context.Context, h *guard.Holder) error{
+			"Tx": func(ctx context.Context, h *guard.Holder) error {
+				return h.Tx(ctx, func(tx pgx.Tx) error { return in(ctx, tx) })
+			},
+			"TxSQL": func(ctx context.Context, h *guard.Holder) error { return h.TxSQL(ctx, db, inSQL) },
+			"Write": func(ctx context.Context, h *guard.Holder) error {
+				return repository.Write(ctx, h.Grant(), func(tx pgx.Tx) error { return in(ctx, tx) })
+			},
+			"Read": func(ctx context.Context, _ *guard.Holder) error {
+				return repository.Read(ctx, func(tx pgx.Tx) error { return in(ctx, tx) })
+			},
+			"BeginFunc": func(ctx context.Context, _ *guard.Holder) error {
+				return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return in(ctx, tx) })
+			},
+			"BeginTx": func(ctx context.Context, _ *guard.Holder) error {
+				tx, err := db.BeginTx(ctx, nil)
+				if err != nil {
+					return err
+				}
+				if err := inSQL(tx); err != nil {
+					return errors.Join(err, tx.Rollback())
+				}
+				return tx.Commit()
+			},
+		} {
+			err := guard.New(w.issuer, pool).Do(t.Context(), "table:12", call)
+			require.Error(t, err, "%s, %s", name, place)
+			require.Equal(t, guard.Unavailable, guard.Answer(err), "%s, %s: %v", name, place, err)
 		}
 	}
 }
