@@ -337,8 +337,15 @@ func TestACutCommitIsFoundOut(t *testing.T) {
 			t.Run(name+", "+how, func(t *testing.T) {
 				t.Parallel()
 				w := newWorld(t)
-				w.postgres.CutCommit() // not that of the seal
-				require.NoError(t, hold(w, func(g fencedb.Grant) error { return write(w, g) }))
+				w.postgres.CutCommit() // not that of the seal, nor of what is read first
+				read := fencedb.NewRepository(w.pool, func(tx pgx.Tx) pgx.Tx { return tx }).Read
+				require.NoError(t, hold(w, func(g fencedb.Grant) error {
+					err := read(t.Context(), func(tx pgx.Tx) error {
+						_, err := tx.Exec(t.Context(), `SELECT 1`)
+						return err
+					})
+					return errors.Join(err, write(w, g))
+				}))
 				require.Equal(t, "Ann", w.guest())
 			})
 		}

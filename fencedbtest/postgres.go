@@ -80,7 +80,7 @@ func (p *Postgres) Pause(text string, then func()) {
 // CutCommit loses the answer to the next COMMIT: the server commits, and the connection ends. Tx,
 // Exec and their like look up the outcome and return nil, or ErrCommitted if a result was lost.
 // Code that commits by itself gets an error for work that was done. CutCommit passes over the
-// COMMIT of a seal.
+// COMMIT of a seal, and of a READ ONLY transaction, as Repository.Read is.
 func (p *Postgres) CutCommit() { p.cutNext("CutCommit") }
 
 // CutCommitAndServer is CutCommit, and from then on the server cannot be reached, until restore is

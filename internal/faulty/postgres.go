@@ -5,6 +5,8 @@ import (
 	"io"
 	"net"
 	"net/url"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -113,7 +115,7 @@ func (p *PostgresProxy) Fired() bool {
 }
 
 // OnCommit judges every answer of COMMIT, with what its round trip has executed, until the next
-// call. nil passes all.
+// call. nil passes all. It passes over transactions that began as READ ONLY.
 func (p *PostgresProxy) OnCommit(judge func(sql []string) Fate) { set(&p.mu, &p.commits, judge) }
 
 // Pause stops the next round trip of whose statements at is true, before any of it reaches the
@@ -151,6 +153,7 @@ type postgresLink struct {
 	executed   []string          // in the round trip that is being read
 	sent       [][]string        // the same, of each round trip that is not answered yet; under mu
 	failed     bool              // the one that is being answered
+	readOnly   bool              // the open transaction began so; under mu
 	held       []byte            // what was read of a round trip while a Pause waits
 }
 
@@ -270,7 +273,7 @@ func (l *postgresLink) answered(msg pgproto3.BackendMessage) Fate {
 	case *pgproto3.ErrorResponse:
 		l.failed = true
 	case *pgproto3.CommandComplete:
-		if l.commits != nil && string(msg.CommandTag) == "COMMIT" && len(l.sent) > 0 {
+		if l.commits != nil && string(msg.CommandTag) == "COMMIT" && len(l.sent) > 0 && !l.readOnly {
 			return l.commits(l.sent[0])
 		}
 	case *pgproto3.ReadyForQuery:
@@ -279,11 +282,17 @@ func (l *postgresLink) answered(msg pgproto3.BackendMessage) Fate {
 		}
 		round := Round{l.sent[0], l.failed, msg.TxStatus}
 		l.sent, l.failed = l.sent[1:], false
+		l.readOnly = msg.TxStatus != 'I' && (l.readOnly || slices.ContainsFunc(round.SQL, beginsReadOnly))
 		if l.rounds != nil {
 			return l.rounds(round)
 		}
 	}
 	return Pass
+}
+
+func beginsReadOnly(sql string) bool {
+	sql = strings.ToLower(sql)
+	return strings.HasPrefix(sql, "begin") && strings.Contains(sql, "read only")
 }
 
 // hold keeps msg back while a Pause waits, until its round trip, which executes sql, is complete;
