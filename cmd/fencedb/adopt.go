@@ -239,6 +239,6 @@ func (r *adoption) print(p page) {
 	case len(r.Writers) > 0:
 		p.point("Nothing would have been refused for %s. Before that, the writes above would have been.", lasted(p, *r.QuietSince))
 	default:
-		p.point("The list is empty: nothing would have been refused since observing began.")
+		p.point("The list is empty: nothing would have been refused since observing began, or since the list was pruned. A writer that was recorded just before the pruning is recorded again after a minute.")
 	}
 }
