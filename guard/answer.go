@@ -52,9 +52,9 @@ func (o Outcome) String() string {
 }
 
 // Answer says what err means to the caller of a service. It knows the errors of this package and of
-// packages fencedb, lease, once and grant, those of pgx, database/sql and the network, anywhere in the tree of
-// err; any other error is Refused. A network error of the work itself, such as a bank that does not
-// answer, is treated in the same way.
+// packages fencedb, lease, once and grant, and those of pgx, database/sql and the network, anywhere
+// in the tree of err; any other error is Refused. A network error of the work itself, such as a
+// bank that does not answer, is treated in the same way.
 //
 // If several errors are joined, an unknown outcome counts first, then a mistake, then work that was
 // done, then a loss, and last an outage. The error of a QueryRow without a row is Done, since its

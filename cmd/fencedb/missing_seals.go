@@ -294,10 +294,10 @@ func (s *servers) compare(ctx context.Context) (c comparison, err error) {
 	return c, explained(err)
 }
 
-// missingSeals finds the resources for which Redis has issued a token in a namespace that the ledger has
-// not seen. A digest does not tell the name, so hashed ones are those that the ledger has; unnamed
-// are how many Redis knows beside these. Claims of package once, one for each key that ever was,
-// count only if they are known to have entered. keys are those of revocations, too.
+// missingSeals finds the resources for which Redis has issued a token, in a namespace, that the
+// ledger has not seen. A digest does not tell the name, so hashed ones are those that the ledger
+// has; unnamed are how many Redis knows beside these. Claims of package once, one for each key that
+// ever was, count only if they are known to have entered. keys are those of revocations, too.
 func (s *servers) missingSeals(ctx context.Context, namespace string, issued map[lease.Key]int64,
 	keys []lease.Key) (all []unsealed, unnamed int, err error) {
 	last, known, nameless := map[string]int64{}, map[string]string{}, []string{}
