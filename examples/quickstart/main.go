@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"log"
 	"os"
 	"time"
@@ -25,11 +26,14 @@ func main() {
 	check("set up FENCEDB_POSTGRES_URL", setUp(ctx, pool))
 	desk := guard.New(issuer, pool)
 	check("book", desk.Do(ctx, "table:12", func(ctx context.Context, h *guard.Holder) error {
-		// What pool says of table 12 now stays true until h writes: look, check a card, decide.
-		return h.Tx(ctx, func(tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, `INSERT INTO reservations (table_id, guest) VALUES (12, 'Ann') ON CONFLICT DO NOTHING`)
-			return err
-		})
+		var guest string // What pool says of table 12 now stays true until h writes.
+		err := pool.QueryRow(ctx, `SELECT guest FROM reservations WHERE table_id = 12`).Scan(&guest)
+		if errors.Is(err, pgx.ErrNoRows) { // It is free: check a card, then book.
+			_, err = h.Exec(ctx, `INSERT INTO reservations (table_id, guest) VALUES (12, 'Ann')`)
+		} else if err == nil && guest != "Ann" {
+			err = errors.New("table 12 is taken")
+		}
+		return err
 	}))
 }
 

@@ -5,11 +5,15 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/guard"
 	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lease"
 )
 
 // asProgram makes the test binary be the program under test.
@@ -28,25 +32,42 @@ func TestTheProgramBooksOnAnEmptyDatabaseAndAgain(t *testing.T) {
 	database, client := testenv.PostgresURL(t), testenv.Redis(t)
 	self, err := os.Executable()
 	require.NoError(t, err)
-	for range 2 {
+	book := func() (string, error) {
 		program := exec.CommandContext(t.Context(), self)
 		program.Env = append(os.Environ(), asProgram+"=1",
 			"FENCEDB_POSTGRES_URL="+database,
 			"FENCEDB_REDIS_URL=redis://"+client.Options().Addr+"/0")
 		said, err := program.CombinedOutput()
-		require.NoError(t, err, string(said))
-		require.Empty(t, string(said))
+		return string(said), err
+	}
+	for range 2 {
+		said, err := book()
+		require.NoError(t, err, said)
+		require.Empty(t, said)
 	}
 
-	require.NoError(t, client.Del(t.Context(), "lease:v1:{table:12}:fence").Err()) // it has no namespace to be found by
+	pool, err := pgxpool.New(t.Context(), database)
+	require.NoError(t, err)
+	defer pool.Close()
+	guests := func() []string {
+		rows, _ := pool.Query(t.Context(), `SELECT guest FROM reservations WHERE last_fencing_token > 0`)
+		guests, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		require.NoError(t, err)
+		return guests
+	}
+	require.Equal(t, []string{"Ann"}, guests())
 
-	conn, err := pgx.Connect(t.Context(), database)
+	issuer, err := lease.New(client, lease.Config{TTL: 10 * time.Second})
 	require.NoError(t, err)
-	rows, _ := conn.Query(t.Context(), `SELECT guest FROM reservations WHERE last_fencing_token > 0`)
-	guests, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	_, err = guard.New(issuer, pool).Exec(t.Context(), "table:12", `UPDATE reservations SET guest = 'Bob'`)
 	require.NoError(t, err)
-	require.Equal(t, []string{"Ann"}, guests)
-	require.NoError(t, conn.Close(t.Context()))
+	said, err := book()
+	require.Error(t, err)
+	require.Contains(t, said, "table 12 is taken")
+	require.Equal(t, []string{"Bob"}, guests())
+
+	require.NoError(t, issuer.Close(t.Context()))
+	require.NoError(t, client.Del(t.Context(), "lease:v1:{table:12}:fence").Err()) // it has no namespace to be found by
 }
 
 func TestTheProgramNamesTheVariableThatIsWrong(t *testing.T) {
@@ -71,7 +92,7 @@ func TestTheREADMEShowsThisProgram(t *testing.T) {
 	readme := read(t, "../../README.md")
 
 	program := read(t, "main.go")
-	require.LessOrEqual(t, strings.Count(program, "\n"), 40)
+	require.LessOrEqual(t, strings.Count(program, "\n"), 44)
 	require.Contains(t, readme, "```go\n"+program+"```\n")
 
 	_, setUp, found := strings.Cut(read(t, "setup.go"), "\npackage main\n")

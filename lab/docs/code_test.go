@@ -4,6 +4,7 @@ package docs
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -114,6 +115,41 @@ func (d service) Book(ctx context.Context, guest string) error {
 			return err
 		})
 	})
+}
+
+var errSoldOut = errors.New("sold out")
+
+// The README shows it.
+func TestARuleOfTheWritersOwnRollsBack(t *testing.T) {
+	t.Parallel()
+	ctx, pool := t.Context(), testenv.Postgres(t)
+	issuer, err := lease.New(testenv.Redis(t), lease.Config{TTL: 10 * time.Second, Namespace: testenv.Namespace(t)})
+	require.NoError(t, err)
+	_, err = pool.Exec(ctx, `CREATE TABLE stock (sku int PRIMARY KEY, pieces int NOT NULL);
+		INSERT INTO stock VALUES (6, 3);
+		SELECT fencedb.protect('stock', resource => 'sku:{sku}')`)
+	require.NoError(t, err)
+	desk := door.New(issuer, pool)
+	sell := func() error {
+		err := desk.Tx(ctx, "sku:6", func(ctx context.Context, tx pgx.Tx) error {
+			var left int
+			err := tx.QueryRow(ctx, `UPDATE stock SET pieces = pieces - 1 WHERE sku = 6 RETURNING pieces`).Scan(&left)
+			if err == nil && left < 0 {
+				err = errSoldOut // rolls back
+			}
+			return err
+		}, lease.WaitAtMost(2*time.Second))
+		return err
+	}
+
+	for range 3 {
+		require.NoError(t, sell())
+	}
+	require.ErrorIs(t, sell(), errSoldOut)
+	var pieces int
+	require.NoError(t, pool.QueryRow(ctx, `SELECT pieces FROM stock`).Scan(&pieces))
+	require.Zero(t, pieces)
+	require.NoError(t, issuer.Close(ctx))
 }
 
 // docs/observing.md and docs/leases.md show it.
