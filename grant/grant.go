@@ -6,8 +6,12 @@
 //	err := desk.Do(ctx, "table:12", func(ctx context.Context, h *guard.Holder) error {
 //		r, err := http.NewRequestWithContext(grant.NewContext(ctx, h.Grant()), http.MethodPost, url, body)
 //		...
-//		answer, err := client.Do(r)
-//		...
+//		response, err := client.Do(r)
+//		if err != nil {
+//			return err
+//		}
+//		defer response.Body.Close()
+//		return grant.Check(response) // a 409 is no error of http.Client
 //	})
 //
 // The other service writes under that grant. The context of its request ends with the grant, or

@@ -5,6 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"regexp"
 	"runtime"
@@ -557,6 +560,37 @@ func TestTheWorkEndsBeforeTheOldLock(t *testing.T) {
 		require.Equal(t, began.Add(ttl*9/10-time.Second), time.Now(), "counted from when it was asked for")
 		require.Equal(t, 2, released)
 	})
+}
+
+// docs/patterns.md shows it.
+func (s *Shop) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	err := s.Order(r.Context(), r.FormValue("sku")) // with lease.NoWait
+	if errors.Is(err, errSoldOut) {
+		http.Error(w, "sold out", http.StatusConflict)
+		return
+	}
+	if again := guard.RetryAfter(err); again > 0 {
+		w.Header().Set("Retry-After", fmt.Sprint(math.Ceil(again.Seconds())))
+	}
+	answer := guard.Answer(err)
+	http.Error(w, answer.String(), answer.HTTPStatus())
+}
+
+func TestTheHandlerOfTheGuideSaysWhenToComeAgain(t *testing.T) {
+	t.Parallel()
+	issuer, err := lease.New(testenv.Redis(t), lease.Config{TTL: 10 * time.Second, Namespace: testenv.Namespace(t)})
+	require.NoError(t, err)
+	shop := &Shop{desk: guard.New(issuer, testenv.Postgres(t))}
+	l, err := issuer.Acquire(t.Context(), "sku:6")
+	require.NoError(t, err)
+
+	w := httptest.NewRecorder()
+	shop.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/?sku=6", nil))
+
+	require.Equal(t, http.StatusConflict, w.Code)
+	require.Regexp(t, `^([1-9]|10)$`, w.Header().Get("Retry-After"))
+	require.NoError(t, l.Release(t.Context()))
+	require.NoError(t, issuer.Close(t.Context()))
 }
 
 // The guide shows the code that is tested here.

@@ -25,6 +25,7 @@ import (
 	door "github.com/fencedb/fencedb/guard"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/lease/once"
 	"github.com/fencedb/fencedb/observe/feed"
 	fenceotel "github.com/fencedb/fencedb/observe/otel"
 	"github.com/fencedb/fencedb/observe/prom"
@@ -150,6 +151,31 @@ func TestARuleOfTheWritersOwnRollsBack(t *testing.T) {
 	require.NoError(t, pool.QueryRow(ctx, `SELECT pieces FROM stock`).Scan(&pieces))
 	require.Zero(t, pieces)
 	require.NoError(t, issuer.Close(ctx))
+}
+
+// docs/patterns.md shows it.
+func TestAPeriodIsDoneOnceAlsoIfRedisForgets(t *testing.T) {
+	t.Parallel()
+	ctx, pool, due, sent := t.Context(), testenv.Postgres(t), time.Now(), 0
+	remind := func(context.Context, pgx.Tx) error {
+		sent++
+		return nil
+	}
+	for range 2 {
+		keys, err := once.New(testenv.OwnRedis(t).Client(), once.Config{}) // a Redis that knows nothing
+		require.NoError(t, err)
+
+		key := "reminders " + due.UTC().Format("2006-01-02T15") // the scheduled time, not time.Now()
+		_, _, err = keys.Do(ctx, key, nil, func(ctx context.Context, claim *lease.Lease) ([]byte, error) {
+			return nil, fencedb.Tx(ctx, pool, claim, func(tx pgx.Tx) error {
+				_, _, err := fencedb.Once(ctx, tx, key, nil, func() ([]byte, error) { return nil, remind(ctx, tx) })
+				return err
+			})
+		}, once.NoWait())
+
+		require.NoError(t, err)
+	}
+	require.Equal(t, 1, sent)
 }
 
 // docs/observing.md and docs/leases.md show it.
