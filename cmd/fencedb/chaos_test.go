@@ -156,7 +156,7 @@ func TestNoProcessOutlivesADrill(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := bare(t)
-			command, _ := w.process("drill", "--ttl", "500ms")
+			command, _ := w.process("drill", "--ttl", "2s")
 			stderr, theirs, err := os.Pipe()
 			require.NoError(t, err)
 			command.Stderr = theirs
