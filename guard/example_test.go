@@ -198,7 +198,11 @@ func ExampleDesk_Tx() {
 
 	var left int
 	err := desk.Tx(ctx, "sku:6", func(ctx context.Context, tx pgx.Tx) error {
-		return tx.QueryRow(ctx, `UPDATE stock SET pieces = pieces - 1 WHERE sku = 6 RETURNING pieces`).Scan(&left)
+		err := tx.QueryRow(ctx, `UPDATE stock SET pieces = pieces - 1 WHERE sku = 6 RETURNING pieces`).Scan(&left)
+		if err == nil && left < 0 {
+			return errSoldOut // and nothing is written
+		}
+		return err
 	})
 
 	fmt.Println("left:", left, "err:", err)
@@ -226,14 +230,15 @@ func ExampleDesk_Query() {
 	// Output: [20] <nil>
 }
 
-// What the statement returns, and no waiting if somebody else has the resource.
+// What the statement returns, pgx.ErrNoRows if nothing is left; and no waiting if somebody else has
+// the resource.
 func ExampleDesk_QueryRow() {
 	ctx := context.Background()
 	issuer, pool := halves()
 	desk := guard.New(issuer.With(lease.NoWait()), pool)
 
 	var left int
-	err := desk.QueryRow(ctx, "sku:9", `UPDATE stock SET pieces = pieces - 1 WHERE sku = 9 RETURNING pieces`).Scan(&left)
+	err := desk.QueryRow(ctx, "sku:9", `UPDATE stock SET pieces = pieces - 1 WHERE sku = 9 AND pieces > 0 RETURNING pieces`).Scan(&left)
 
 	fmt.Println("left:", left, "err:", err)
 	// Output: left: 9 err: <nil>
@@ -445,7 +450,7 @@ func ExampleHolder_Exec() {
 
 func ExampleHolder_Query() {
 	err := opened().Do(context.Background(), "sku:24", func(ctx context.Context, h *guard.Holder) error {
-		rows, _ := h.Query(ctx, `UPDATE stock SET pieces = pieces - 1 WHERE sku = 24 RETURNING pieces`)
+		rows, _ := h.Query(ctx, `UPDATE stock SET pieces = pieces - 1 WHERE sku = 24 AND pieces > 0 RETURNING pieces`)
 		left, err := pgx.CollectRows(rows, pgx.RowTo[int]) // has the error of Query too
 		fmt.Println(left)
 		return err
@@ -460,7 +465,7 @@ func ExampleHolder_Query() {
 func ExampleHolder_QueryRow() {
 	err := opened().Do(context.Background(), "sku:25", func(ctx context.Context, h *guard.Holder) error {
 		var left int
-		err := h.QueryRow(ctx, `UPDATE stock SET pieces = pieces - 1 WHERE sku = 25 RETURNING pieces`).Scan(&left)
+		err := h.QueryRow(ctx, `UPDATE stock SET pieces = pieces - 1 WHERE sku = 25 AND pieces > 0 RETURNING pieces`).Scan(&left)
 		fmt.Println(left)
 		return err
 	})
