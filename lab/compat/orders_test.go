@@ -564,9 +564,11 @@ func TestTheWorkEndsBeforeTheOldLock(t *testing.T) {
 
 // docs/patterns.md shows it.
 func (s *Shop) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	err := s.Order(r.Context(), r.FormValue("sku")) // with lease.NoWait
+	ctx, cancel := context.WithTimeout(r.Context(), 5*time.Second)
+	defer cancel()
+	err := s.Order(ctx, r.FormValue("sku")) // with lease.NoWait
 	if errors.Is(err, errSoldOut) {
-		http.Error(w, "sold out", http.StatusConflict)
+		http.Error(w, "sold out", http.StatusGone) // 409 means busy
 		return
 	}
 	if again := guard.RetryAfter(err); again > 0 {
