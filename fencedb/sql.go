@@ -108,16 +108,20 @@ func (e *entry) tryTxSQL( //nolint:gocognit // one story
 	if err == nil {
 		_, err = tx.ExecContext(bounded, e.stillEntered())
 	}
-	switch {
-	case errors.Is(err, driver.ErrBadConn): // all that drivers answer on a busy connection, too
-		err = fmt.Errorf("fencedb: the connection is lost, or the function left rows open; close them before the next statement and before it returns: %w", err)
-	case !own && answered(err).code == codeFailedTransaction:
+	if !own && answered(err).code == codeFailedTransaction {
 		err = fmt.Errorf("fencedb: rolled back: a statement failed, and the function returned nil (database/sql does not show which): %w", err)
 	}
 	if err != nil {
 		rollbackErr := tx.Rollback()
 		alive := rollbackErr == nil || errors.Is(rollbackErr, sql.ErrTxDone) && bounded.Err() == nil // fn ended it
-		overdue := bounded.Err() != nil && ctx.Err() == nil                                          // database/sql ended it
+		switch {
+		case !errors.Is(err, driver.ErrBadConn):
+		case alive: // it was only busy
+			err = fmt.Errorf("fencedb: the function left rows open; close them before the next statement and before it returns: %v", err)
+		default: // some drivers break a busy connection
+			err = fmt.Errorf("fencedb: the connection is lost, or the function left rows open; close them before the next statement and before it returns: %w", err)
+		}
+		overdue := bounded.Err() != nil && ctx.Err() == nil // database/sql ended it
 		lost := !alive && (brokenConn(err) || overdue && (!own || errors.Is(err, sql.ErrTxDone)))
 		return e.rolledBackSQL(ctx, db, conn, alive, lost, err)
 	}

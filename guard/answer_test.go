@@ -244,4 +244,12 @@ func TestALostConnectionIsAnOutage(t *testing.T) {
 			require.Equal(t, guard.Unavailable, guard.Answer(err), "%s, %s: %v", name, place, err)
 		}
 	}
+
+	err = guard.New(w.issuer, pool).Do(t.Context(), "table:12", func(ctx context.Context, h *guard.Holder) error {
+		return h.TxSQL(ctx, db, func(tx *sql.Tx) error {
+			_, err := tx.QueryContext(ctx, `SELECT 1`)
+			return err
+		})
+	})
+	require.Equal(t, guard.Refused, guard.Answer(err), "rows that were left open: %v", err)
 }

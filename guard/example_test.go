@@ -230,8 +230,8 @@ func ExampleDesk_Query() {
 	// Output: [20] <nil>
 }
 
-// What the statement returns, pgx.ErrNoRows if nothing is left; and no waiting if somebody else has
-// the resource.
+// It scans the row that the statement returns; without a row, when nothing is left, the error is
+// pgx.ErrNoRows. It does not wait for another holder.
 func ExampleDesk_QueryRow() {
 	ctx := context.Background()
 	issuer, pool := halves()

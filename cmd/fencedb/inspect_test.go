@@ -243,7 +243,7 @@ func TestInspectWorksOutWhenTheHolderRenewedLast(t *testing.T) {
 		now := w.redis.Time(t.Context()).Val()
 		token := now.Add(-held).UnixMicro()
 		keys := "lease:v1:{" + w.namespace + "/" + resource + "}:"
-		// What ends is dated by the same time as the token, however long the machine takes to write it.
+		// The keys expire at times that are counted from the token's, however late they are written.
 		pipe := w.redis.Pipeline()
 		pipe.Set(t.Context(), keys+"owner", fmt.Sprintf("%s:%d:call", uuid.New(), token), 0)
 		pipe.PExpireAt(t.Context(), keys+"owner", now.Add(left))

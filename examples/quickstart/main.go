@@ -26,7 +26,7 @@ func main() {
 	check("set up FENCEDB_POSTGRES_URL", setUp(ctx, pool))
 	desk := guard.New(issuer, pool)
 	check("book", desk.Do(ctx, "table:12", func(ctx context.Context, h *guard.Holder) error {
-		var guest string // What pool says of table 12 now stays true until h writes.
+		var guest string // From here on, what pool reads of table 12 stays true until h writes.
 		err := pool.QueryRow(ctx, `SELECT guest FROM reservations WHERE table_id = 12`).Scan(&guest)
 		if errors.Is(err, pgx.ErrNoRows) { // It is free: check a card, then book.
 			_, err = h.Exec(ctx, `INSERT INTO reservations (table_id, guest) VALUES (12, 'Ann')`)
