@@ -71,7 +71,6 @@ func Example() {
 // What is read in the transaction stays true until it commits, so that it can be decided upon.
 func ExampleTx() {
 	ctx, pool := context.Background(), database()
-	errTaken := errors.New("the table is taken")
 
 	reserve := func(grant fencedb.Grant, guest string) error {
 		return fencedb.Tx(ctx, pool, grant, func(tx pgx.Tx) error {
@@ -110,6 +109,8 @@ func ExampleTx_stale() {
 	// Output: table:3 41 42
 }
 
+var errTaken = errors.New("the table is taken")
+
 // Bookings are the statements of an application. Those that write can be called in Write alone.
 type Bookings struct{ tx pgx.Tx }
 
@@ -130,7 +131,10 @@ func ExampleRepository() {
 
 	err := repo.Write(ctx, lease, func(b *Bookings) error {
 		guests, err := b.Guests(ctx, 20) // still true when the transaction commits
-		if err != nil || len(guests) > 0 {
+		if err == nil && len(guests) > 0 {
+			err = errTaken // rolls back; nil would tell this guest that the table is theirs
+		}
+		if err != nil {
 			return err
 		}
 		return b.Add(ctx, 20, "ann")

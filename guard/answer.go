@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fencedb/fencedb/fencedb"
@@ -57,8 +58,8 @@ func (o Outcome) String() string {
 // bank that does not answer, is treated in the same way.
 //
 // If several errors are joined, an unknown outcome counts first, then a mistake, then work that was
-// done, then a loss, and last an outage. The error of a QueryRow without a row is Done, since its
-// statement has committed: check for pgx.ErrNoRows first.
+// done, then a loss, and last an outage. The error of a QueryRow without a row is Refused although
+// its statement has committed: mostly no row met its condition, and nothing was done.
 func Answer(err error) Outcome {
 	is := func(target error) bool { return errors.Is(err, target) }
 	lost, notLost := protocol.LostIn(err)
@@ -67,7 +68,7 @@ func Answer(err error) Outcome {
 		return Done
 	case is(fencedb.ErrCommitUnknown), is(fencedb.ErrTxEnded):
 		return Unknown
-	case slices.ContainsFunc(mistakes, is):
+	case slices.ContainsFunc(mistakes, is), is(fencedb.ErrCommitted) && is(pgx.ErrNoRows):
 		return Refused
 	case is(lease.ErrWorkDone), is(fencedb.ErrCommitted), is(once.ErrNotRecorded):
 		return Done

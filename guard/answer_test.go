@@ -68,7 +68,7 @@ func TestAnswer(t *testing.T) {
 		"held too long":         {errors.Join(lease.ErrHeld, context.DeadlineExceeded), guard.Busy},
 		"done":                  {fmt.Errorf("%w: %w", lease.ErrWorkDone, lease.ErrUnreachable), guard.Done},
 		"committed":             {errors.Join(fencedb.ErrCommitted, io.EOF), guard.Done},
-		"no row":                {errors.Join(fencedb.ErrCommitted, pgx.ErrNoRows), guard.Done},
+		"no row":                {errors.Join(fencedb.ErrCommitted, pgx.ErrNoRows), guard.Refused},
 		"not recorded":          {fmt.Errorf("%w: %w", once.ErrNotRecorded, lease.ErrUnreachable), guard.Done},
 		"in doubt":              {errors.Join(fencedb.ErrCommitUnknown, io.EOF), guard.Unknown},
 		"in doubt, and lost":    {errors.Join(lease.ErrExpired, fencedb.ErrCommitUnknown), guard.Unknown},

@@ -128,7 +128,7 @@ func TestTheProgramRetries(t *testing.T) {
 	t.Setenv("FENCEDB_REDIS_URL", "redis://"+testenv.OwnRedis(t).Addr())
 	require.NoError(t, run(t.Context(), []string{"add", "sales"}))
 	require.NoError(t, run(t.Context(), []string{"failed"}))
-	require.NoError(t, run(t.Context(), []string{"retry", uuid.NewString()}))
+	require.ErrorIs(t, run(t.Context(), []string{"retry", uuid.NewString()}), ErrNotFailed)
 	require.ErrorContains(t, run(t.Context(), []string{"retry", "sales"}), "job sales")
 }
 

@@ -175,10 +175,17 @@ func (q *Queue) Failed(ctx context.Context) ([]Failed, error) {
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[Failed])
 }
 
-// Retry makes a job that was given up free, with all its attempts. Another job stays as it is.
+// ErrNotFailed: there is no such job, or it was not given up.
+var ErrNotFailed = errors.New("not among the jobs that were given up")
+
+// Retry makes a job that was given up free, with all its attempts. Another job stays as it is, and
+// the error is [ErrNotFailed].
 func (q *Queue) Retry(ctx context.Context, id uuid.UUID) error {
-	_, err := q.desk.Exec(ctx, resource(id),
+	tag, err := q.desk.Exec(ctx, resource(id),
 		`UPDATE report_jobs SET state = 'QUEUED', attempts = 0 WHERE id = $1 AND state = 'FAILED'`, id)
+	if err == nil && tag.RowsAffected() == 0 {
+		err = ErrNotFailed
+	}
 	return err
 }
 

@@ -206,7 +206,7 @@ func TestAJobIsGivenUpWhereAnOperatorSeesIt(t *testing.T) {
 			ran, err = q.RunOne(t.Context(), result("42"))
 			require.NoError(t, err)
 			require.True(t, ran)
-			require.NoError(t, q.Retry(t.Context(), id), "one that is done stays as it is")
+			require.ErrorIs(t, q.Retry(t.Context(), id), ErrNotFailed, "one that is done stays as it is")
 			require.Equal(t, "42", *w.row().result)
 		})
 	}

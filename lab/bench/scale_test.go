@@ -258,14 +258,22 @@ func shard(pools []*pgxpool.Pool, resource string) *pgxpool.Pool {
 func TestAResourceHasItsFenceOnOneServer(t *testing.T) {
 	pools := []*pgxpool.Pool{testenv.OwnPostgres(t).Pool(), testenv.OwnPostgres(t).Pool()}
 	seal := func(ctx context.Context, grants ...lease.Grant) error {
-		return fencedb.Seal(ctx, shard(pools, grants[0].Resource()), grants[0])
+		for _, g := range grants {
+			if err := fencedb.Seal(ctx, shard(pools, g.Resource()), g); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
 	issuer, err := lease.New(testenv.OwnRedis(t).Client(), lease.Config{TTL: ttl, Seal: seal})
 	require.NoError(t, err)
-	var servers []string
+	var resources, servers []string
 	for n := range 20 {
-		l, err := issuer.Acquire(t.Context(), lease.Resource("table", n))
-		require.NoError(t, err)
+		resources = append(resources, lease.Resource("table", n))
+	}
+	leases, err := issuer.AcquireAll(t.Context(), resources)
+	require.NoError(t, err)
+	for _, l := range leases {
 		var fences []string
 		for server, pool := range pools {
 			var token int64

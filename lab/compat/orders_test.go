@@ -94,7 +94,7 @@ func (s *Shop) Order(ctx context.Context, sku string) error {
 		if left <= 0 {
 			return errSoldOut
 		}
-		s.pay()
+		s.pay() // with a key that stays the same: if the write is refused, the customer has paid
 		_, err := h.Exec(ctx, `UPDATE stock SET amount = $2 WHERE sku = $1`, sku, left-1)
 		return err
 	}, lease.NoWait())
@@ -567,6 +567,7 @@ func (s *Shop) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), 5*time.Second)
 	defer cancel()
 	err := s.Order(ctx, r.FormValue("sku")) // with lease.NoWait
+	// Your own errors come first, and pgx.ErrNoRows of a QueryRow.
 	if errors.Is(err, errSoldOut) {
 		http.Error(w, "sold out", http.StatusGone) // 409 means busy
 		return

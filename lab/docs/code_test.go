@@ -171,7 +171,7 @@ func TestAPeriodIsDoneOnceAlsoIfRedisForgets(t *testing.T) {
 				_, _, err := fencedb.Once(ctx, tx, key, nil, func() ([]byte, error) { return nil, remind(ctx, tx) })
 				return err
 			})
-		}, once.NoWait())
+		})
 
 		require.NoError(t, err)
 	}
