@@ -53,9 +53,13 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return fmt.Errorf("CRON_TTL: %w", err)
 	}
+	name := fmt.Sprint("scheduler ", os.Getpid())
+	if len(args) > 0 {
+		name = args[0]
+	}
 	client := redis.NewClient(options)
 	defer client.Close()
-	leases, err := lease.New(client, lease.Config{TTL: ttl, MaxHold: lease.Unlimited, Namespace: "cron"})
+	leases, err := lease.New(client, lease.Config{TTL: ttl, MaxHold: lease.Unlimited, Namespace: "cron", Holder: name})
 	if err != nil {
 		return err
 	}
@@ -65,10 +69,6 @@ func run(ctx context.Context, args []string) error {
 	if len(args) > 0 && args[0] == "add" {
 		_, err := db.Exec(ctx, `INSERT INTO reminders (guest, due_at) SELECT unnest($1::text[]), now()`, args[1:])
 		return err
-	}
-	name := fmt.Sprint("scheduler ", os.Getpid())
-	if len(args) > 0 {
-		name = args[0]
 	}
 	s := &scheduler{Name: name, Desk: guard.New(leases, db), Every: time.Second, Deliver: toOutbox}
 	err = s.Run(ctx,
