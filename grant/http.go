@@ -3,8 +3,12 @@ package grant
 import (
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
+	"net/http/httptrace"
 	"strings"
+	"sync/atomic"
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/internal/protocol"
@@ -21,6 +25,12 @@ const Header = "Fencing-Grant"
 // http.DefaultTransport is used.
 //
 // A request whose grant cannot be encoded fails with the error of Encode, and is not sent.
+//
+// If the answer, or a part of its body, does not arrive, the receiver may have written, and
+// guard.Answer says Unknown for the error. An error from before there was a connection stays as it
+// is, since nothing was sent. After any error of a base that reports no connections to httptrace,
+// the receiver may have written. End a call by its context: http.Client.Timeout replaces the error,
+// and Answer takes it for an outage while the body is read.
 func Transport(base http.RoundTripper) http.RoundTripper {
 	if base == nil {
 		base = http.DefaultTransport
@@ -43,9 +53,50 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		return nil, err
 	}
-	r = r.Clone(r.Context())
+	var asked, connected atomic.Bool // for a connection; the hooks may run in other goroutines
+	over := r.Context().Err() != nil
+	r = r.Clone(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{
+		GetConn: func(string) { asked.Store(true) },
+		GotConn: func(httptrace.GotConnInfo) { connected.Store(true) },
+	}))
 	r.Header.Set(Header, line)
-	return t.base.RoundTrip(r)
+	answer, err := t.base.RoundTrip(r)
+	if err != nil {
+		if notSent := !connected.Load() && (asked.Load() || over); notSent {
+			return nil, err
+		}
+		return nil, lostAnswer{err}
+	}
+	if answer.Body != nil && answer.StatusCode != http.StatusSwitchingProtocols { // whose body is a Writer too
+		answer.Body = body{answer.Body}
+	}
+	return answer, nil
+}
+
+// body is the body of an answer.
+type body struct{ io.ReadCloser }
+
+func (b body) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil && err != io.EOF {
+		err = lostAnswer{err}
+	}
+	return n, err
+}
+
+// lostAnswer is the error of a request that the receiver may have.
+type lostAnswer struct{ error }
+
+func (e lostAnswer) Error() string {
+	return fmt.Sprintf("%v, and its answer was lost: %v", protocol.ErrReceiverUnknown, e.error)
+}
+
+func (e lostAnswer) Unwrap() []error { return []error{protocol.ErrReceiverUnknown, e.error} }
+
+// Timeout is for url.Error.
+func (e lostAnswer) Timeout() bool {
+	late, is := errors.AsType[net.Error](e.error)
+	return is && late.Timeout()
 }
 
 // elsewhere reports whether r follows a redirect to another host or scheme than that of the first
@@ -100,8 +151,12 @@ func status(err error) int {
 
 // Check returns what a response says to the caller of a service that answers with the statuses of
 // Handler and of guard.Outcome. It is nil below 400. Otherwise it is an error for which
-// guard.Answer says Busy after 409, Unavailable after 503, Unknown after 504, and else Refused. It
-// does not read the body.
+// guard.Answer says Busy after 409, Unavailable after 503, Unknown after 502 and 504, and else
+// Refused. It does not read the body.
+//
+// 502 comes from a proxy, which may have passed the call on. 503 is taken for the receiver's own,
+// after which nothing was written. Some proxies, such as Envoy, also answer 503 when a connection
+// breaks: behind these, give the call a key for fencedb.Once.
 //
 // After 409 look at your own context first: if it has ended, its cause is the answer.
 func Check(r *http.Response) error {
@@ -118,5 +173,6 @@ func Check(r *http.Response) error {
 var answers = map[int]error{
 	http.StatusConflict:           protocol.Lost("grant: the receiver is busy, or takes the lease for lost; it wrote nothing"),
 	http.StatusServiceUnavailable: fmt.Errorf("grant: the receiver is unavailable; it wrote nothing: %w", lease.ErrUnreachable),
-	http.StatusGatewayTimeout:     protocol.NotLost("grant: the receiver does not know whether it has written"),
+	http.StatusBadGateway:         fmt.Errorf("%w, behind a proxy", protocol.ErrReceiverUnknown),
+	http.StatusGatewayTimeout:     fmt.Errorf("%w, and does not know it", protocol.ErrReceiverUnknown),
 }

@@ -5,9 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -581,6 +584,103 @@ func TestARetryOfTheCallerIsReplayed(t *testing.T) {
 	require.Equal(t, 1, w.seats())
 }
 
+// silent is a RoundTripper that does not say whether it had a connection.
+type silent struct{}
+
+func (silent) RoundTrip(*http.Request) (*http.Response, error) { return nil, io.ErrUnexpectedEOF }
+
+// The receiver may have committed before the answer is lost.
+func TestALostAnswerIsNoOutage(t *testing.T) {
+	t.Parallel()
+	end := func(cause error) func(context.CancelCauseFunc, http.ResponseWriter, *http.Request) {
+		return func(cancel context.CancelCauseFunc, _ http.ResponseWriter, r *http.Request) {
+			cancel(cause)
+			<-r.Context().Done()
+		}
+	}
+	abort := func(context.CancelCauseFunc, http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
+	for name, tc := range map[string]struct {
+		answer  func(context.CancelCauseFunc, http.ResponseWriter, *http.Request) // nil: it is not reached
+		dial    func(context.CancelCauseFunc, context.Context) error
+		base    http.RoundTripper
+		over    bool
+		timeout time.Duration
+		want    guard.Outcome
+		is      error
+	}{
+		"the receiver goes away":          {answer: abort, want: guard.Unknown, is: io.EOF},
+		"the caller's deadline passes":    {answer: end(context.DeadlineExceeded), want: guard.Unknown, is: context.DeadlineExceeded},
+		"the caller is cancelled":         {answer: end(context.Canceled), want: guard.Unknown, is: context.Canceled},
+		"the lease of the caller is lost": {answer: end(lease.ErrLost), want: guard.Unknown, is: lease.ErrLost},
+		"the client's own time-out": {answer: func(_ context.CancelCauseFunc, _ http.ResponseWriter, r *http.Request) {
+			<-r.Context().Done()
+		}, timeout: 100 * time.Millisecond, want: guard.Unknown, is: context.DeadlineExceeded},
+		"the body is cut": {answer: func(_ context.CancelCauseFunc, w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, "seated")
+			_ = http.NewResponseController(w).Flush()
+			panic(http.ErrAbortHandler)
+		}, want: guard.Unknown, is: io.ErrUnexpectedEOF},
+		"a transport that tells nothing": {base: silent{}, want: guard.Unknown, is: io.ErrUnexpectedEOF},
+
+		"a whole answer": {answer: func(_ context.CancelCauseFunc, w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, "seated")
+		}, want: guard.Done},
+		"a context that is over": {over: true, want: guard.Unavailable, is: context.Canceled},
+		"nobody listens": {dial: func(context.CancelCauseFunc, context.Context) error { return syscall.ECONNREFUSED },
+			want: guard.Unavailable, is: syscall.ECONNREFUSED},
+		"the context ends before there is a connection": {dial: func(cancel context.CancelCauseFunc, ctx context.Context) error {
+			cancel(context.DeadlineExceeded)
+			<-ctx.Done()
+			return ctx.Err()
+		}, want: guard.Unavailable, is: context.DeadlineExceeded},
+	} {
+		for _, version := range []int{1, 2} {
+			t.Run(fmt.Sprintf("%s, HTTP/%d", name, version), func(t *testing.T) {
+				t.Parallel()
+				ctx, cancel := context.WithCancelCause(grant.NewContext(t.Context(), until(time.Now().Add(time.Minute))))
+				defer cancel(nil)
+				var reached atomic.Int32
+				server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					reached.Add(1)
+					tc.answer(cancel, w, r)
+				}))
+				server.EnableHTTP2 = version == 2
+				server.StartTLS()
+				defer server.Close()
+				base := server.Client().Transport.(*http.Transport)
+				if tc.dial != nil {
+					base.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+						return nil, &net.OpError{Op: "dial", Err: tc.dial(cancel, ctx)}
+					}
+				}
+				client := &http.Client{Transport: grant.Transport(base), Timeout: tc.timeout}
+				if tc.base != nil {
+					client.Transport = grant.Transport(tc.base)
+				}
+				if tc.over {
+					cancel(context.Canceled)
+				}
+				r, err := http.NewRequestWithContext(ctx, http.MethodPost, server.URL, nil)
+				require.NoError(t, err)
+
+				err = send(client, r).err
+
+				require.Equal(t, tc.want, guard.Answer(err), "%v", err)
+				if tc.want == guard.Unknown {
+					require.Zero(t, guard.RetryAfter(err))
+					require.Equal(t, guard.Unknown, guard.Answer(errors.Join(lease.ErrInvalid, err)), "beside a mistake")
+				}
+				if tc.is != nil && version == 1 { // HTTP/2 has errors of its own
+					require.ErrorIs(t, err, tc.is)
+				}
+				if tc.timeout == 0 {
+					require.Equal(t, tc.answer != nil, reached.Load() > 0)
+				}
+			})
+		}
+	}
+}
+
 // A sender has one error for each answer of a receiver, and asks guard about it as about its own.
 func TestTheAnswerOfAReceiverIsOneError(t *testing.T) {
 	t.Parallel()
@@ -594,7 +694,7 @@ func TestTheAnswerOfAReceiverIsOneError(t *testing.T) {
 		}
 	}
 	for status, outcome := range map[int]guard.Outcome{
-		204: guard.Done, 302: guard.Done, 400: guard.Refused, 404: guard.Refused, 502: guard.Refused,
+		204: guard.Done, 302: guard.Done, 400: guard.Refused, 404: guard.Refused, 502: guard.Unknown,
 	} {
 		require.Equal(t, outcome, guard.Answer(grant.Check(&http.Response{StatusCode: status})), status)
 	}

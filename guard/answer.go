@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"slices"
 	"time"
 
@@ -34,8 +35,9 @@ const (
 	// the context ended. Nothing was acquired, or the transaction that failed wrote nothing; those
 	// before it stand. The same call may succeed later. 503.
 	Unavailable
-	// Unknown: it is not known whether the work was done. Look before doing it again, or let
-	// fencedb.Once decide. 504.
+	// Unknown: it is not known whether the work was done, such as after a COMMIT, or a call over
+	// grant.Transport, whose answer was lost. Look before doing it again, or let fencedb.Once
+	// decide. 504.
 	Unknown
 	// Refused: the work itself returned an error, or the program or its configuration is wrong. The
 	// same call fails again. Check for your own errors first. 500.
@@ -55,7 +57,8 @@ func (o Outcome) String() string {
 // Answer says what err means to the caller of a service. It knows the errors of this package and of
 // packages fencedb, lease, once and grant, and those of pgx, database/sql and the network, anywhere
 // in the tree of err; any other error is Refused. A network error of the work itself, such as a
-// bank that does not answer, is treated in the same way.
+// bank that does not answer, is treated in the same way; only http.Client.Timeout is Unknown, since
+// it hides whether the request was sent.
 //
 // If several errors are joined, an unknown outcome counts first, then a mistake, then work that was
 // done, then a loss, and last an outage. The error of a QueryRow without a row is Refused although
@@ -66,7 +69,7 @@ func Answer(err error) Outcome {
 	switch {
 	case err == nil:
 		return Done
-	case is(fencedb.ErrCommitUnknown), is(fencedb.ErrTxEnded):
+	case is(fencedb.ErrCommitUnknown), is(fencedb.ErrTxEnded), is(protocol.ErrReceiverUnknown), timedOut(err):
 		return Unknown
 	case slices.ContainsFunc(mistakes, is), is(fencedb.ErrCommitted) && is(pgx.ErrNoRows):
 		return Refused
@@ -84,6 +87,14 @@ func Answer(err error) Outcome {
 		return Unavailable
 	}
 	return Refused
+}
+
+// timedOut reports whether http.Client.Timeout, or a transport that waited too long for an answer,
+// has put an error of its own in the place of all others.
+func timedOut(err error) bool {
+	call, is := errors.AsType[*url.Error](err)
+	return is && call.Timeout() && call.Err != context.DeadlineExceeded &&
+		errors.Is(call.Err, context.DeadlineExceeded) && !errors.As(call.Err, new(*net.OpError))
 }
 
 // RetryAfter returns how long to wait before the same call is made again, for an err that is Busy

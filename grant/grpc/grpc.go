@@ -25,9 +25,9 @@
 // A handler answers in the same way, by guard.Answer of its error: Aborted for Busy, Unavailable
 // for Unavailable, Unknown for Unknown, Internal for Refused. To the caller, Aborted says that
 // nothing was written. Look at your own context first: if it has ended, its cause is the answer.
-// Unavailable and DeadlineExceeded come from broken connections too, so after these, as after
-// Unknown, the call may have written: give it a key for fencedb.Once, and make it again.
-// guard.Answer does not read codes of gRPC.
+// Unavailable, DeadlineExceeded and Canceled come from broken connections and ended contexts too,
+// so after these, as after Unknown, the call may have written: give it a key for fencedb.Once, and
+// make it again. guard.Answer does not read codes of gRPC: do not ask it about their errors.
 package grpc
 
 import (

@@ -54,6 +54,9 @@ func (e *Outcome) Error() string { return e.text }
 // LeaseLost is called by lease.IsLost.
 func (e *Outcome) LeaseLost() bool { return e.lost }
 
+// ErrReceiverUnknown is in those errors of package grant after which the receiver may have written.
+var ErrReceiverUnknown = NotLost("grant: the receiver may have written")
+
 // LostIn returns what the errors in the tree of err say about the work, through their method
 // LeaseLost, which errors of other packages may have too. lost: the work was lost. notLost: it was
 // done, or may have been, or must not be tried again.
