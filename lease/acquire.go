@@ -249,7 +249,7 @@ func (s *step) wait(asking, waiting context.Context) (leases Leases, err error) 
 	if err != nil {
 		held := s.still(waiting, l, came, s.held(0))
 		if held.silent != nil {
-			held.silent = fmt.Errorf("in line behind a caller of this process: %w", held.silent)
+			held.silent = fmt.Errorf("in line after a caller of this process: %w", held.silent)
 		}
 		return nil, held
 	}

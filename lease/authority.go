@@ -20,12 +20,12 @@ func (i *Issuer) Revoke(ctx context.Context, resource string) (*Revocation, erro
 	return i.revoke(ctx, resource, 0)
 }
 
-// TakeOver is [Issuer.Revoke] on condition that no token after the given one was issued for the
-// resource. It is for supervisors that have found the holder dead. Of two that take over from the
+// TakeOver is [Issuer.Revoke] on condition that no token above the given one was issued for the
+// resource. It is for a supervisor that has found the holder dead. Of two that take over from the
 // same token, one succeeds; the other gets [ErrStale] and has changed nothing.
 func (i *Issuer) TakeOver(ctx context.Context, resource string, token int64) (*Revocation, error) {
 	if token < 1 || token > protocol.MaxNumber {
-		return nil, protocol.Invalid("invalid token %d", token)
+		return nil, protocol.Invalid("token (%d) must be from 1 to %d", token, int64(protocol.MaxNumber))
 	}
 	return i.revoke(ctx, resource, token)
 }
@@ -59,7 +59,7 @@ func (i *Issuer) Raise(ctx context.Context, resource string, floor int64) (int64
 
 func (c *core) raise(ctx context.Context, resource string, floor int64) (int64, error) {
 	if floor < 1 || floor > protocol.MaxNumber {
-		return 0, protocol.Invalid("invalid floor %d: it is not a token", floor)
+		return 0, protocol.Invalid("floor (%d) must be a token, from 1 to %d", floor, int64(protocol.MaxNumber))
 	}
 	t := c.trace(ctx, TraceStart{Op: OpRaise, Resource: resource})
 	last, err := about(t.ctx, c, "raise", resource, c.store.raise(c.keys(resource), floor), decodeRaise)
@@ -68,7 +68,7 @@ func (c *core) raise(ctx context.Context, resource string, floor int64) (int64, 
 	return last, err
 }
 
-// Inspect asks Redis about a resource. It changes nothing.
+// Inspect returns what Redis knows about a resource. It changes nothing.
 func (i *Issuer) Inspect(ctx context.Context, resource string) (Inspection, error) {
 	if err := i.ready(resource); err != nil {
 		return Inspection{}, err

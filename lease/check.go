@@ -46,7 +46,7 @@ type Warning struct {
 	Text string
 }
 
-// WarningCode tells warnings apart.
+// WarningCode is the kind of a [Warning].
 type WarningCode string
 
 // The codes of all warnings.
@@ -176,7 +176,7 @@ func (s *ServerHealth) askInfo(ctx context.Context, client *redis.Client, sharde
 		s.warn(WarnUnlogged, "appendonly is off: after a crash it forgets leases that are held")
 	}
 	if good, known := info["min_slaves_good_slaves"]; s.Replicas > 0 && (!known || good == "") {
-		s.warn(WarnReplicas, "it has replicas but no min-replicas-to-write: cut off from them it goes on granting leases that a fail-over forgets")
+		s.warn(WarnReplicas, "it has replicas but no min-replicas-to-write: cut off from them, it goes on granting leases that a fail-over forgets")
 	}
 	evicts := s.Eviction != "" && s.Eviction != "noeviction"
 	switch {
@@ -298,7 +298,7 @@ func (s *store) resourceOn(ctx context.Context, server *redis.Client) (*protocol
 	})
 }
 
-// await returns nil when so is true of the news, or an error that says what is missing.
+// await returns nil when so is true of the news. Its error names what is missing.
 func (s *subscription) await(ctx context.Context, server *redis.Client, missing string, so func(notice) bool) error {
 	began := time.Now()
 	for {

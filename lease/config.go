@@ -41,7 +41,7 @@ type Config struct {
 	// one without an answer. Defaults to TTL/6.
 	RenewTimeout time.Duration
 
-	// Margin is how much earlier than in Redis a lease ends for its holder. It is room for clocks
+	// Margin is how much earlier a lease ends for its holder than in Redis. It allows for clocks
 	// that run at different speeds. Defaults to TTL/100 + 1ms, but at most TTL/4.
 	Margin time.Duration
 
@@ -50,8 +50,8 @@ type Config struct {
 	WarnBefore time.Duration
 
 	// MaxHold is how long a lease can be held in all: no renewal extends it further. So a holder
-	// that is stuck, or never releases, cannot keep the resource for ever. [Unlimited] turns it
-	// off. Defaults to one hour, or TTL if that is longer.
+	// that is stuck, or never releases, cannot keep the resource for ever. [Unlimited] lifts the
+	// limit. Defaults to one hour, or TTL if that is longer.
 	MaxHold time.Duration
 
 	// Namespace keeps the resources of several tenants or environments apart in one Redis. At most
@@ -60,12 +60,11 @@ type Config struct {
 
 	// Holder is a label that shows people who holds a lease: other programs find it in [HeldError]
 	// and [Inspection], and the command fencedb prints it. Redis stores it in clear text with each
-	// lease, at the cost of no request. At most 64 bytes; any byte other than a letter, digit or
-	// dash counts as three. Defaults to program@host:pid, such as "booking@host-7:4711", shortened
-	// to fit.
+	// lease. At most 64 bytes; any byte other than a letter, digit or dash counts as three.
+	// Defaults to program@host:pid, such as "booking@host-7:4711", shortened to fit.
 	Holder string
 
-	// HashResources stores a SHA-256 instead of the resource's id in Redis, for ids that are
+	// HashResources stores a SHA-256 in Redis instead of the resource's id, for ids that are
 	// personal data. All programs that share resources must agree on it. Defaults to false.
 	HashResources bool
 
@@ -76,12 +75,12 @@ type Config struct {
 
 	// Replicas is how many replicas must confirm a new lease within ReplicaTimeout (Redis's WAIT).
 	// If fewer do, the lease is released and the error is [ErrRefused]. So a fail-over is unlikely
-	// to lose a lease. It is still possible, and only fencing makes it harmless. On a Cluster, a
-	// resource cannot be acquired while its slot is being moved. Defaults to none.
+	// to lose a lease. If it does, only fencing makes that harmless. On a Cluster, a resource
+	// cannot be acquired while its slot is being moved. Defaults to none.
 	Replicas int
 
-	// ReplicaTimeout is less than TTL - Margin, and than the client's read timeout. Whole
-	// milliseconds. Defaults to TTL/6, at most one second.
+	// ReplicaTimeout bounds the wait for Replicas. Choose less than the client's read timeout.
+	// Whole milliseconds, less than TTL - Margin. Defaults to TTL/6, at most one second.
 	ReplicaTimeout time.Duration
 
 	// Seal is called with the new leases of an acquisition before their holder gets them; each
@@ -167,21 +166,19 @@ func (c Config) kind() string {
 // Option changes one acquisition.
 type Option func(*options)
 
-// NoWait makes [Issuer.Acquire], [Issuer.AcquireAll], [Issuer.Do] and [Issuer.DoAll] try once: if
-// another holds the resource, they return [ErrHeld] at once, and run nothing.
+// NoWait makes an acquisition try once: if another holds the resource, the call returns [ErrHeld]
+// at once, and runs nothing.
 func NoWait() Option { return func(o *options) { o.noWait = true } }
 
 // WaitAtMost bounds the waiting of an acquisition. When d is over, the error is [ErrHeld] and
-// [context.DeadlineExceeded]. d must be positive: to try once, use [NoWait]. A call refuses both
+// [context.DeadlineExceeded]. d must be positive; [NoWait] tries once. A call refuses both
 // together.
 //
 // However short d is, Redis is asked once, unless other callers of this process are already in
-// line. This request, and so the call, may take until 250 ms after the call began, or until half of
-// the TTL if that is less. So a free resource is granted, and [ErrUnreachable] means that Redis did
-// not answer.
+// line. So the call may take 250 ms, or the TTL if that is less. A free resource is granted, and
+// [ErrUnreachable] means that Redis did not answer.
 func WaitAtMost(d time.Duration) Option { return func(o *options) { o.patience = &d } }
 
-// options are what an [Option] changes.
 type options struct {
 	noWait   bool
 	patience *time.Duration // from WaitAtMost; nil: as long as the context allows

@@ -24,7 +24,7 @@
 //	 │      release,       │
 //	 │      expiry,        │      The next lease on the resource is held(id', t') with t' > t,
 //	 └─────────────────────┘      however this one ended.
-//	        revoked
+//	       revocation
 //
 // A lease has an id, new for each acquisition, and a token. Every operation after the acquisition
 // names both, so a late request of an old lease cannot touch a newer one. Only an acquisition
@@ -35,9 +35,10 @@
 // The script that grants a lease issues its token: the last token plus one, or Redis's clock in
 // microseconds if that is greater. So tokens rise while Redis remembers the last one, and still
 // rise when it has forgotten it: after FLUSHALL, eviction, a restart on an old snapshot, or a
-// fail-over to a replica that lagged. An old token comes again in two cases only: Redis's data and
-// its clock are both set back, or a server that was replaced comes back with a grant whose answer
-// was lost. The data store then refuses it, until the last token is raised above its own.
+// fail-over to a replica that lagged. A token that is too low is granted in two cases only: Redis's
+// data and its clock are both set back, or a server that was replaced comes back with a grant whose
+// answer was lost. The data store refuses such tokens, until the last token is raised to what it
+// has seen.
 //
 // # The trust window
 //
@@ -48,10 +49,9 @@
 // where t is the time on this process's monotonic clock just before the latest successful
 // acquisition or renewal was sent. The ttl in Redis starts after t, so the lease ends in Redis
 // after the window does. A slow answer does not stretch the window, and no two clocks are compared;
-// the margin is room for clocks that run at different speeds. [Lease.Context] ends with the window,
+// the margin allows for clocks that run at different speeds. [Lease.Context] ends with the window,
 // even if Redis never answers again. Go's monotonic clock stands still while a machine is
-// suspended: then the window is too long by the time of the suspension, and only the fence stops
-// the holder.
+// suspended. Then the window is too long by that time, and only the fence stops the holder.
 //
 // # How a lease ends
 //
@@ -69,10 +69,10 @@
 //
 // # Renewal
 //
-// An [Issuer] renews its leases together, each about every third of its TTL. Each renewal has a
-// timeout and ends before the lease does; the defaults leave time for another attempt. No renewal
-// begins after a release has begun. No lease is renewed beyond [Config.MaxHold], so a stuck holder
-// does not hold for ever.
+// An [Issuer] renews its leases together, by default each about every third of its TTL. A renewal
+// has a timeout and ends before the lease does; the defaults leave time for another attempt. No
+// renewal begins after a release has begun. No lease is renewed beyond [Config.MaxHold], so a stuck
+// holder does not hold for ever.
 //
 // # Waiting
 //
@@ -108,10 +108,10 @@
 //
 // # Authority
 //
-// [Issuer.Revoke] ends the lease of a holder; [Issuer.TakeOver] does so on condition that nobody
-// was faster. Both issue a new last token. Seal it where the data lives, because the former holder
-// learns of the revocation only at its next renewal. [Issuer.Raise] raises a last token that is
-// lower than what the data store has seen; an acquisition with [Config.Seal] does so by itself.
+// [Issuer.Revoke] ends the lease of a holder; [Issuer.TakeOver] does so only if no newer token was
+// issued meanwhile. Both issue a new last token. Seal it where the data lives, because the former
+// holder learns of the revocation only at its next renewal. [Issuer.Raise] raises a last token that
+// is lower than what the data store has seen; an acquisition with [Config.Seal] does so by itself.
 //
 // # When Redis does not answer
 //
@@ -130,8 +130,9 @@
 // without an answer; those of Verify, Revoke, TakeOver, Raise, Inspect and Check take five seconds
 // at most. It does not matter whether Redis hangs, refuses connections, or loses replies.
 //
-// If Redis answers and refuses, nothing was changed. The error is [ErrRefused]; [RefusedError] says
-// why, and which refusals are retried. [Issuer.Check] finds out beforehand what would go wrong.
+// If Redis answers and refuses, nothing was changed. The error is [ErrRefused]; [RefusedError] has
+// the reason, and lists the refusals that are retried. [Issuer.Check] finds out beforehand what
+// would go wrong.
 //
 // # Data in the same Redis
 //
@@ -151,12 +152,12 @@
 //
 // A context bounds only the call that it is given to: the call returns within 50 ms of the end of
 // its context, even if Redis or the network hangs and the client ignores contexts. A lease does not
-// end with the context that it was acquired with. [Issuer.Do] ends the work with both.
+// end with the context that it was acquired with. [Issuer.Do] ends the work with either.
 //
-// Some requests go on in the background: the release of a lease, and the withdrawal of a grant
-// whose reply was lost or of a place in the queue. Each is tried, under a context of its own, until
-// the TTL is over and the lease has expired in Redis: through a restart, a fail-over or the move of
-// a slot. [Issuer.Close], for a program that shuts down, waits for them and releases all leases.
+// Releases, and withdrawals of a lost grant or of a place in the queue, go on in the background.
+// Each is tried, under a context of its own, until the TTL is over and the lease has expired in
+// Redis: through a restart, a fail-over or the move of a slot. [Issuer.Close], for a program that
+// shuts down, waits for them and releases all leases.
 //
 // # What a lease does not give you
 //

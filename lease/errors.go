@@ -9,8 +9,8 @@ import (
 	"github.com/fencedb/fencedb/internal/protocol"
 )
 
-// One error per outcome, also for packages once and admission. Those of the first group say why a
-// lease was not granted. Those of the second, except [ErrStale], say why a lease ended: they are
+// One error per outcome, also for packages once and admission. Those of the first group are why a
+// lease was not granted. Those of the second, except [ErrStale], are why a lease ended: they are
 // the causes of [Lease.Context], and [Lease.Extend] and [Lease.Release] return them when it is
 // over.
 var (
@@ -35,14 +35,14 @@ var (
 
 	// ErrRefused: Redis answers, but refuses this request now. Nothing was changed, except perhaps
 	// by a script of [Lease.Eval]. Leases that are held can still be released, or expire. The error
-	// is a [*RefusedError], which says why.
+	// is a [*RefusedError].
 	ErrRefused = protocol.ErrRefused
 
 	// ErrClosed: [Issuer.Close] has begun. This call holds nothing. As the cause of a lease's end,
 	// together with [ErrReleased]: Close has released the lease.
 	ErrClosed = errors.New("lease: issuer is closed")
 
-	// ErrUnfit: the server works, but leases would not be safe on it; the message says why. Only
+	// ErrUnfit: the server works, but leases would not be safe on it; the text has the reason. Only
 	// [Issuer.Check] returns it.
 	ErrUnfit = errors.New("lease: redis is not fit for leases")
 
@@ -76,10 +76,10 @@ var (
 	// holder may be at work.
 	ErrRevoked = protocol.Lost("lease: revoked")
 
-	// ErrStale: the lease stands, but a newer token was issued for its resource. A data store that
-	// has seen the newer token refuses writes with this one. This error is about an answer of
-	// Redis; fencedb.ErrStale, about a write that Postgres has refused, is another error, which
-	// errors.Is tells apart.
+	// ErrStale: a newer token was issued for the resource, or its last token was raised.
+	// [Lease.Eval] and [Issuer.TakeOver] have changed nothing. The lease stands, but a data store
+	// that has seen the newer token refuses its writes; fencedb.ErrStale, about such a write, is
+	// another error.
 	ErrStale = protocol.Lost("lease: fencing token is stale")
 )
 
@@ -111,14 +111,14 @@ func IsLost(err error) bool {
 	return lost && !notLost
 }
 
-// RefusedError is the ErrRefused with its reason:
+// RefusedError is [ErrRefused] with its reason:
 //
 //	Code  string // of Redis, as below
 //	Cause error  // the answer of Redis; nil if the code is all that is known
 //
 // Some refusals pass by themselves. After such a code the request is sent again, for a short time
 // by every call and for one TTL by [Issuer.Acquire]. The other codes are returned at once. The text
-// of the error says what to do, and docs/runbook.md says more.
+// of the error says what to do; see also docs/runbook.md.
 //
 //	OOM          Redis is at its memory limit
 //	MISCONF      Redis could not save its data to disk, and refuses writes until it can
@@ -136,7 +136,7 @@ func IsLost(err error) bool {
 // errors.Is(err, &lease.RefusedError{Code: "OOM"}) asks for one of them.
 type RefusedError = protocol.RefusedError
 
-// WorkDoneError is the ErrWorkDone with its reason. It does not wrap the reason: errors.Is(err,
+// WorkDoneError is [ErrWorkDone] with its reason. It does not wrap the reason: errors.Is(err,
 // ErrExpired) means that the work was lost, and here it was done.
 type WorkDoneError struct {
 	Cause error // why the lease is over, or could not be released
@@ -166,8 +166,8 @@ type HeldError struct {
 	// "" if it is not known: a waiter has the right of way, or Redis was not asked.
 	Holder string
 
-	// RetryAfter is the time that the holder's lease has left, but five seconds at most. The holder
-	// may release earlier, or renew.
+	// RetryAfter is the time that the holder's lease has left, but five seconds at most; 0 if Redis
+	// was not asked. The holder may release earlier, or renew.
 	RetryAfter time.Duration
 
 	// Cause is why waiting ended, [context.Cause] of the caller's context; nil if the call did not

@@ -28,7 +28,7 @@ import (
 //   - [ErrStale]: nothing. The lease stands, but a newer token was issued, or the last token was
 //     raised.
 //   - [ErrInvalid]: nothing. The lease is a permit of a [Semaphore], which does not exclude others,
-//     or go-redis has no way to write an argument.
+//     or go-redis cannot write an argument.
 //   - [ErrUnreachable]: unknown. Eval does not send the request again. The request may still
 //     arrive; then it does nothing if the lease is over.
 //   - [ErrRefused]: nothing, unless NOPERM is about a command of the script. Then, and after any
@@ -36,10 +36,10 @@ import (
 //
 // ctx and a limit of five seconds bound the call.
 //
-// Eval does not promise that Redis keeps what was written: the data are beside the lease, and are
-// lost with it. After a fail-over to a replica that lagged, or a start from an old snapshot, the
-// write of B may be gone, and A may hold again for the rest of its TTL. Put data that must survive
-// behind a fence in Postgres.
+// Eval does not promise that Redis keeps what was written: the data are lost together with the
+// lease. After a fail-over to a replica that lagged, or a start from an old snapshot, the write of
+// B may be gone, and A may hold again for the rest of its TTL. Put data that must survive behind a
+// fence in Postgres.
 func (l *Lease) Eval(ctx context.Context, script string, keys []string, args ...any) (any, error) {
 	if err := l.granted(); err != nil {
 		return nil, err

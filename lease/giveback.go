@@ -109,8 +109,8 @@ func (r *registry) wait(ctx context.Context) bool {
 	}
 }
 
-// nothing returns a channel that is closed when nothing is left to end; nil if nothing is. Nothing
-// that has to be given back expires before the time expires.
+// nothing returns a channel that is closed when nothing is left to end, nil if that is so now; and
+// a time before which nothing pending expires.
 func (r *registry) nothing() (closed <-chan struct{}, expires time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -170,7 +170,7 @@ func (r *registry) allHeld() []*Lease {
 const mostBlocked = 100
 
 // left is the error of a Close that stops waiting because of cause. It names the resources that may
-// still be blocked, or says that calls have not ended; nil if nothing is left.
+// still be blocked, or reports that calls have not ended; nil if nothing is left.
 func (r *registry) left(cause error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -463,7 +463,7 @@ type Blocked struct {
 	Err      error // of the latest attempt to release it; nil if that is still under way
 }
 
-// NotGivenBackError is the error of an [Issuer.Close] that could not release everything in time.
+// NotGivenBackError is the error of an [Issuer.Close] that did not release everything.
 type NotGivenBackError struct {
 	Blocked []Blocked // sorted by resource; from a hundred leases and requests at most
 	More    int       // how many leases and requests there are beside these

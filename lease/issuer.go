@@ -11,8 +11,8 @@ import (
 )
 
 // Issuer grants leases. One per process and [Config] is enough; it is safe for concurrent use. Its
-// background work ends with the last lease and the last waiter. A program that shuts down calls
-// [Issuer.Close], so that no resource stays blocked.
+// background work ends soon after the last lease and the last waiter. A program that shuts down
+// calls [Issuer.Close], so that no resource stays blocked.
 type Issuer struct {
 	*core
 	opts []Option // from With
@@ -35,22 +35,20 @@ type names struct {
 }
 
 // New makes an issuer. It checks the configuration: errors are [ErrInvalid] and name the field. It
-// does not talk to Redis.
+// does not contact Redis.
 //
 // The client is a *redis.Client or a *redis.ClusterClient. The issuer neither closes it nor uses
-// its retries. A wrapper is refused, because New cannot tell how to wake waiters through it; add a
-// hook to the client instead. A panic in a hook fails the request. A ClusterClient with its own
-// ClusterSlots option counts as a client of plain servers, such as a Sentinel group that is read by
-// latency; [Issuer.Check] finds out if that is wrong.
+// its retries. A wrapper is refused, because it hides how to wake waiters; add a hook to the client
+// instead. A panic in a hook fails the request. A ClusterClient with its own ClusterSlots option
+// counts as a client of plain servers, such as a Sentinel group that is read by latency;
+// [Issuer.Check] finds out if that is wrong.
 //
-// With ContextTimeoutEnabled in the client's options, a call whose context cannot end, such as
-// [context.Background], sends its requests on its own goroutine, and so do releases that go on in
-// the background. All other requests are handed to another goroutine, because the call has to
-// return
-// when its context ends and the client may not. Requests that are handed over at the same time
-// share a pipeline, except on a Cluster; so a hook of the client sees pipelines as well. Each
-// request is bounded by its own context and waits for no other. A request that is sent again after
-// it was not answered shares no pipeline.
+// Requests that are sent at the same time share a pipeline, except on a Cluster; so a hook of the
+// client sees pipelines as well. Each request is bounded by its own context and waits for no other.
+// A request that is sent again shares no pipeline. A call hands its requests to another goroutine,
+// because it has to return when its context ends and the client may not. With ContextTimeoutEnabled
+// in the client's options, a call whose context cannot end, such as [context.Background], sends
+// them itself while few requests are under way.
 func New(client redis.UniversalClient, cfg Config) (*Issuer, error) {
 	if err := checkClient(client); err != nil {
 		return nil, err
@@ -83,7 +81,7 @@ func (i *Issuer) ready(resources ...string) error {
 	return nil
 }
 
-// keys are the names of a resource in Redis.
+// keys returns the names of a resource in Redis.
 func (c *core) keys(resource string) *protocol.Keys {
 	c.names.mu.Lock()
 	defer c.names.mu.Unlock()
@@ -130,11 +128,11 @@ func (i *Issuer) Sealed(seal func(ctx context.Context, grants ...Grant) error) *
 // Acquire acquires a lease on the resource. It waits for its turn: first come, first served. The
 // package documentation describes how, under "Waiting".
 //
-// ctx bounds the waiting, and so does [WaitAtMost]. If the time ends while another seems to hold
-// the resource, the error is [ErrHeld] and also the cause of the context; the waiter leaves the
-// queue in the background. With [NoWait], Acquire asks once, and [ErrHeld] carries the time after
-// which to ask again. Acquire waits through an outage of Redis, such as a fail-over or a server
-// that hangs, for one TTL from the first request without an answer.
+// ctx bounds the waiting, and so does [WaitAtMost]. If the time ends while the resource seems to be
+// held, the error is [ErrHeld] and also the cause of the context; the waiter leaves the queue in
+// the background. With [NoWait], Acquire asks once, and [HeldError] has the time after which to ask
+// again. Acquire waits through an outage of Redis, such as a fail-over or a server that hangs, for
+// one TTL from the first request without an answer.
 //
 // A request without an answer is sent again with the same lease id, so a lost answer does no harm.
 // With [NoWait] it is sent three times at most, within one TTL. If ctx is cancelled, Acquire
@@ -147,7 +145,7 @@ func (i *Issuer) Acquire(ctx context.Context, resource string, opts ...Option) (
 	return leases.first(), err
 }
 
-// AcquireAll acquires leases on all resources, or none. It takes up to 1000 resources; one that is
+// AcquireAll acquires leases on all resources, or none. It takes 1 to 1000 resources; one that is
 // named twice counts once. It waits for the resources that are not free; ctx and [WaitAtMost] bound
 // the whole call. While it waits for one resource, it holds those before it in byte order. Every
 // acquisition keeps this order, so two of them cannot wait for each other. With [NoWait] it does
@@ -173,24 +171,25 @@ const maxResources = 1000
 
 // Do acquires a lease on the resource, as [Issuer.Acquire] does, runs fn under it, and releases the
 // lease, even if fn panics. The context of fn ends with ctx or with the lease, whichever is first;
-// [context.Cause] tells which.
+// [context.Cause] returns the reason.
 //
 // What Do returns:
 //
 //   - nil: fn returned nil, and until then, or until fn released it, the lease was valid by this
 //     process's clock.
-//   - [ErrWorkDone]: fn returned nil, but the lease was lost while fn ran. What fn wrote behind a
-//     fence stands; what it wrote without one may conflict with another holder's work.
-//   - The error of fn, joined with the cause of the loss if the lease was lost: [IsLost] reports
-//     whether to answer "busy".
+//   - [ErrWorkDone]: fn returned nil, but the lease was lost while fn ran, or Redis refused the
+//     release. What fn wrote behind a fence stands; what it wrote without one may conflict with
+//     another holder's work.
+//   - The error of fn, joined with the cause of the loss if the lease was lost, or with the refusal
+//     of the release: [IsLost] reports whether to answer "busy".
 //   - The cause of the loss, if the process was stopped and lost the lease before fn began. fn was
 //     not run.
 //   - The error of the acquisition. fn was not run.
 //
 // A release that Redis does not answer, or refuses for a moment, is not an error. Do waits for its
 // first attempt, for at most a quarter of the TTL and at most three seconds; more attempts go on in
-// the background, and in the end the lease expires in Redis. If ctx or the lease is over, Do
-// returns as soon as fn returns.
+// the background, and in the end the lease expires in Redis. If ctx is over, Do waits for 30 ms at
+// most; if the lease is over, it does not wait.
 func (i *Issuer) Do(ctx context.Context, resource string,
 	fn func(ctx context.Context, l *Lease) error, opts ...Option) error {
 	if fn == nil {
@@ -217,18 +216,19 @@ func (i *Issuer) DoAll(ctx context.Context, resources []string,
 	return leases.do(ctx, func(ctx context.Context) error { return fn(ctx, leases) })
 }
 
-// Close ends the issuer's work in good order, for a program that shuts down. From now on,
-// acquisitions fail with [ErrClosed], also those that wait. Every lease ends, with a cause that is
-// both [ErrReleased] and [ErrClosed], and is released. Close waits for these releases, and for
-// those of earlier calls in the background. When it returns nil, nothing is held, nothing waits,
-// and nothing more is sent. A connection on which waiters listened closes a moment later, and a
-// renewal that was under way ends within [Config.RenewTimeout].
+// Close ends the issuer's work, for a program that shuts down. From now on, acquisitions fail with
+// [ErrClosed], also those that wait. Every lease ends, with a cause that is both [ErrReleased] and
+// [ErrClosed], and is released. Close waits for these releases, and for those that earlier calls
+// have left in the background. When it returns nil, nothing is held, nothing waits, and nothing
+// more is sent. A connection on which waiters listened closes a moment later, and a renewal that
+// was under way ends within [Config.RenewTimeout].
 //
-// If ctx ends first, the error is a [*NotGivenBackError]. It names the resources that were not
-// released yet, a hundred at most, and when each of them is free at the latest. The releases go on
-// until then; another Close waits for them again. Close is safe for concurrent use. It does not
-// close the client: close that afterwards. End the work under the leases before Close, because
-// their contexts end with it.
+// If ctx ends first, or Redis refuses a release, the error is a [*NotGivenBackError]. It names the
+// resources that were not released, a hundred at most, and when each of them is free at the latest.
+// Unanswered releases go on until then; another Close waits for them again. If ctx ends and only
+// calls are left that have not ended yet, the error is the cause of ctx, with a text that says so.
+// Close is safe for concurrent use. It does not close the client: close that afterwards. End the
+// work under the leases before Close, because their contexts end with it.
 func (i *Issuer) Close(ctx context.Context) error {
 	if err := i.ready(); err != nil {
 		return err

@@ -18,26 +18,25 @@ type LeadOption func(*campaign)
 func OnFollow(report func(leader string)) LeadOption { return func(c *campaign) { c.follows = report } }
 
 // OnTerm sets a function that Lead calls when a term of this process has ended, and when a campaign
-// has failed. err is what [Issuer.Do] would return: the error of fn and the cause of the lease's
-// end, or the error of the acquisition; nil if fn returned nil. The last term, which ends with the
-// context of Lead, is reported too, because its work may be unfinished. report is called on the
-// goroutine of Lead.
+// has failed. err is what [Issuer.Do] would return. The last term, which ends with the context of
+// Lead, is reported too, because its work may be unfinished. report is called on the goroutine of
+// Lead.
 func OnTerm(report func(err error)) LeadOption { return func(c *campaign) { c.ended = report } }
 
-// Lead is for a role that one process at a time has, such as that of a scheduler. It waits for the
-// lease on role (a campaign), runs fn under the lease (a term), releases the lease when fn returns,
-// and begins again, until ctx ends.
+// Lead is for a role that one process has at a time, such as a scheduler. It waits for the lease on
+// role (a campaign), runs fn under the lease (a term), releases the lease when fn returns, and
+// begins again, until ctx ends.
 //
 //	err := issuer.Lead(ctx, "role:report-builder", func(ctx context.Context, l *lease.Lease) error {
 //		for ctx.Err() == nil { ... } // under ctx, which ends with the term; behind the fence with l
 //		return nil
 //	}, lease.OnTerm(func(err error) { log.Print("role:report-builder: ", err) }))
 //
-// The context of fn ends with ctx or with the lease, whichever is first; [context.Cause] tells why.
-// Then fn has to return soon, because another process may lead from then on, and Lead waits for fn
-// before it campaigns again. Like every lease, this one cannot hold back a leader that was stopped
-// and goes on late; the fence refuses its writes. A term ends after [Config.MaxHold], which
-// defaults to one hour: leaders usually want [Unlimited].
+// The context of fn ends with ctx or with the lease, whichever is first; [context.Cause] returns
+// the reason. Then fn has to return soon, because another process may lead from then on, and Lead
+// waits for fn before it campaigns again. No lease holds back a leader that was stopped and goes on
+// late; the fence refuses its writes. A term ends after [Config.MaxHold], which defaults to one
+// hour: leaders usually want [Unlimited].
 //
 // Lead returns [context.Cause] of ctx when ctx has ended and fn has returned, joined with the error
 // of the last campaign if that failed; [ErrClosed] after [Issuer.Close]; and [ErrInvalid] if the

@@ -78,7 +78,7 @@ func (l *Lease) Resource() string { return l.some().resource }
 // Token is the fencing token. It is greater than that of every earlier lease on the resource.
 func (l *Lease) Token() int64 { return l.some().term.token }
 
-// LeaseID is unique to this acquisition.
+// LeaseID is unique to this acquisition; leases that were acquired together share it.
 func (l *Lease) LeaseID() uuid.UUID { return l.some().id }
 
 // IsPermit reports whether the lease is a permit of a [Semaphore], whose holders do not exclude
@@ -86,8 +86,8 @@ func (l *Lease) LeaseID() uuid.UUID { return l.some().id }
 func (l *Lease) IsPermit() bool { return l.granted() == nil && l.core.cfg.permits > 0 }
 
 // Released reports whether the holder itself has released the lease; it is false if [Issuer.Close]
-// has. Package fencedb asks, because a write under a lease that its holder has released is a
-// mistake of the program, and not a loss.
+// has. Package fencedb asks, because a write after the holder's own release is a mistake of the
+// program and not a loss.
 func (l *Lease) Released() bool {
 	if l.granted() != nil {
 		return false
@@ -97,9 +97,9 @@ func (l *Lease) Released() bool {
 	return errors.Is(l.ended, ErrReleased) && !errors.Is(l.ended, ErrClosed)
 }
 
-// ValidUntil is the time, on this process's clock, until which the lease may be trusted. Renewals
-// move it on. Once the lease is over, ValidUntil is not later than the time when that became known,
-// so package fencedb begins nothing under it.
+// ValidUntil is until when the lease may be trusted, on this process's clock. Renewals move it on.
+// Once the lease is over, ValidUntil is not later than the time when that became known, so package
+// fencedb begins nothing under it.
 func (l *Lease) ValidUntil() time.Time {
 	l = l.some()
 	l.mu.Lock()
@@ -108,8 +108,8 @@ func (l *Lease) ValidUntil() time.Time {
 }
 
 // Context ends when the lease does: at ValidUntil at the latest, even if Redis never answers again.
-// Work under it. [context.Cause] tells why it ended: [ErrReleased], [ErrExpired], [ErrUnreachable],
-// [ErrLost] or [ErrRevoked].
+// Work under it. [context.Cause] returns why it ended: [ErrReleased], [ErrExpired],
+// [ErrUnreachable], [ErrLost] or [ErrRevoked].
 //
 // It carries the values of the context that the lease was acquired with, but does not end with that
 // context.
@@ -237,10 +237,10 @@ func (l *Lease) tick() {
 }
 
 // Verify asks Redis whether the lease still holds its resource. If it does not, the lease ends,
-// with [ErrLost].
+// with [ErrLost]. After an error the answer is not known, and the lease stands.
 //
-// The answer is out of date when it arrives. Use it to inform people, or to decide whether to begin
-// work. Only the data store can refuse a stale holder.
+// The answer is out of date when it arrives. Use it to inform people, or before work begins. Only
+// the data store can refuse a stale holder.
 func (l *Lease) Verify(ctx context.Context) (Standing, error) {
 	if err := l.granted(); err != nil {
 		return 0, err

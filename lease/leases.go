@@ -20,9 +20,9 @@ func (ls Leases) Release(ctx context.Context) error {
 	return ls.each(func(l *Lease) error { return l.Release(ctx) })
 }
 
-// GiveBack releases all of them as [Issuer.Do] does after its work: it waits for the first attempt
-// only, and not at all for a lease that is over; more attempts go on in the background. It is for
-// work that does not end with a function, such as rows that are read under the leases.
+// GiveBack releases all of them as [Issuer.Do] does: it waits for the first attempt only, and not
+// at all for a lease that is over; more attempts go on in the background. It is for work that
+// outlasts a function, such as rows that are read under the leases.
 func (ls Leases) GiveBack(ctx context.Context) {
 	_ = ls.each(func(l *Lease) error { return l.finish(ctx) })
 }
@@ -69,7 +69,7 @@ func (ls Leases) lost() error {
 }
 
 // Bind returns a context for the work under the lease. It ends with ctx or with the lease,
-// whichever is first, and [context.Cause] tells which and why. Its deadline and values are those of
+// whichever is first, and [context.Cause] returns the reason. Its deadline and values are those of
 // ctx. Call the function when the work has ended: it ends the returned context, with
 // [context.Canceled], but neither ctx nor the lease. [Issuer.Do] does all this by itself.
 func (l *Lease) Bind(ctx context.Context) (context.Context, context.CancelFunc) {
@@ -126,7 +126,7 @@ func (ls Leases) finish(ctx context.Context, err error) error {
 
 // finish releases the lease after the work. It waits for the first attempt, which a working Redis
 // answers; more attempts go on in the background. If the lease was over, all attempts do. The error
-// says why the lease ended before the work, or why Redis did not release it.
+// is why the lease ended before the work, or why Redis did not release it.
 func (l *Lease) finish(ctx context.Context) error {
 	if err := l.granted(); err != nil {
 		return err

@@ -10,21 +10,21 @@ import (
 	"github.com/fencedb/fencedb/internal/protocol"
 )
 
-// Key is the name of a key in Redis. It is for tools that look at leases: commands for operators,
-// alerts, tests.
+// Key is the name of a key in Redis, for tools that look at leases: commands for operators, alerts,
+// tests.
 //
 //	lease:v1:{tenant/table:12}:owner
 type Key struct {
 	Kind      string // "lease" or "semaphore", as in [TraceStart]; "" is "lease"
 	Namespace string // [Config.Namespace]
 	Resource  string // as Redis stores it: with [Config.HashResources], its digest, "sha256:..."
-	Field     string // "owner", "fence", "queue", "alive", or "ended"; docs/protocol.md says what each holds
+	Field     string // "owner", "fence", "queue", "alive", or "ended"; see docs/protocol.md
 }
 
-// String is the name as Redis has it.
+// String returns the name as Redis has it.
 func (k Key) String() string { return protocol.Key(k).String() }
 
-// Pattern is a glob for Redis's SCAN. It matches the keys of all resources that begin with
+// Pattern returns a glob for Redis's SCAN. It matches the keys of all resources that begin with
 // k.Resource. If k.Namespace is "", it also matches keys of other namespaces; [ParseKey] tells them
 // apart.
 func (k Key) Pattern() string { return protocol.Key(k).Pattern() }
@@ -35,11 +35,11 @@ func ParseKey(name string) (Key, bool) {
 	return Key(k), ok
 }
 
-// Resource builds an id of the form type:id, such as "table:12".
+// Resource returns an id of the form type:id, such as "table:12".
 func Resource(kind string, id any) string { return kind + ":" + fmt.Sprint(id) }
 
-// ClientName is a name for the connections of this process, such as "booking@host-7:4711". Put it
-// into the options of the client:
+// ClientName returns a name for the connections of this process, such as "booking@host-7:4711". Put
+// it into the options of the client:
 //
 //	redis.NewClient(&redis.Options{Addr: addr, ClientName: lease.ClientName("booking")})
 //

@@ -13,15 +13,15 @@ import (
 
 // Release releases the lease. First the context of the lease ends, with [ErrReleased]. Then the
 // request is sent, and sent again while Redis does not answer or refuses it for a moment (a
-// [*RefusedError] that passes), until the TTL is over. These attempts go on in the background: ctx,
-// and a limit of five seconds, bound only how long Release waits for the outcome. The attempts take
-// the values of ctx, but do not end with it. If ctx has ended already, Release still waits for 30
-// ms, in which a working Redis answers.
+// [*RefusedError] that passes), until the TTL is over. ctx, and a limit of five seconds, bound only
+// how long Release waits for the outcome: the attempts go on in the background, with the values of
+// ctx. If ctx has ended already, Release still waits for 30 ms, in which a working Redis answers.
 //
-// It returns nil if the lease is released. If the lease was over before, the error is the cause of
-// [Lease.Context], and no other holder was touched. If the outcome is not known yet, the error is
-// [ErrUnreachable] or the refusal of Redis: the release is still being tried, and in the end the
-// lease expires in Redis; [Issuer.Close] waits for that.
+// It returns nil if the lease is released. If Redis no longer has it, no other holder was touched,
+// and the error is the cause with which the lease had ended before, or [ErrLost] or [ErrRevoked].
+// If the outcome is not known yet, the error is [ErrUnreachable] or such a refusal: the release is
+// still being tried, and [Issuer.Close] waits for it. After any other error it is not tried again.
+// In the end, the lease expires in Redis.
 //
 // Release may be called again. It waits for the outcome of the first call. If that had none, it
 // tries again; if it had one, it changes nothing.

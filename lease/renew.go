@@ -14,10 +14,10 @@ import (
 // Extend renews the lease for a full TTL from now, but not beyond [Config.MaxHold]. The issuer does
 // this automatically; call Extend if renewal is off, or before a long step.
 //
-// It returns nil if ValidUntil has moved on, or if MaxHold allows no more. After [ErrUnreachable]
-// the lease stays valid until ValidUntil; an error that is another cause of [Lease.Context] means
-// that the lease is over. Cancelling ctx stops the waiting, not the request. Extend never revives a
-// lease that is over.
+// It returns nil if ValidUntil has moved on, or if MaxHold allows no more. An error that is a cause
+// of [Lease.Context], except [ErrUnreachable], means that the lease is over; after any other, it
+// stays valid until ValidUntil. Extend ends with the lease at the latest, and never revives it.
+// Cancelling ctx stops the waiting, not the request.
 func (l *Lease) Extend(ctx context.Context) error {
 	if err := l.granted(); err != nil {
 		return err

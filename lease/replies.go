@@ -11,7 +11,7 @@ import (
 	"github.com/fencedb/fencedb/internal/protocol"
 )
 
-// Standing is what Redis says about a lease.
+// Standing is what [Lease.Verify] has found.
 type Standing int
 
 const (
@@ -28,8 +28,8 @@ var standings = map[Standing]string{Current: "current", LeaseLost: "lease lost",
 
 func (s Standing) String() string { return cmp.Or(standings[s], fmt.Sprintf("Standing(%d)", int(s))) }
 
-// Revocation is the new last token of a resource whose lease was ended. Package fencedb takes it as
-// a grant: once it is sealed there, the former holder cannot write.
+// Revocation is the new last token of a resource whose lease was ended. fencedb.Seal takes it as a
+// grant: after that, the former holder cannot write.
 type Revocation struct {
 	resource    string
 	id          uuid.UUID

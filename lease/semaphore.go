@@ -11,7 +11,7 @@ import (
 	"github.com/fencedb/fencedb/internal/protocol"
 )
 
-// MaxLimit is the greatest limit of a semaphore. It is bounded because scripts read all holders.
+// MaxLimit bounds the limit of a semaphore, because scripts read all holders.
 const MaxLimit = 1000
 
 // SemaphoreConfig holds the settings of all resources of a [Semaphore]. [NewSemaphore] checks it.
@@ -43,19 +43,18 @@ type SemaphoreConfig struct {
 // listens; when this waiter gets its permit and another is free, it calls the next. The waiters of
 // one process stand in one line, so a process takes several free permits one after the other.
 //
-// A permit does not fence. Its token is greater than those before, but an older token is not stale,
-// because several holders are valid at once. So fencedb does not take a permit as a grant: it would
-// refuse the earlier of two valid holders. If each holder writes something of its own, acquire a
-// lease on that as well, under the permit. A holder that is stopped for longer than its TTL works
-// beside up to N others when it resumes, until it looks at its context. And if Redis loses its
-// data, it has forgotten the holders. So a semaphore bounds load; it does not protect data.
+// A permit does not fence: its token is greater than those before, but an older one is not stale,
+// because several holders are valid at once. So fencedb does not take a permit as a grant. If each
+// holder writes something of its own, acquire a lease on that as well, under the permit. A holder
+// that is stopped for longer than its TTL works beside up to N others when it resumes, until it
+// looks at its context. If Redis loses its data, it forgets the holders. So a semaphore bounds
+// load; it does not protect data.
 type Semaphore struct {
 	issuer *Issuer
 }
 
 // NewSemaphore makes a semaphore. It checks the configuration: errors are [ErrInvalid] and name the
-// field. It does not talk to Redis. The client is as for [New]: the semaphore neither closes it nor
-// uses its retries.
+// field. It does not contact Redis. The client is as for [New].
 func NewSemaphore(client redis.UniversalClient, cfg SemaphoreConfig) (*Semaphore, error) {
 	if cfg.Limit < 1 || cfg.Limit > MaxLimit {
 		return nil, protocol.Invalid("Limit must be from 1 to %d; it is %d", MaxLimit, cfg.Limit)
@@ -68,7 +67,7 @@ func NewSemaphore(client redis.UniversalClient, cfg SemaphoreConfig) (*Semaphore
 	return &Semaphore{issuer}, nil
 }
 
-// of is the issuer of the permits. That of a nil or zero Semaphore is nil, and refuses every call.
+// of returns the issuer of the permits: nil for a nil or zero Semaphore, which refuses every call.
 func (s *Semaphore) of() *Issuer {
 	if s == nil {
 		return nil

@@ -158,7 +158,7 @@ func TestAWaiterInLineIsToldThatRedisDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	const (
 		held   = `^lease: "a" is still held by another: `
-		inLine = `in line behind a caller of this process: `
+		inLine = `in line after a caller of this process: `
 		silent = `lease: redis unreachable: no answer from 127\.0\.0\.1:\d+ within [\d.]+m?s: `
 	)
 	for name, c := range map[string]struct {

@@ -16,7 +16,7 @@ import (
 // subscription is the channel of one resource on a connection that several subscriptions share.
 type subscription struct {
 	channel  string
-	wake     chan struct{} // holds one token when the waiter should ask again
+	wake     chan struct{} // room for one signal: the waiter should ask again
 	listener *listener
 	moved    func() bool // reports whether another master serves the channel by now
 	known    bool        // the listener's loop has seen it; guarded by the listener's mu
@@ -59,7 +59,7 @@ func (s *subscription) add(change func(*notice)) {
 // wakeToAsk wakes the waiter to ask now, because news may have been missed.
 func (s *subscription) wakeToAsk() { s.add(func(n *notice) { n.ask = true }) }
 
-// signal puts a token into a channel that holds one.
+// signal sends to a channel with room for one signal.
 func signal(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -92,9 +92,9 @@ func (s *subscription) latest() notice {
 func (s *subscription) close() { s.listener.unsubscribe(s) }
 
 const (
-	linger = 2 * time.Second // how long an empty line is kept, with its subscription
-	pulse  = 3 * time.Second // how often a connection is checked for a sign of life
-	retry  = 100 * time.Millisecond
+	linger = 2 * time.Second        // how long an empty line is kept, with its subscription
+	pulse  = 3 * time.Second        // how often a connection is checked for a sign of life
+	retry  = 100 * time.Millisecond // between two connections
 )
 
 // listeners are the listeners of one deployment. On a Cluster, a message stays on the shard that
@@ -143,7 +143,7 @@ func (s *listeners) subscribe(channel, waiter string) *subscription {
 // subscriptions.
 type listener struct {
 	connect func() connection
-	wake    chan struct{} // holds one token when subscriptions has changed
+	wake    chan struct{} // room for one signal: subscriptions has changed
 	silence atomic.Int32  // how many pulses have passed since something was received
 
 	mu            sync.Mutex

@@ -47,8 +47,8 @@ const (
 	OpExtend Op = "extend"
 
 	// OpRelease is one release. Err is nil if the lease is released; [ErrLost] if Redis found it
-	// gone or taken, or [ErrRevoked]; otherwise why there is no answer. If the lease ended before,
-	// OpHold has the cause.
+	// gone or taken, or [ErrRevoked]; otherwise the error of the request. If the lease ended
+	// before, OpHold has the cause.
 	OpRelease Op = "release"
 
 	// OpRevoke is one revocation or take-over.
@@ -171,10 +171,10 @@ var (
 	}
 )
 
-// errNotSent is the error that tracers get for a renewal that began after the end of its lease.
+// errNotSent is what tracers get for a renewal that began after the end of its lease.
 var errNotSent = errors.New("lease: the renewal was not sent")
 
-// errPanicked is the error that tracers get after a panic, when the outcome is not known.
+// errPanicked is what tracers get after a panic.
 var errPanicked = errors.New("lease: a panic came before the outcome was known; nothing is held")
 
 // tracing is one pair of calls that has begun. Without tracers it does nothing.
