@@ -10,9 +10,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// DB is where transactions begin: *pgxpool.Pool, *pgxpool.Conn or *pgx.Conn. A pgx.Tx is
-// deliberately not a DB, and a connection that is in a transaction is refused: call Enter there. A
-// wrapper that hides the connection is refused, too.
+// DB is where transactions begin: *pgxpool.Pool, *pgxpool.Conn or *pgx.Conn. A pgx.Tx is not a DB,
+// and a connection that is in a transaction is refused: call Enter there. A wrapper that hides the
+// connection is refused, too.
 type DB interface {
 	BeginTx(ctx context.Context, txOptions pgx.TxOptions) (pgx.Tx, error)
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
@@ -57,8 +57,8 @@ func ofPool(inUse, most int, err error) error {
 	return usedUpError{inUse, most, err}
 }
 
-// usedUpError says that the pool had no free connection, which tells more than its cause, the end
-// of a context.
+// usedUpError says that the pool had no free connection, which its cause, the end of a context,
+// does not show.
 type usedUpError struct {
 	inUse, most int
 	cause       error
@@ -95,12 +95,12 @@ func detached(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), askTime/2)
 }
 
-// asker sends a query to a server and scans the only row of the answer. noticed says that a notice
-// came with it; drivers other than pgx show none.
+// asker sends a query to a server and scans the only row of the answer. noticed: a notice came with
+// it; drivers other than pgx show none.
 type asker func(ctx context.Context, dest any, query string, args ...any) (noticed bool, err error)
 
-// errNobodyLeft: DB is a single connection, and it is lost.
-var errNobodyLeft = errors.New("fencedb: the only connection is lost")
+// errOnlyConnLost: DB is a single connection, and it is lost.
+var errOnlyConnLost = errors.New("fencedb: the only connection is lost")
 
 // half bounds the question on the first of two connections, so that time is left for the second.
 func half(ctx context.Context) (context.Context, context.CancelFunc) {
@@ -124,7 +124,7 @@ func askOn(db DB) asker {
 		err = conn.SendBatch(ctx, b).Close()
 		notice.stop(pg)
 		if own := pgxConn(db); own != nil && own.IsClosed() {
-			err = noted(errNobodyLeft, err)
+			err = noted(errOnlyConnLost, err)
 		}
 		return bool(*notice), err
 	}

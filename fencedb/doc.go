@@ -1,11 +1,11 @@
 // Package fencedb lets only the current holder of a lease write to Postgres.
 //
-// A lock service can tell a program that it holds a lock. It cannot stop a program that held one,
-// was paused, and writes late. Only the database can, so this package checks there:
+// A lock service cannot stop a program that held a lock, was paused, and writes late. Only the
+// database can, so this package checks there:
 //
 //	A gets the lease on table:12 with fencing token 41, then pauses.
 //	The lease expires. B gets it with token 42, reads, writes, tells its guest "booked".
-//	A wakes and writes with 41. Postgres has seen 42 and refuses. Nothing of A's transaction lands.
+//	A resumes and writes with 41. Postgres has seen 42 and refuses. A has written nothing.
 //
 // # Use
 //
@@ -19,8 +19,8 @@
 //		// Another holder has come since. Nothing was written.
 //	}
 //
-// The database needs the schema of package migrations. A table that no client may ever write to
-// without a token is protected once, in the application's own migration:
+// The database needs the schema of package migrations. A table that no client may write to without
+// a token is protected once, in the application's own migration:
 //
 //	SELECT fencedb.protect('bookings', resource => 'table:{table_id}');
 //
@@ -29,17 +29,16 @@
 // Package guard acquires a lease, seals it and calls these functions under it; most programs need
 // no more than that.
 //
-// Exec, Query, QueryRow and SendBatch run statements in one round trip, where the program decides
-// nothing in between. TxSQL is Tx for database/sql. Enter joins an open transaction of pgx,
-// EnterSQL one of database/sql; the Entry that they return finds out whether the transaction
+// Exec, Query, QueryRow and SendBatch run statements in one round trip, between which the program
+// decides nothing. TxSQL is Tx for database/sql. Enter enters in an open transaction of pgx,
+// EnterSQL in one of database/sql; the Entry that they return finds out whether the transaction
 // committed. Seal makes older tokens stale without writing anything else; AwaitReplay waits until a
 // standby has the seal.
 //
 // # What the fence is
 //
-// For each resource, the table fencedb.fences keeps the highest token that has entered, and the
-// lease that the token belongs to. Every fenced transaction enters first, as a statement of its
-// own:
+// For each resource, the table fencedb.fences keeps the highest token that has entered, and its
+// lease. Every fenced transaction enters first, as a statement of its own:
 //
 //   - A lower token, or the same token under another lease, is refused at once and locks nothing.
 //   - The stored token under the same lease locks the fence shared: transactions of one lease run
@@ -52,10 +51,10 @@
 //
 //   - S1: The tokens of committed transactions never go down, and equal tokens come from one lease.
 //   - S2: Once a transaction has committed with a token, none with a lower token commits.
-//   - S3: Until a transaction commits, no other holder changes what it read. If a transaction
-//     entered only at its write, B could read, A write with 41, and B write over it with 42. This
-//     holds at every isolation level; above READ COMMITTED the token is sealed before the
-//     transaction begins, so that its snapshot is younger than the fence.
+//   - S3: Until a transaction commits, no other holder changes what it read. (If it entered only at
+//     its write, B could read, A write with 41, and B overwrite that with 42.) This holds at every
+//     isolation level; above READ COMMITTED the token is sealed before the transaction begins, so
+//     that its snapshot is younger than the fence.
 //   - S4: On a protected table, every written row needs the token of its own resource, from every
 //     client.
 //   - S5: The fence outlives the rows: after a newer holder has deleted a row, an older one cannot
@@ -80,28 +79,29 @@
 // it entered. Nothing limits what deferred triggers do at COMMIT, nor how long the server waits for
 // the rest of a batch.
 //
-// No call outlasts its context, or the validity of its grant, by more than five seconds, the time
-// for looking up the outcome of a lost COMMIT. After half of these without an answer, the
-// connection is closed and counts as lost, because a network can drop it in silence. A grant that
-// ends at NoEnd is bounded by contexts alone; a grant that does not say when it ends is refused.
+// No call outlasts its context, or the validity of its grant, by more than five seconds, in which
+// it looks up the outcome of a lost COMMIT. After 2.5 s without an answer, the connection is closed
+// and counts as lost, because a network can drop it in silence. Under a grant that ends at NoEnd,
+// only contexts bound a call; a grant that does not say when it ends is refused.
 //
 // # Outcomes
 //
 // A nil error means committed. So does ErrCommitted: a result could not be read afterwards, or
-// QueryRow got no row. ErrTxEnded means that a statement of the caller has ended the transaction,
-// and says what was written. ErrCommitUnknown leaves the outcome open, for one of two reasons:
+// QueryRow got no row. ErrTxEnded means that a statement of the caller ended the transaction;
+// TxEndedError has what was written. ErrCommitUnknown leaves the outcome open, for one of two
+// reasons:
 //
 //   - The connection was lost during COMMIT, and the outcome could not be looked up: the server did
 //     not answer in time, or has crashed or failed over since.
-//   - COMMIT waited for a standby (synchronous_commit) that has not answered. So a fail-over may
-//     lose the commit, although everybody can see it now.
+//   - COMMIT waited for a standby (synchronous_commit) that has not answered. A fail-over may lose
+//     the commit, although everybody can see it now.
 //
-// Every other error means that nothing was written (S6). lease.IsLost is true for the errors that
-// mean "busy, try again": somebody else has the resource.
+// Every other error means that nothing was written (S6). lease.IsLost is true for errors that mean
+// "busy, try again": another holder has the resource.
 //
-// The look-up waits for standbys as synchronous_commit of the session says, whatever a SET LOCAL of
-// the transaction said. With drivers other than pgx, it goes unnoticed if another session cancels
-// the wait of a COMMIT (pg_cancel_backend).
+// The look-up waits for standbys as synchronous_commit of the session demands; a SET LOCAL of the
+// transaction does not count. Only pgx shows that another session has cancelled the wait of a
+// COMMIT (pg_cancel_backend).
 //
 // # What it does not give you
 //
@@ -111,8 +111,8 @@
 // keeps its fence until it is finished; no time limit of the server ends it.
 //
 // Writes to tables that are not protected are fenced only inside these functions. Effects outside
-// Postgres (mail, payments, other databases) are not fenced at all; write the intent behind the
-// fence and act on it idempotently. Superusers and table owners can switch triggers off. A
-// condition on fencedb.fences inside a statement of your own does not fence: after a wait for a
-// lock, Postgres evaluates it against the old snapshot.
+// Postgres (mail, payments, other databases) are not fenced; write the intent behind the fence and
+// act on it idempotently. Superusers and table owners can switch triggers off. A condition on
+// fencedb.fences in a statement of your own does not fence: after a wait for a lock, Postgres
+// evaluates it against the old snapshot.
 package fencedb

@@ -15,18 +15,18 @@ import (
 
 // A statement can end the transaction that holds the fence. If its text shows this, it is refused
 // before it is sent, also as one of several in a string: Postgres would commit the rest of the
-// string by itself. If its text leaves this in doubt (the name of a prepared statement, SQL that is
+// string. If its text leaves this in doubt (the name of a prepared statement, SQL that is
 // rewritten, a statement through Conn), it is sent, and before COMMIT the server is asked whether
 // the transaction is still the one that entered. So work outside the fence, in a transaction that
 // such a statement has begun, is not committed.
 //
 // The transaction status of the connection does not suffice: after COMMIT AND CHAIN, or COMMIT and
-// BEGIN, it looks as before. The question has a round trip of its own. If its answer could be lost
+// BEGIN, it looks as before. The question has a round trip of its own: if its answer could be lost
 // together with that of COMMIT, it would be open which of two COMMITs the server reports. Most
-// transactions need no question: the first words of their statements show that they cannot end it.
+// transactions need no question, because of the first words of their statements.
 
-// stillEntered is the statement that asks. It passes the transaction id, because the open list
-// alone would not show that another transaction has entered since.
+// stillEntered returns the statement that asks. It passes the transaction id, because the list of
+// what has entered would not show that another transaction has entered since.
 func (e *entry) stillEntered() string {
 	return fmt.Sprintf(`SELECT fencedb.require_entered('%d'::pg_catalog.xid8)`, e.xid)
 }
@@ -157,8 +157,7 @@ func skipComments(sql string) string {
 	}
 }
 
-// errEnded says that the transaction has ended, as the connection's status shows without asking the
-// server.
+// errEnded: the transaction has ended, as the connection's status shows.
 var errEnded = errors.New("fencedb: the connection is no longer in a transaction")
 
 func allKeepOpen(queries []*pgx.QueuedQuery) bool {

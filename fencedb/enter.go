@@ -19,16 +19,17 @@ type Entry struct {
 	entry *entry
 }
 
-// Enter enters the fence of grant in a transaction that the application has begun itself, and holds
-// it until that transaction ends. It must come first: what the transaction read before may already
-// be old. If Enter follows a savepoint, ROLLBACK TO releases the fence, and writes to protected
-// tables are then refused until the transaction enters again.
+// Enter enters the fence of grant in a transaction that the application has begun, and holds it
+// until that transaction ends. It must come first: what the transaction read before may be old. If
+// Enter follows a savepoint, ROLLBACK TO releases the fence, and writes to protected tables are
+// then refused until the transaction enters again.
 //
 // Above READ COMMITTED the grant must have been sealed before the transaction began, or Enter fails
 // with ErrUnsealed.
 //
-// On error the transaction is aborted: roll it back. Cancelling ctx closes the connection, as in
-// every pgx call. If COMMIT then fails, ask Entry.Outcome what became of it:
+// After an error, roll back: the transaction is aborted, or, if the grant was refused before
+// anything was sent, open without a fence. Cancelling ctx closes the connection, as in every pgx
+// call. If COMMIT fails, ask Entry.Outcome what became of it:
 //
 //	entry, err := fencedb.Enter(ctx, tx, lease)
 //	...
@@ -46,7 +47,6 @@ func Enter(ctx context.Context, tx pgx.Tx, grant Grant, opts ...Option) (*Entry,
 	return e.join(ctx, tx, func(ctx context.Context) error { return e.enter(ctx, tx) })
 }
 
-// join enters in a transaction of the application.
 func (e *entry) join(ctx context.Context, tx any, enter func(context.Context) error) (*Entry, error) {
 	if isNil(tx) {
 		return nil, errNoTx
@@ -94,9 +94,8 @@ func (e *entry) enter(ctx context.Context, tx pgx.Tx) error {
 //
 // It asks the server of db in one round trip, even if err is nil: some drivers return nil from the
 // COMMIT of a failed transaction, and all do if a statement of your own has rolled it back. If you
-// trust your driver and your statements, call it only when there is an error. Outcome does not
-// report work after a statement that ended the transaction, such as COMMIT AND CHAIN: that work was
-// outside the fence.
+// trust your driver and your statements, call it only when there is an error. Outcome is not about
+// work after a statement that ended the transaction, such as COMMIT AND CHAIN.
 //
 // The transaction must be over, and its connection given back. If it is still open, or the server
 // does not answer, Outcome waits until five seconds after the end of the lease or of ctx, whichever

@@ -27,7 +27,7 @@ type config struct {
 	tracers   []Tracer
 }
 
-// With returns db with options for every call that gets it. The options of a call itself come after
+// With returns db with options for every call that gets it. The options of the call come after
 // them. Call it once, where the pool is made. Exec, Query and QueryRow get options only in this
 // way.
 //
@@ -56,19 +56,18 @@ func (c *config) with(db DB, opts []Option) DB {
 	return db
 }
 
-// TxOptions sets the isolation level and the other options of BEGIN in pgx. Defaults to READ
-// COMMITTED, which is enough: the fence keeps every other holder out, and statements see what the
-// last one committed. At REPEATABLE READ and SERIALIZABLE the fence has to be older than the
-// snapshot (S3). So the first transaction under a grant that was not sealed is preceded by a Seal,
-// which costs two more round trips. A transaction that Postgres cannot serialize fails with
-// SQLSTATE 40001 and may be tried again. BeginQuery and CommitQuery are refused.
+// TxOptions sets the isolation level and the other options of BEGIN in pgx. Defaults to those of
+// the session. READ COMMITTED is enough: the fence keeps every other holder out, and statements see
+// what the last one committed. At REPEATABLE READ and SERIALIZABLE the fence has to be older than
+// the snapshot (S3). So a Seal, two more round trips, precedes the first transaction under a grant
+// that was not sealed. A transaction that Postgres cannot serialize fails with SQLSTATE 40001 and
+// may be tried again. BeginQuery and CommitQuery are refused.
 func TxOptions(o pgx.TxOptions) Option { return func(c *config) { c.txOptions = o } }
 
 // Hold lets the transaction run for d, instead of the remaining validity of the lease when it
-// begins. It is for a holder that keeps renewing its lease while it writes. If the lease is lost
-// meanwhile, the next holder still waits for the fence until d has passed, so keep d within the
-// lease's MaxHold. The lease must still be valid when the transaction begins. Zero and negative
-// durations are ignored.
+// begins. It is for a holder that renews its lease while it writes. If the lease is lost meanwhile,
+// the next holder waits for the fence until d has passed, so keep d within the lease's MaxHold. The
+// lease must be valid when the transaction begins. Zero and negative durations are ignored.
 func Hold(d time.Duration) Option { return func(c *config) { c.hold = d } }
 
 // entry is one call of fencedb.enter: the grants, and the limits of the transaction that enters.
@@ -261,7 +260,7 @@ func (e *entry) entered(results pgx.BatchResults, implicit bool) error {
 }
 
 // rollback rolls back the transaction of a batch in which a statement failed; the server has
-// skipped COMMIT, if it was sent.
+// skipped COMMIT.
 func (e *entry) rollback(ctx context.Context, results pgx.BatchResults) {
 	ctx, cancel := detached(ctx)
 	defer cancel()
@@ -302,9 +301,9 @@ func (e *entry) array(of func(Grant) any) string {
 	return "{" + strings.Join(quoted, ",") + "}"
 }
 
-// patience is until when the server may wait for the fence, or nil for as long as the transaction
-// may last. If ctx has a deadline, it is a little before that: the answer of the server names the
-// blockers and leaves the connection usable, the end of ctx does neither.
+// patience returns until when the server may wait for the fence, or nil for as long as the
+// transaction may last. If ctx has a deadline, that is a little before it: the answer of the server
+// names the blockers and leaves the connection usable, the end of ctx does neither.
 func (e *entry) patience(ctx context.Context) any {
 	var until time.Time
 	if deadline, ok := ctx.Deadline(); ok {
@@ -365,8 +364,8 @@ func (e *entry) remaining() (ms driver.Value, err error) {
 }
 
 // overdueTime is how long after the end of a transaction's time an answer is awaited. The server
-// ends the transaction at that time and says so. If no answer comes, the connection is lost and
-// nobody has noticed: a network can drop it in silence.
+// ends the transaction at that time and says so. If no answer comes, a network has dropped the
+// connection in silence.
 const overdueTime = askTime / 2
 
 var errNotSealed = errors.New("fencedb: the token was not sealed: no connection came free while its lease was valid")
@@ -407,7 +406,6 @@ func (e *entry) whileValid(ctx context.Context, wait func(context.Context) error
 	return err
 }
 
-// acquire takes a connection while the lease is valid.
 func (e *entry) acquire(ctx context.Context) error {
 	var conn DB
 	var release func()

@@ -24,7 +24,6 @@ type sentinel struct {
 
 func (e *sentinel) Error() string { return e.text }
 
-// LeaseLost is for lease.IsLost.
 func (e *sentinel) LeaseLost() bool { return e.lost }
 
 // The errors of this package, for errors.Is. Each comment says what is then true of the data.
@@ -34,8 +33,7 @@ func (e *sentinel) LeaseLost() bool { return e.lost }
 var (
 	// ErrStale: a newer holder's token has entered for the resource, or the same token under
 	// another lease. Nothing was written. The work belongs to the other holder now: drop it, or
-	// acquire the lease again. SQLSTATE FN001. (lease.ErrStale comes from Redis, about a lease,
-	// before any write.)
+	// acquire the lease again. SQLSTATE FN001. (lease.ErrStale is about an answer of Redis.)
 	ErrStale error = &sentinel{"fencedb: stale fencing token", true}
 
 	// ErrNoToken: a protected table was written to in a transaction that had not entered a fence.
@@ -55,10 +53,10 @@ var (
 	ErrLeaseOver error = &sentinel{"fencedb: the lease is over", true}
 
 	// ErrTooLong: the transaction outlasted the validity that its lease had when it entered (or its
-	// Hold, or a tighter limit of the role), and the server ended it. The lease itself was renewed
-	// meanwhile and is still valid. Nothing was written. Write in a shorter transaction, or say with
-	// Hold how long it takes. If it waited for a lock of another session, the log of the server names
-	// that session (log_lock_waits). SQLSTATE FN006, 25P03, 25P04, and 57014 for a slow statement:
+	// Hold, or a tighter limit of the role), and the server ended it. The lease was renewed
+	// meanwhile and is still valid. Nothing was written. Write in a shorter transaction, or set its
+	// time with Hold. If it waited for a lock of another session, the log of the server names that
+	// session (log_lock_waits). SQLSTATE FN006, 25P03, 25P04, and 57014 for a slow statement:
 	// Explain cannot tell that from other cancellations, Tx and Entry.Outcome can.
 	ErrTooLong = errors.New("fencedb: the transaction outlasted its time limit: the lease's validity when it entered (Hold sets another), or a tighter limit of its role; use a shorter transaction")
 
@@ -82,10 +80,10 @@ var (
 	// role. Nothing was written.
 	ErrKeyReused = errors.New("fencedb: idempotency key used for another request")
 
-	// ErrAlreadyWritten: ExplainNoRows found the token of the grant in the row. The holder has written
-	// the row before, and a condition that asks for a greater token admits one write per token. (If
-	// Redis has lost data, the writer may be another lease with the same number.) The statement wrote
-	// nothing; the earlier write stands. Compare the lease id as well.
+	// ErrAlreadyWritten: ExplainNoRows found the token of the grant in the row. The holder has
+	// written the row before, and the condition admits one write per token. (If Redis has lost
+	// data, the writer may be another lease with the same number.) The statement wrote nothing; the
+	// earlier write stands. Compare the lease id as well.
 	ErrAlreadyWritten error = &sentinel{"fencedb: the row has this token already, and the condition asks for a greater one", false}
 
 	// ErrCommitUnknown: it is unknown whether the transaction committed, for one of three reasons. The
@@ -98,12 +96,12 @@ var (
 	ErrCommitUnknown error = &sentinel{"fencedb: unknown whether the transaction committed", false}
 
 	// ErrTxEnded: a statement of the caller ended the transaction that held the fence (COMMIT,
-	// ROLLBACK, PREPARE TRANSACTION, also AND CHAIN or followed by BEGIN), or cleared the open list
-	// (RESET ALL; then the transaction is rolled back). TxEndedError says what became of the writes
-	// before that statement. The writes after it were outside the fence, and were rolled back unless
-	// the caller has committed them too. That includes the rest of a string of statements: Postgres
-	// commits it when the string ends. Leave the end to the function that you call: Tx, Exec, Query,
-	// QueryRow and SendBatch refuse a COMMIT that they see. SQLSTATE FN007.
+	// ROLLBACK, PREPARE TRANSACTION, also AND CHAIN or followed by BEGIN), or cleared the setting
+	// fencedb.entered (RESET ALL; then the transaction is rolled back). TxEndedError has what
+	// became of the writes before that statement. The writes after it were outside the fence, and
+	// were rolled back unless the caller has committed them too. That includes the rest of a string
+	// of statements: Postgres commits it when the string ends. Tx, Exec, Query, QueryRow and
+	// SendBatch refuse a COMMIT that they see. SQLSTATE FN007.
 	ErrTxEnded error = &sentinel{"fencedb: a statement ended the transaction that held the fence", false}
 
 	// ErrCommitted: the transaction committed and everything was written. But a result was lost with
@@ -126,7 +124,7 @@ func (e *StaleError) Error() string {
 
 func (e *StaleError) Unwrap() []error { return []error{ErrStale, e.cause} }
 
-// FencePassed is for lease.Config.Seal: the resource, and the token that has entered.
+// FencePassed returns the resource and the token that has entered, for lease.Config.Seal.
 func (e *StaleError) FencePassed() (resource string, last int64) { return e.Resource, e.Stored }
 
 // WrongResourceError is ErrWrongResource with its values. Nothing was written.
@@ -155,9 +153,9 @@ type BusyError struct {
 }
 
 // Blocker is a session that holds a fence in an open transaction. If the resource has no fence yet,
-// it is a session that may hold it: all that are changing fences are named. State is that of
-// pg_stat_activity: "idle in transaction" means that the client is not asking for anything. fencedb
-// adds "active, waits for its client": to send the rest of a request or read a result.
+// every session that is changing fences is one. State is that of pg_stat_activity: "idle in
+// transaction" means that the client asks for nothing. fencedb adds "active, waits for its client":
+// to send the rest of a request or read a result.
 type Blocker struct {
 	PID         int           // for pg_terminate_backend; 0 is a prepared transaction
 	Application string        // its application_name
@@ -195,8 +193,8 @@ func (e *BusyError) Unwrap() []error { return []error{ErrBusy, e.cause} }
 
 // CommitUnknownError is ErrCommitUnknown with the values to ask for the outcome.
 type CommitUnknownError struct {
-	// XID and Epoch are for SELECT fencedb.outcome(xid, epoch) on the present primary: it answers
-	// committed, aborted, in progress, or NULL if that cannot be known any more. They are 0 if the
+	// XID and Epoch are for SELECT fencedb.outcome(xid, epoch) on the present primary: it returns
+	// committed, aborted, in progress, or NULL if that is no longer known. They are 0 if the
 	// connection was lost before the server had sent them (only in Exec, Query, QueryRow and
 	// SendBatch).
 	XID   uint64
@@ -237,8 +235,8 @@ type rejection struct {
 	cause    error
 }
 
-// Error includes the hint of the server, which says what to do and is missing in the error texts of
-// the drivers. ErrTooLong says itself what to do in Go.
+// Error includes the hint of the server, which says what to do; drivers leave it out. ErrTooLong
+// says itself what to do in Go.
 func (e *rejection) Error() string {
 	text := fmt.Sprintf("%v: %v", e.sentinel, e.cause)
 	if hint := answered(e.cause).hint; hint != "" && e.sentinel != ErrTooLong {
@@ -281,8 +279,8 @@ const (
 
 // Explain returns err as the error of this package that its SQLSTATE stands for: ErrStale,
 // ErrNoToken, ErrWrongResource, ErrLeaseOver, ErrTooLong or ErrTxEnded, with err in its chain. It
-// returns any other error, and nil, as it is. ErrTxEnded comes without a TxEndedError: its values
-// have to be asked from the server, as Entry.Outcome does.
+// returns any other error, and nil, as it is. ErrTxEnded comes without a TxEndedError: only the
+// server has its values, which Entry.Outcome asks for.
 func Explain(err error) error {
 	if alreadyTyped(err) {
 		return err
@@ -322,8 +320,8 @@ type answer struct {
 	hint   string // HINT
 }
 
-// answered finds the answer of the server in err. If there is none, as for a broken connection, its
-// code is "".
+// answered returns the answer of the server in err. If there is none, as for a broken connection,
+// its code is "".
 //
 // Drivers share no type for it. lib/pq and pgdriver return fields by their letters in the protocol,
 // with different methods; others have the SQLSTATE only.

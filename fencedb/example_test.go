@@ -416,6 +416,6 @@ func ExampleTemplate() {
 	// Output:
 	// seat:7d444840-9dc0-11d1-b245-5ffdce74fad2/C-12 <nil>
 	// C 12 <nil>
-	// fencedb: the template "seat:{show}/{row}-{seat}" makes "seat:1/C-12-13" in more than one way, of map["row":"C" "seat":"12-13" "show":"1"] and of map["row":"C-12" "seat":"13" "show":"1"]
+	// fencedb: the template "seat:{show}/{row}-{seat}" makes "seat:1/C-12-13" in more than one way, from map["row":"C" "seat":"12-13" "show":"1"] and from map["row":"C-12" "seat":"13" "show":"1"]
 	// fencedb: the template "seat:{show}{row}" is wrong at character 12: it touches the column before; put text between them, so that they can be told apart
 }

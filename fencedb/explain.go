@@ -16,7 +16,7 @@ import (
 )
 
 // explain returns what err means for a transaction that was rolled back. It asks server (unless
-// nil) for what is not in the error. lost says that the connection broke before the rollback.
+// nil) for what is not in the error. lost: the connection broke before the rollback.
 func (e *entry) explain(ctx context.Context, server asker, lost bool, err error) error { //nolint:gocognit // causes
 	code := answered(err).code
 	// A transaction_timeout of the role: until it enters, a transaction only waits for the fence.
@@ -195,17 +195,17 @@ func named(list []byte) []Blocker {
 //			`SELECT last_fencing_token, last_lease_id FROM jobs WHERE id = $1`, id)
 //	}
 //
-// sql selects the token stored in the row, and the lease id if the condition compares it. The
-// answer is ErrStale if another holder's token is stored, and pgx.ErrNoRows if there is no such
-// row. It is nil if the row would accept the grant now: then another condition did not hold. Only
-// ctx bounds it.
+// sql selects the token stored in the row, and the lease id if the condition compares it.
+// ExplainNoRows returns ErrStale if another holder's token is stored, and pgx.ErrNoRows if there is
+// no such row. It returns nil if the row would accept the grant now: then another condition did not
+// hold. Only ctx bounds it.
 //
 // A condition without the lease id, `AND $2 > last_fencing_token`, admits one write for each token.
-// If the row has the token of grant already, the answer is ErrAlreadyWritten.
+// If the row has the token of grant already, the error is ErrAlreadyWritten.
 //
 // Such an UPDATE is fenced only as a statement of its own, with the token in the row that it
-// updates. It keeps an older holder from overwriting that row, but gives neither S3 nor S5: what
-// was read before may be old, and a deleted row has no fence.
+// updates. An older holder cannot overwrite that row, but S3 and S5 do not hold: what was read
+// before may be old, and a deleted row has no fence.
 func ExplainNoRows(ctx context.Context, db DB, grant Grant, sql string, args ...any) error {
 	if err := cmp.Or(check(flatten(grant)), checkArgs(args)); err != nil {
 		return err

@@ -323,9 +323,9 @@ func (tx *fencedTx) Conn() *pgx.Conn {
 }
 
 // refuseAll makes every later statement through Conn fail, as after a refusal of the fence.
-// Otherwise, if the connection is in no transaction (pgx could not prepare the first statement, or
-// the transaction has ended), a statement would commit by itself. And if BEGIN went alone and enter
-// could not follow, a statement would run without a fence.
+// Otherwise a statement would commit by itself if the connection is in no transaction (pgx could
+// not prepare the first statement, or the transaction has ended). And if BEGIN went alone and enter
+// could not follow, it would run without a fence.
 func (tx *fencedTx) refuseAll() {
 	if tx.inner == nil || tx.inner.Conn().PgConn().TxStatus() == 'E' {
 		return

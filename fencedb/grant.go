@@ -14,21 +14,21 @@ import (
 // Grant is the permission to write to one resource: the resource, the fencing token and the lease.
 // *lease.Lease is one. NewGrant makes one from another issuer's token; All makes one of several.
 //
-// A grant also has a method ValidUntil() time.Time: when that time has come, the server ends its
-// transactions (S7). NoEnd says that there is no limit. A grant without the method, or with the
-// zero time, is refused with ErrInvalidGrant; only Seal takes it. So it is noticed if a type embeds
-// the interface Grant and thereby loses the method.
+// A grant also has a method ValidUntil() time.Time: at that time the server ends its transactions
+// (S7). NoEnd means that there is no limit. A grant without the method, or with the zero time, is
+// refused with ErrInvalidGrant; only Seal takes it. So it is noticed if a type embeds the interface
+// Grant and thereby loses the method.
 //
-// Four more methods are called if a grant has them; a lease has the first three. Err() error says
-// why it is over, Released() bool whether its holder gave it back, IsPermit() bool whether it is a
-// semaphore's permit, and Grants() []Grant which grants it stands for, as with All.
+// Four more methods are called if a grant has them; a lease has the first three. Err() error
+// returns why it is over, Released() bool whether its holder released it, IsPermit() bool whether
+// it is a semaphore's permit, and Grants() []Grant the grants that it stands for, as with All.
 type Grant = interface {
 	// Resource names what is written to, as type:id, in 1 to 512 bytes of UTF-8.
 	Resource() string
 	// Token is the fencing token: positive, and higher for every later holder of the resource.
 	Token() int64
-	// LeaseID tells two holders apart that were given the same token, which happens when an issuer
-	// loses its data.
+	// LeaseID distinguishes two holders that were given the same token, which happens when an
+	// issuer loses its data.
 	LeaseID() uuid.UUID
 }
 
@@ -38,8 +38,8 @@ type Grant = interface {
 // uuid.NewSHA1(uuid.NameSpaceOID, sessionID).
 //
 // All tokens of a resource must come from one issuer; otherwise their order means nothing. A token
-// above 2^53 - 1 would shut package lease out for good. It is refused with ErrInvalidGrant, unless
-// the type of the resource is in the table fencedb.foreign_issuers.
+// above 2^53 - 1, which would shut package lease out for good, is refused with ErrInvalidGrant,
+// unless the type of the resource is in the table fencedb.foreign_issuers.
 //
 // validUntil is when the holder must have stopped, or NoEnd if the issuer sets no limit. A grant
 // that cannot be right is refused where it is used, with ErrInvalidGrant.
@@ -47,7 +47,7 @@ func NewGrant(resource string, token int64, leaseID uuid.UUID, validUntil time.T
 	return foreignGrant{resource, token, leaseID, validUntil}
 }
 
-// NoEnd, as validUntil of NewGrant or returned by ValidUntil, says that only contexts limit the
+// NoEnd, as validUntil of NewGrant or returned by ValidUntil, means that only contexts limit the
 // transactions of a grant: a transaction that hangs keeps the next holder waiting. It is for tokens
 // of an issuer that sets no time limit. To allow one write after its lease has ended, if no other
 // holder has come since, give NewGrant an end for that write, such as five seconds from now.
@@ -65,12 +65,11 @@ func (g foreignGrant) Token() int64          { return g.token }
 func (g foreignGrant) LeaseID() uuid.UUID    { return g.leaseID }
 func (g foreignGrant) ValidUntil() time.Time { return g.validUntil }
 
-// String leaves out the lease id, because logs must not show that of a grant from another process.
+// String leaves out the lease id, which logs must not show.
 func (g foreignGrant) String() string {
 	return fmt.Sprintf("grant for %q with token %d", g.resource, g.token)
 }
 
-// GoString is String.
 func (g foreignGrant) GoString() string { return g.String() }
 
 // All returns a grant that stands for several, to write to several resources in one transaction.
@@ -129,8 +128,8 @@ func validUntil(grants []Grant) (earliest time.Time, of Grant) {
 }
 
 // leaseOver returns the error of a transaction whose lease is over: ErrLeaseOver, and why it is
-// over if the lease says so. If its own holder has given the lease back, the write is a mistake of
-// the program, and a retry does not help: ErrInvalidGrant.
+// over if the lease says so. If its own holder has released the lease, the write is a mistake of
+// the program: ErrInvalidGrant.
 func leaseOver(grants []Grant, why error) error {
 	_, g := validUntil(grants)
 	if lease, ok := g.(interface{ Err() error }); ok {

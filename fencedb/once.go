@@ -46,10 +46,11 @@ const (
 // it matches every request). A key belongs to the database role that used it first (the role of SET
 // ROLE, if there was one). Every other role is refused with ErrKeyReused.
 //
-// result can be up to 1 MiB. If fn fails, Once returns its error and the key stays free for that
-// role, even if the transaction commits. A call with the same key within fn runs its own function;
-// if the outer fn then fails and the transaction commits all the same, the result of the inner call
-// is kept. Cancelling ctx closes the connection, as in every pgx call, and nothing is written.
+// key has 1 to 512 bytes, and result at most 1 MiB. If fn fails, Once returns its error and the key
+// stays free for that role, even if the transaction commits. A call with the same key within fn
+// runs its own function; if the outer fn then fails and the transaction commits all the same, the
+// result of the inner call is kept. Cancelling ctx closes the connection, as in every pgx call, and
+// nothing is written.
 func Once(ctx context.Context, tx pgx.Tx, key string, request []byte,
 	fn func() ([]byte, error)) (result []byte, replayed bool, err error) {
 	if fn == nil {

@@ -14,16 +14,18 @@ import (
 )
 
 // Exec runs one statement behind the fence of grant, in a transaction of its own and one round
-// trip. Its errors are those of Tx; without one, the statement has committed. Options come with db:
-// see With. Exec, QueryRow, Query and SendBatch refuse options of pgx among the arguments, such as
+// trip. Its errors are those of Tx; without one, the statement has committed. If ctx ends while the
+// statement is under way, Exec looks up the outcome for at most five seconds, or returns
+// ErrCommitUnknown if the server had answered nothing. Options come with db: see With. Exec,
+// QueryRow, Query and SendBatch refuse options of pgx among the arguments, such as
 // pgx.QueryExecMode: use Tx for them, or the settings of the connection.
 //
-// The following needs more round trips. The first time on a connection, pgx prepares the statement:
-// one more. After a failure: two more, because pgx forgets everything that it had prepared for the
-// batch, including the statement that enters. If a statement is refused whose first word is not
-// SELECT, INSERT, UPDATE, DELETE, MERGE, WITH, VALUES or TABLE: one more, to roll back. If the
-// first word of a statement does not show that it leaves the transaction open, as with a prepared
-// statement's name: one more, to ask whether it did. COMMIT and its like are refused.
+// More round trips are needed: one the first time on a connection, when pgx prepares the statement;
+// two after a failure, because pgx forgets what it had prepared, including the statement that
+// enters; one to roll back, if a statement is refused whose first word is not SELECT, INSERT,
+// UPDATE, DELETE, MERGE, WITH, VALUES or TABLE; one to ask whether the transaction is still open,
+// if the first word does not show that, as with a prepared statement's name. COMMIT and its like
+// are refused.
 func Exec(ctx context.Context, db DB, grant Grant, sql string, args ...any) (tag pgconn.CommandTag, err error) {
 	queries := []*pgx.QueuedQuery{{SQL: sql, Arguments: args, Fn: func(results pgx.BatchResults) (err error) {
 		tag, err = results.Exec()
@@ -116,11 +118,11 @@ func queryTx(ctx context.Context, db DB, grant Grant, sql string, args []any) (p
 // a statement does not show that it leaves the transaction open.
 //
 // Callbacks run after the statements and cannot undo them. If a callback fails and the statements
-// have committed, its error is joined with ErrCommitted, and later callbacks are not called.
-// ErrCommitted also means that the connection was lost after the commit, before every callback had
-// its result, or that a callback read past the last result or left its own open. Callbacks run
-// before the answer of COMMIT: if a deferred constraint refuses COMMIT, what they have read is
-// rolled back, and only the error of SendBatch says so.
+// commit, its error is joined with ErrCommitted, and later callbacks are not called. ErrCommitted
+// also means that the connection was lost after the commit, before every callback had its result,
+// or that a callback read past the last result or left its own open. Callbacks run before the
+// answer of COMMIT: if a deferred constraint refuses COMMIT, what they have read is rolled back,
+// and only the error of SendBatch says so.
 func SendBatch(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts ...Option) error {
 	if begins(b) {
 		return errors.New("fencedb: SendBatch begins the transaction; set its options with TxOptions")
@@ -183,8 +185,7 @@ func Seal(ctx context.Context, db DB, grant Grant) error {
 // wait for standbys.
 const durably = `SELECT pg_catalog.set_config('synchronous_commit', 'local', true) WHERE pg_catalog.current_setting('synchronous_commit') = 'off'`
 
-// Sealer returns Seal on db, for lease.Config.Seal: every lease is sealed before its holder gets
-// it.
+// Sealer returns Seal on db as lease.Config.Seal: every lease is sealed before its holder gets it.
 //
 //	issuer, err := lease.New(client, lease.Config{TTL: 10 * time.Second, Seal: fencedb.Sealer(pool)})
 //
@@ -353,8 +354,8 @@ func (s *sent) close() error {
 //   - pgx could not prepare the batch, as when the lease was over by then.
 //   - The batch was not sent: the transaction has not entered, and the connection is still usable.
 //   - Postgres ended the session while it was entering: its answers come in order, and this one
-//     came in place of the first. The answer of a connection pooler that lost its session says no
-//     such thing.
+//     came in place of the first. The answer of a connection pooler that lost its session does not
+//     count.
 func (e *entry) nothingHappened(err error, lost bool) bool {
 	var notSent pgx.ErrPreprocessingBatch
 	var pgErr *pgconn.PgError

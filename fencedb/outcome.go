@@ -21,8 +21,8 @@ import (
 const askTime = 5 * time.Second
 
 // findOutcome asks whether a transaction has committed whose COMMIT returned err instead of an
-// answer: the connection was lost, or an earlier result could not be read. delivered says that the
-// caller has every result.
+// answer: the connection was lost, or an earlier result could not be read. delivered: the caller
+// has every result.
 func (e *entry) findOutcome(ctx context.Context, server asker, err error, lost, delivered bool) error {
 	asking, cancel := e.asking(ctx)
 	defer cancel()
@@ -66,7 +66,7 @@ func (e *entry) asking(ctx context.Context) (context.Context, context.CancelFunc
 // ctx ends. Each try has a limit of its own: other connections of the pool may be lost, too.
 //
 // A server that has crashed since, or was promoted, does not know the outcome (see
-// fencedb.server_epoch). A server in recovery fails to answer, and is asked again.
+// fencedb.server_epoch). A server in recovery is asked again.
 func (e *entry) ask(ctx context.Context, server asker) (outcome string, err error) {
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, 250*time.Millisecond) {
 		try, cancel := context.WithTimeout(ctx, askTime/2-askTime/10)
@@ -78,7 +78,7 @@ func (e *entry) ask(ctx context.Context, server asker) (outcome string, err erro
 		switch {
 		case err == nil && (outcome == "committed" || outcome == "aborted"):
 			return outcome, nil
-		case errors.Is(err, errForgotten), errors.Is(err, errNobodyLeft):
+		case errors.Is(err, errForgotten), errors.Is(err, errOnlyConnLost):
 			return "", err
 		}
 		select {

@@ -24,7 +24,7 @@ import (
 // the standby. standby must lead to one server. If an address stands for several, take one
 // connection, and read on that. Its role needs fencedb.allow, although nothing is written.
 //
-// After any error, the standby may lag:
+// Cancelling ctx ends the wait. After any error, the standby may lag:
 //
 //   - ErrStale: a newer token has entered, or the same under another lease.
 //   - ErrLeaseOver: the grant ended first. ErrInvalidGrant: it cannot have been issued.
@@ -59,7 +59,6 @@ const replayQuery = `SELECT pg_catalog.jsonb_build_object('standby', pg_catalog.
 	'fences', pg_catalog.jsonb_object_agg(f.resource, pg_catalog.jsonb_build_object('token', f.last_fencing_token, 'lease', f.lease_id)) FILTER (WHERE f.resource IS NOT NULL))
 	FROM fencedb.fences_to_share f WHERE f.resource = ANY ($1::pg_catalog.text[])`
 
-// replayed asks the standby once.
 func (e *entry) replayed(ctx context.Context) (bool, error) {
 	bounded, cancel := e.untilOverdue(ctx)
 	defer cancel()
@@ -86,7 +85,7 @@ func (e *entry) replayed(ctx context.Context) (bool, error) {
 	case err != nil:
 		return false, fmt.Errorf("fencedb: the standby could not be asked for the seal of %q: %w", e.resources(), err)
 	case !answer.Standby:
-		return false, fmt.Errorf("fencedb: the server that was asked for the seal of %q is a primary, and no standby; read there without waiting if it is the one that is written to", e.resources())
+		return false, fmt.Errorf("fencedb: the server that was asked for the seal of %q is a primary, not a standby; if it is the one that is written to, read there without waiting", e.resources())
 	}
 	for _, g := range e.grants {
 		fence := answer.Fences[g.Resource()]

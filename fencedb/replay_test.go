@@ -159,7 +159,7 @@ func TestAwaitReplayTellsWhyItDoesNotWait(t *testing.T) {
 		"one of several has not been sealed":  {replica, fencedb.All(sealed, grantFor("table:6", 42, time.Minute)), true, cause, `the seal of ["table:5" "table:6"]`},
 		"the grant does not say when it ends": {replica, fencedb.NewGrant("table:5", 42, sealed.LeaseID(), time.Time{}), false, fencedb.ErrInvalidGrant, "ValidUntil"},
 		"there is no database":                {nil, sealed, false, nil, "the database is nil"},
-		"it is a primary":                     {w.pool, sealed, false, nil, "is a primary, and no standby"},
+		"it is a primary":                     {w.pool, sealed, false, nil, "is a primary, not a standby"},
 		"the schema is not there":             {of(func(c *pgx.ConnConfig) { c.Database = "empty" }), sealed, false, nil, "run migrations.Up on its primary"},
 		"the role may not enter":              {of(func(c *pgx.ConnConfig) { c.User = "reader" }), sealed, false, nil, "SELECT fencedb.allow('role')"},
 		"the connection is lost":              {asked{replica, func() error { return errors.New("cut") }}, sealed, false, nil, `could not be asked for the seal of ["table:5"]: cut`},

@@ -9,9 +9,9 @@ import (
 )
 
 // Repository hands out T, the reads and writes of an application, such as the Queries of sqlc, in
-// one of two ways: Write takes a grant, Read cannot write. So if nothing else writes to the
-// database, every write carries a fencing token, even to tables that are not protected. A
-// Repository is safe for concurrent use.
+// two ways: Write takes a grant, Read cannot write. So if nothing else writes to the database,
+// every write carries a fencing token, even to tables that are not protected. A Repository is safe
+// for concurrent use.
 type Repository[T any] struct {
 	db DB
 	of func(tx pgx.Tx) T

@@ -175,7 +175,6 @@ func askSQL(db *sql.DB) asker {
 	}
 }
 
-// sqlConn is a connection of database/sql.
 type sqlConn struct {
 	*sql.Conn
 	pgx     *pgx.Conn   // under it; nil with another driver than pgx
@@ -273,11 +272,11 @@ type SQLTx interface {
 }
 
 // EnterSQL is Enter for a transaction of database/sql, whatever the driver. It must come first, it
-// returns the same errors (also ErrUnsealed above READ COMMITTED), and on error the transaction
-// must be rolled back. Of the options only Hold and Trace have an effect. Later statements return
-// the errors of the driver, which Explain turns into those of this package. Entry.OutcomeSQL finds
-// out what became of a COMMIT that failed. After a rollback it also recognises a statement that the
-// time limit of the lease has ended, which Explain cannot tell from other cancellations (SQLSTATE
+// returns the same errors (also ErrUnsealed above READ COMMITTED), and after an error the
+// transaction must be rolled back. Of the options only Hold and Trace have an effect. Later
+// statements return the errors of the driver, which Explain turns into those of this package.
+// Entry.OutcomeSQL finds out what became of a COMMIT that failed. After a rollback it also
+// recognises a statement that the time limit of the lease has ended, which Explain cannot (SQLSTATE
 // 57014).
 //
 //	tx, err := db.BeginTx(ctx, nil)
@@ -301,8 +300,7 @@ type SQLTx interface {
 // A handle on which every statement is a transaction of its own, such as *sql.DB, is refused; by
 // then the token has entered, and nothing else has happened. On handles without a method Commit,
 // this check costs one more round trip. Cancelling ctx ends the wait for the fence and, with pgx,
-// the connection. So does the end of grant's validity, 2.5 s later; TxSQL says what other drivers
-// do.
+// the connection. So does the end of grant's validity, 2.5 s later; for other drivers see TxSQL.
 func EnterSQL(ctx context.Context, tx SQLTx, grant Grant, opts ...Option) (*Entry, error) {
 	e, err := newEntry(nil, grant, opts)
 	if err != nil {
@@ -348,8 +346,8 @@ func (e *entry) enterSQL(ctx context.Context, tx SQLTx) error {
 
 var errNotInTx = errors.New("is not in a transaction, so the fence was given back at once; begin a transaction and enter in it")
 
-// explainSQL treats an error that no server sent as a lost connection, because database/sql does
-// not say which it is.
+// explainSQL treats an error that no server sent as a lost connection: database/sql does not show
+// which it is.
 func (e *entry) explainSQL(ctx context.Context, server asker, err error) error {
 	if errors.Is(err, ErrLeaseOver) || errors.Is(err, ErrInvalidGrant) || errors.Is(err, errNotInTx) {
 		return err // already complete

@@ -42,7 +42,7 @@ type part struct {
 // templateWord matches a double brace, a column or literal text.
 var templateWord = regexp.MustCompile(`^(\{\{|\}\}|\{[^{}]+\}|[^{}]+)`)
 
-// ParseTemplate reads a template. Its error says what is wrong, and at which character.
+// ParseTemplate reads a template. An error says what is wrong, and at which character.
 func ParseTemplate(text string) (*Template, error) {
 	t := &Template{text: text}
 	wrong := func(at int, what string) error {
@@ -56,7 +56,7 @@ func ParseTemplate(text string) (*Template, error) {
 		found := templateWord.FindString(text[at:])
 		switch {
 		case found == "":
-			return nil, wrong(at, "this brace is of no {column}; write {{ or }} for a brace")
+			return nil, wrong(at, "this brace belongs to no {column}; write {{ or }} for a brace")
 		case found == "{{" || found == "}}":
 			last = part{text: found[:1]}
 		case found[0] == '{' && last.column:
@@ -97,7 +97,7 @@ func (t *Template) Columns() []string { return slices.Clone(t.columns) }
 //   - strings, also of types of your own, such as an enum: as they are; strip the padding of a
 //     char(n)
 //   - uuid.UUID, other types that are [16]byte, pgtype.UUID: in lower case, with hyphens
-//   - time.Time at midnight, pgtype.Date: YYYY-MM-DD, of the years 1 to 9999
+//   - time.Time at midnight, pgtype.Date: YYYY-MM-DD, in the years 1 to 9999
 //
 // nil, NULL and every other type are refused, and so is a resource that would be empty or longer
 // than 512 bytes, as protect refuses such rows.
@@ -169,7 +169,7 @@ func dateText(t time.Time) (string, error) {
 	h, m, s := t.Clock()
 	switch {
 	case t.Year() < 1 || t.Year() > 9999:
-		return "", fmt.Errorf("the date %v is not of the years 1 to 9999", t.Format("2006-01-02"))
+		return "", fmt.Errorf("the date %v is not in the years 1 to 9999", t.Format("2006-01-02"))
 	case h+m+s+t.Nanosecond() > 0:
 		return "", fmt.Errorf("%v has a time of day, and a date has none", t)
 	}
@@ -188,7 +188,7 @@ func (t *Template) Parse(resource string) (map[string]string, error) {
 	}
 	last, err := t.read(resource, "(.*)")
 	if err == nil && !maps.Equal(first, last) {
-		err = fmt.Errorf("fencedb: the template %q makes %q in more than one way, of %q and of %q", t.text, resource, first, last)
+		err = fmt.Errorf("fencedb: the template %q makes %q in more than one way, from %q and from %q", t.text, resource, first, last)
 	}
 	if err != nil {
 		return nil, err

@@ -37,11 +37,11 @@ const (
 	// none.
 	OpCommit Op = "commit"
 
-	// OpEnter is one call to Enter or EnterSQL. It does not say whether that transaction commits.
+	// OpEnter is one call to Enter or EnterSQL. Whether that transaction commits is not known.
 	OpEnter Op = "enter"
 
-	// OpOutcome is one call to Entry.Outcome or Entry.OutcomeSQL, which reports to the tracers of
-	// Enter whether that transaction has committed. Err is as for OpWrite.
+	// OpOutcome is one call to Entry.Outcome or Entry.OutcomeSQL, for the tracers of Enter. Err is
+	// as for OpWrite.
 	OpOutcome Op = "outcome"
 )
 
@@ -104,8 +104,8 @@ func Outcomes() []string {
 	return append(words, "error")
 }
 
-// Subject returns the grant that the end of a write is about. If one was refused as stale, it is
-// that grant, with the token that Postgres has stored; otherwise the first, with 0.
+// Subject returns the grant that was refused as stale, with the token that Postgres has stored. If
+// none was, it returns the first grant, and 0.
 func (e TraceEnd) Subject() (grant Grant, stored int64) {
 	var stale *StaleError
 	if !errors.As(e.Err, &stale) {

@@ -13,18 +13,18 @@ import (
 // While it is open, no other holder of the resource can commit. If a newer holder has entered
 // already, nothing of fn is written.
 //
-// BEGIN, enter and fn's first statement travel in one round trip. So what fn reads, it reads behind
-// the fence. pgx reports the three to its tracers as a batch: a tracer that is not a
-// pgx.BatchTracer misses them. Some things cannot travel in a batch: CopyFrom, Prepare,
-// LargeObjects and Conn; a statement with a semicolon inside, with an option such as QueryExecMode,
-// or with a pgx.QueryRewriter. Then BEGIN and enter go first, in a round trip of their own. In the
-// simple protocol BEGIN goes first, alone, for balancers that look at the first statement of a
-// string. If fn sends nothing, the fence is still checked.
+// BEGIN, enter and fn's first statement travel in one round trip, so fn reads everything behind the
+// fence. pgx traces the three as a batch: a tracer that is not a pgx.BatchTracer misses them. Some
+// things cannot travel in a batch: CopyFrom, Prepare, LargeObjects and Conn; a statement with a
+// semicolon inside, with an option such as QueryExecMode, or with a pgx.QueryRewriter. Then BEGIN
+// and enter go first, in a round trip of their own. In the simple protocol BEGIN goes first, alone,
+// for balancers that look at the first statement of a string. If fn sends nothing, the fence is
+// still checked.
 //
-// When grant's validity is over, the server ends the transaction; see Hold. If no answer comes by
-// then, the connection counts as lost and is closed. Tx returns within five seconds of that time
-// or, if that is later, as soon as fn has returned. A transaction under a grant without an end is
-// bounded only by ctx and the contexts of fn's statements.
+// When grant's validity is over, the server ends the transaction; see Hold. If no answer comes
+// within 2.5 s, the connection counts as lost and is closed. Tx returns within five seconds of that
+// time or, if that is later, of the return of fn. Under a grant without an end, only ctx and the
+// contexts of fn's statements bound the transaction.
 //
 // The error says what is true of the data:
 //
@@ -32,16 +32,15 @@ import (
 //   - ErrStale, ErrNoToken, ErrWrongResource, ErrLeaseOver, ErrTooLong, ErrBusy, ErrInvalidGrant:
 //     nothing was written.
 //   - an error of fn, or of a statement: rolled back, nothing was written.
-//   - ErrTxEnded: a statement of fn has ended the transaction; TxEndedError says what was written.
-//     COMMIT and its like are refused before they are sent. But one can hide in a string of several
+//   - ErrTxEnded: a statement of fn has ended the transaction; TxEndedError has what was written.
+//     COMMIT and its like are refused before they are sent, but one can hide in a string of several
 //     statements or in a prepared statement, or go through Conn. After such statements Tx asks the
 //     server before COMMIT, in one more round trip.
-//   - ErrCommitUnknown: it may have committed (see "Outcomes" above). Only this error leaves a
-//     doubt.
+//   - ErrCommitUnknown: it may have committed (see "Outcomes" above). Only this error leaves doubt.
 //
-// Do not call Tx for the same resource within fn: it would wait for itself, until the lease is
-// over. A panic in fn rolls back and goes on. tx is for one goroutine at a time: a second one gets
-// an error. Do not use tx after fn has returned, and do not call its Commit or Rollback. If db is a
+// Do not call Tx for the same resource within fn: it may wait for itself, until the lease is over.
+// A panic in fn rolls back and goes on. tx is for one goroutine at a time: a second one gets an
+// error. Do not use tx after fn has returned, and do not call its Commit or Rollback. If db is a
 // connection, do not use it beside tx.
 //
 // tx.Begin makes savepoints. They are released or rolled back even if the context of that call is

@@ -272,7 +272,7 @@ var guards = []struct {
 		{"S6", "a try that hangs is not the last", "context.WithTimeout(ctx, askTime/2-askTime/10)", "context.WithCancel(ctx)", "fencedb.TestATryThatHangsIsNotTheLast"},
 		{"S6", "what the server has answered is told although the last try failed", "\t\tif answer != \"\" {", "\t\toutcome = \"\"\n\t\tif answer != \"\" {", "fencedb.TestALateTryDoesNotHideWhatTheServerHasAnswered"},
 		{"S7", "a server that has forgotten is not asked again", "case errors.Is(err, errForgotten), ", "case ", "fencedb.TestTheServerIsAskedForAsLongAsItCanKnow"},
-		{"S7", "a connection that is lost is not asked again", ", errors.Is(err, errNobodyLeft):", ":", "fencedb.TestAServerThatCannotBeAskedLeavesTheOutcomeUnknown"},
+		{"S7", "a connection that is lost is not asked again", ", errors.Is(err, errOnlyConnLost):", ":", "fencedb.TestAServerThatCannotBeAskedLeavesTheOutcomeUnknown"},
 	}},
 	{"fencedb/explain.go", []guard{
 		{"S7", "a limit of the role is busy only behind a holder", "len(found) > 0 || server == nil && code == codeLockNotAvailable {", "true {", "fencedb.TestALimitOfTheRoleIsBusyOnlyBehindAHolder"},
