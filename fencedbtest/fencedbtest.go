@@ -1,5 +1,5 @@
-// Package fencedbtest is for your own tests of code that writes behind the fence. At a point that
-// the test chooses, it causes late writers, lost answers and expired leases.
+// Package fencedbtest is for tests of code that writes behind the fence. At a point that the test
+// chooses, it causes stale writers, lost answers and expired leases.
 //
 //	leases := fencedbtest.NewIssuer(t, lease.Config{})        // without a server; IssuerOn takes yours
 //	postgres := fencedbtest.NewPostgres(t, os.Getenv("TEST_POSTGRES_URL"))
@@ -15,8 +15,8 @@
 //	fencedbtest.Refused(t, err)
 //	nothing()
 //
-// The Postgres is your own, with the schema of package migrations: fences are SQL, and there is no
-// substitute for them.
+// The Postgres is your own, with the schema of package migrations: fences are SQL, which nothing
+// simulates.
 package fencedbtest
 
 import (
@@ -39,10 +39,10 @@ import (
 // token is only sealed. Overtake returns the grant of the other holder, for later writes.
 //
 // While a transaction of the former holder is open, nobody else can enter: then the test fails
-// after five seconds, and names the session. A Pause within that transaction is the usual reason.
+// after five seconds, and names the session. The usual reason is a Pause within that transaction.
 //
-// Nobody may wait for the resource meanwhile. The first waiter would get it at the same time; if it
-// enters before the other holder, the test fails and says so.
+// Nobody may wait for the resource meanwhile: the first waiter would get it at the same time, and
+// if it enters first, the test fails and says so.
 //
 // issuer is a *lease.Issuer or an *Issuer that shares its resources with the code under test.
 func Overtake(t testing.TB, issuer interface {

@@ -16,8 +16,8 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// Issuer is a lease.Issuer with its client and configuration, which Expire and Flush need. With
-// Client and Config, code under test can make an issuer of its own that shares the resources.
+// Issuer is a lease.Issuer with its client and configuration, with which code under test can make
+// an issuer of its own that shares the resources.
 type Issuer struct {
 	*lease.Issuer
 	Client redis.UniversalClient
@@ -66,7 +66,8 @@ func IssuerOn(t testing.TB, client redis.UniversalClient, cfg lease.Config) *Iss
 }
 
 // Expire ends the lease on the resource in Redis, as if its time were over. Its holder trusts it
-// until its next renewal, like a holder that was stopped. Others can acquire the resource.
+// until its next renewal, like a holder that was stopped. Others can acquire the resource. The test
+// fails if there is no lease, or if Config.HashResources is set.
 func Expire(t testing.TB, i *Issuer, resource string) {
 	t.Helper()
 	key := lease.Key{Namespace: i.Config.Namespace, Resource: resource, Field: "owner"}
@@ -79,9 +80,8 @@ func Expire(t testing.TB, i *Issuer, resource string) {
 	}
 }
 
-// Flush makes Redis forget everything in the issuer's namespace, as after FLUSHALL or a restart
-// without persistence: who holds what, who waits, the last tokens, what package once has recorded
-// and package admission has counted.
+// Flush makes Redis forget everything in the issuer's namespace, as FLUSHALL or a restart without
+// persistence does: holders, waiters, the last tokens, and what packages once and admission keep.
 func Flush(t testing.TB, i *Issuer) {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context()) // also at the end of the test

@@ -84,9 +84,9 @@ func (p *Postgres) Pause(text string, then func()) {
 func (p *Postgres) CutCommit() { p.cutNext("CutCommit") }
 
 // CutCommitAndServer is CutCommit, and from then on the server cannot be reached, until restore is
-// called. So the outcome cannot be looked up: ErrCommitUnknown, five seconds after the end of the
-// lease or of the context, whichever is earlier. Use a short lease.Config.TTL, such as time.Second,
-// or a context that you cancel, to shorten the wait.
+// called. So the outcome cannot be looked up: the write returns ErrCommitUnknown, five seconds
+// after the end of the lease or of the context, whichever is earlier. A short lease.Config.TTL,
+// such as time.Second, or a context that you cancel shortens the wait.
 func (p *Postgres) CutCommitAndServer() (restore func()) {
 	down := p.cutNext("CutCommitAndServer")
 	p.proxy.OnClient(func(pgproto3.FrontendMessage) faulty.Fate {

@@ -21,7 +21,7 @@ import (
 	"github.com/fencedb/fencedb/lease/once"
 )
 
-// Outcome is what became of a call, in the terms of its caller. See [Answer].
+// Outcome is what became of a call, for its caller. See [Answer].
 type Outcome int
 
 const (
@@ -36,7 +36,7 @@ const (
 	// before it stand. The same call may succeed later. 503.
 	Unavailable
 	// Unknown: it is not known whether the work was done, such as after a COMMIT, or a call over
-	// grant.Transport, whose answer was lost. Look before doing it again, or let fencedb.Once
+	// grant.Transport, whose answer was lost. Look before you repeat it, or let fencedb.Once
 	// decide. 504.
 	Unknown
 	// Refused: the work itself returned an error, or the program or its configuration is wrong. The
@@ -44,7 +44,7 @@ const (
 	Refused
 )
 
-// HTTPStatus returns the status for a client.
+// HTTPStatus returns the status of a response, as above.
 func (o Outcome) HTTPStatus() int {
 	return [...]int{http.StatusOK, http.StatusConflict, http.StatusServiceUnavailable, http.StatusGatewayTimeout,
 		http.StatusInternalServerError}[o]
@@ -54,15 +54,15 @@ func (o Outcome) String() string {
 	return [...]string{"done", "busy", "unavailable", "unknown", "refused"}[o]
 }
 
-// Answer says what err means to the caller of a service. It knows the errors of this package and of
-// packages fencedb, lease, once and grant, and those of pgx, database/sql and the network, anywhere
-// in the tree of err; any other error is Refused. A network error of the work itself, such as a
-// bank that does not answer, is treated in the same way; only http.Client.Timeout is Unknown, since
-// it hides whether the request was sent.
+// Answer returns what err means to the caller of a service. It knows the errors of packages
+// fencedb, lease, once and grant, and those of pgx, database/sql and the network, anywhere in the
+// tree of err; any other error is Refused. A network error of the work itself, such as a bank that
+// does not answer, is Unavailable; only http.Client.Timeout is Unknown, since it hides whether the
+// request was sent.
 //
 // If several errors are joined, an unknown outcome counts first, then a mistake, then work that was
 // done, then a loss, and last an outage. The error of a QueryRow without a row is Refused although
-// its statement has committed: mostly no row met its condition, and nothing was done.
+// its statement has committed: usually no row met its condition, and nothing was done.
 func Answer(err error) Outcome {
 	is := func(target error) bool { return errors.Is(err, target) }
 	lost, notLost := protocol.LostIn(err)
@@ -97,9 +97,9 @@ func timedOut(err error) bool {
 		errors.Is(call.Err, context.DeadlineExceeded) && !errors.As(call.Err, new(*net.OpError))
 }
 
-// RetryAfter returns how long to wait before the same call is made again, for an err that is Busy
-// or Unavailable: at most until the lease in the way expires, or one second if err does not say
-// when. It is zero for other errors, after which the same call does not help.
+// RetryAfter returns how long to wait before the same call, for an err that is Busy or Unavailable:
+// at most until the lease in the way expires, or one second if err does not say when. For other
+// errors it is zero: the same call does not help.
 func RetryAfter(err error) time.Duration {
 	if o := Answer(err); o != Busy && o != Unavailable {
 		return 0

@@ -47,7 +47,7 @@ func (d *Desk) try(ctx context.Context, issuer *lease.Issuer, resources []string
 }
 
 // why adds to err why the leases ended, if they have: the error of a transaction that had not begun
-// says only that its lease is over.
+// does not say.
 func (t *attempt) why(err error) error {
 	if cause := context.Cause(t.ctx); err != nil && cause != nil && !errors.Is(err, cause) {
 		return fmt.Errorf("%w: %w", cause, err)

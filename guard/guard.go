@@ -17,11 +17,11 @@
 //
 // # What is safe to decide on
 //
-// A lease alone does not stop the previous holder: a holder that was paused can still write until
-// the next one has entered in Postgres. So [Desk.Do], [Desk.DoAll] and [Desk.Lead] seal: Postgres
-// knows the new token before the function runs. From then on no earlier holder can write, and if a
-// later one comes, the writes of this one are refused. So what the function reads stays true until
-// it writes behind the fence, under three conditions:
+// A lease alone does not stop the previous holder: until the next one has entered in Postgres, it
+// can still write. So [Desk.Do], [Desk.DoAll] and [Desk.Lead] seal: Postgres knows the new token
+// before the function runs. From then on no earlier holder can write, and if a later one comes, the
+// writes of this one are refused. What the function reads then stays true until it writes behind
+// the fence, under three conditions:
 //
 //   - Others change these rows only under these resources. Rows of another resource, or of a table
 //     that is not protected, change as before.
@@ -37,20 +37,20 @@
 //
 // # Redis that went backwards
 //
-// Redis can lose its counter, by FLUSHALL, eviction, an old snapshot or a replica that lagged. Then
-// its clock keeps tokens rising. If its clock was set back as well, Redis issues tokens that
+// Redis can lose its last token, by FLUSHALL, eviction, an old snapshot or a replica that lagged.
+// Then its clock keeps tokens rising. If its clock was set back as well, Redis issues tokens that
 // Postgres refuses although nobody else holds the resource. Sealing repairs that within the
 // acquisition. A call that does not seal is refused before anything has happened, and the desk
-// repeats it once, with a seal. A holder that was really overtaken gains nothing by this: its lease
-// is over.
+// repeats it once, with a seal. A holder that was overtaken gains nothing by this: its lease is
+// over.
 //
 // # Connections
 //
 // Sealing takes a connection of the pool for one round trip, and a write takes one for its
-// transaction. So acquire before you open a transaction. If open transactions use all connections
-// of the pool, and each of them calls a desk, none gets a second connection: a call that seals
-// blocks until its new lease ends, and a call without a seal until its context ends. The error says
-// that all connections are in use.
+// transaction. So acquire before you open a transaction. If open transactions use the whole pool,
+// and each of them calls a desk, none gets a second connection: a call that seals blocks until its
+// new lease ends, and a call without a seal until its context ends. The error says that all
+// connections are in use.
 package guard
 
 import (
@@ -81,10 +81,10 @@ type Desk struct {
 type Option func(*Desk)
 
 // Unsealed lets Do, DoAll and Lead acquire without Postgres, and saves a committed write for each
-// acquisition. The price: until the function's first fenced transaction, a paused holder that
-// Postgres does not refuse yet can change what the function has read. So do not decide on such
-// reads, or repeat them in the transaction. Do, DoAll and Lead then do not repair a Redis that went
-// backwards: writes are refused until [lease.Issuer.Raise] or a call that seals raises its counter.
+// acquisition. But until the function's first fenced transaction, an earlier holder can change what
+// the function has read. So do not decide on such reads, or repeat them in the transaction. Do,
+// DoAll and Lead then do not repair a Redis that went backwards: writes are refused until
+// [lease.Issuer.Raise] or a call that seals raises the last token.
 func Unsealed() Option { return func(d *Desk) { d.unsealed = true } }
 
 // New returns a desk for leases of issuer and writes to db. It contacts no server and leaves issuer
@@ -93,8 +93,8 @@ func Unsealed() Option { return func(d *Desk) { d.unsealed = true } }
 //
 // Options of the acquisition come with each call. Exec, Query and QueryRow end with the arguments
 // of their statement, so their options come with the issuer, as issuer.With(...). Options of the
-// transactions come with the database, as fencedb.With(pool, ...). Above READ COMMITTED every
-// transaction is sealed before it begins.
+// transactions come with the database, as fencedb.With(pool, ...). Above READ COMMITTED, a token
+// that was not sealed is sealed before its transaction.
 func New(issuer *lease.Issuer, db fencedb.DB, opts ...Option) *Desk {
 	d := &Desk{issuer: issuer, db: db}
 	for _, opt := range opts {
@@ -106,7 +106,6 @@ func New(issuer *lease.Issuer, db fencedb.DB, opts ...Option) *Desk {
 // sealed returns the issuer with a seal in Postgres, unless it has a seal of its own.
 func (d *Desk) sealed() *lease.Issuer { return d.issuer.Sealed(fencedb.Sealer(d.db)) }
 
-// forWork returns the issuer for Do, DoAll and Lead.
 func (d *Desk) forWork() *lease.Issuer {
 	if d.unsealed {
 		return d.issuer
@@ -115,18 +114,18 @@ func (d *Desk) forWork() *lease.Issuer {
 }
 
 // Do acquires resource, waiting if necessary, seals the lease, runs fn and releases the lease. The
-// context of fn ends with ctx or with the lease; [context.Cause] tells which.
+// context of fn ends with ctx or with the lease; [context.Cause] returns the reason.
 //
 // Nil means that fn has returned nil: what it committed behind the fence stands, whatever became of
-// the lease afterwards. A lease that ended early, or could not be released, is reported to the
-// tracers of the issuer; then effects of fn outside the fence need idempotency keys of their own.
-// An error of fn or of its transactions, such as [fencedb.ErrCommitUnknown], is returned unchanged,
-// with the cause of the loss if the lease was lost. A write to a protected table that bypasses h
-// gets [fencedb.ErrNoToken]. If fn did not run, nothing was written. [Answer] says what an error
-// means to a caller.
+// the lease afterwards. Only the tracers of the issuer learn of a lease that ended early or could
+// not be released; so effects of fn outside the fence need idempotency keys. An error of fn or of
+// its transactions, such as [fencedb.ErrCommitUnknown], is returned unchanged, with the cause of
+// the loss if the lease was lost. A write to a protected table that bypasses h gets
+// [fencedb.ErrNoToken]. If fn did not run, nothing was written. [Answer] says what an error means
+// to a caller.
 //
-// Within fn, write with h. A call of the desk for the same resource would wait for this one, until
-// the context ends.
+// Within fn, write with h. A call of the desk for the same resource would wait until the context
+// ends.
 func (d *Desk) Do(ctx context.Context, resource string,
 	fn func(ctx context.Context, h *Holder) error, opts ...lease.Option) error {
 	return d.DoAll(ctx, []string{resource}, fn, opts...)
@@ -153,8 +152,8 @@ func (d *Desk) DoAll(ctx context.Context, resources []string,
 }
 
 // Lead is [lease.Issuer.Lead] with sealed terms: fn runs in each term of this process, until ctx
-// ends. A term begins with a write in Postgres: while Postgres is away, nobody leads.
-// [lease.OnTerm] reports that, and also the loss of a lease under which fn returned nil.
+// ends. While Postgres is away, nobody leads. [lease.OnTerm] reports that, and also the loss of a
+// lease under which fn returned nil.
 func (d *Desk) Lead(ctx context.Context, role string,
 	fn func(ctx context.Context, h *Holder) error, opts ...lease.LeadOption) error {
 	if fn == nil {
@@ -165,9 +164,8 @@ func (d *Desk) Lead(ctx context.Context, role string,
 	}, opts...)
 }
 
-// explained returns err, explained by package fencedb if Postgres refused a write that bypassed the
-// Holder. Only SQLSTATEs of fencedb show this: fn may use other databases, and time limits of its
-// own.
+// explained explains err if Postgres refused a write that bypassed the Holder. Only SQLSTATEs of
+// fencedb show this: fn may use other databases, and time limits of its own.
 func explained(err error) error {
 	var refused interface{ SQLState() string }
 	if errors.As(err, &refused) && strings.HasPrefix(refused.SQLState(), "FN") {
@@ -190,9 +188,9 @@ func withResource(resource string, err error) error {
 	return fmt.Errorf("on resource %q: %w", resource, err)
 }
 
-// Tx acquires resource, runs fn in a transaction behind its fence and releases the lease. BEGIN and
-// enter are answered before fn runs, so all that fn does, it does as the current holder. fn runs at
-// most once. Its context ends with ctx or with the lease.
+// Tx acquires resource, runs fn in a transaction behind its fence and releases the lease. The fence
+// is entered before fn runs, so fn acts as the current holder. fn runs at most once. Its context
+// ends with ctx or with the lease.
 //
 // Nil means committed. The errors are those of acquiring, where nothing was written, and those of
 // [fencedb.Tx]; if the lease ended meanwhile, the cause (lease.ErrExpired, lease.ErrLost...) is
@@ -227,8 +225,7 @@ func (d *Desk) Exec(ctx context.Context, resource, sql string, args ...any) (tag
 }
 
 // Query is [Desk.Exec] for a statement that returns rows. The lease is held, and renewed, until
-// they are closed or read to their end. Then check their Err: it is one of the errors of
-// [fencedb.Query], and says what became of the statement.
+// they are closed or read to their end. Then check their Err: it is an error of [fencedb.Query].
 func (d *Desk) Query(ctx context.Context, resource, sql string, args ...any) (pgx.Rows, error) {
 	var kept pgx.Rows
 	err := d.write(ctx, []string{resource}, nil, func(t *attempt) error {
@@ -251,8 +248,8 @@ func (d *Desk) Query(ctx context.Context, resource, sql string, args ...any) (pg
 
 // QueryRow is [Desk.Exec] for a statement that returns one row, such as UPDATE ... RETURNING.
 // Everything, the acquisition too, happens in Scan, which works once. When Scan returns, the lease
-// has been given back. The errors are those of [fencedb.QueryRow]: if there is no row,
-// pgx.ErrNoRows and [fencedb.ErrCommitted] are both in the error.
+// is over. The errors are those of [fencedb.QueryRow]: if there is no row, pgx.ErrNoRows and
+// [fencedb.ErrCommitted] are both in the error.
 func (d *Desk) QueryRow(ctx context.Context, resource, sql string, args ...any) pgx.Row {
 	return rows.Once(func(dest ...any) error {
 		return withResource(resource, d.write(ctx, []string{resource}, nil, func(t *attempt) error {

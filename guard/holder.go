@@ -34,12 +34,11 @@ func (h *Holder) Grant() fencedb.Grant {
 	return fencedb.All(h.leases...)
 }
 
-// Leases returns the leases that are held, in the byte order of their resources. Each has its
-// resource, its token and the methods that ask Redis.
+// Leases returns the leases, in the byte order of their resources.
 func (h *Holder) Leases() lease.Leases { return slices.Clone(h.leases) }
 
 // Context is the context of the work: it ends with the context of the call or with the first lease
-// that ends, and [context.Cause] tells which.
+// that ends, and [context.Cause] returns the reason.
 func (h *Holder) Context() context.Context { return h.ctx }
 
 // Err returns nil while all leases may be trusted; after that, the reason why one is over. It reads
@@ -53,14 +52,13 @@ func (h *Holder) Err() error {
 	return nil
 }
 
-// ValidUntil is when the first of the leases ends, unless it is renewed, on this process's clock.
+// ValidUntil is when the first lease ends, unless it is renewed, on this process's clock.
 func (h *Holder) ValidUntil() time.Time {
 	first := slices.MinFunc(h.leases, func(a, b *lease.Lease) int { return a.ValidUntil().Compare(b.ValidUntil()) })
 	return first.ValidUntil()
 }
 
-// Extend renews all leases for a full TTL from now, as [lease.Lease.Extend] does. Leases renew
-// themselves, unless renewal is off.
+// Extend renews all leases, as [lease.Lease.Extend] does; its error joins theirs.
 func (h *Holder) Extend(ctx context.Context) error {
 	var errs []error
 	for _, l := range h.leases {
@@ -69,8 +67,8 @@ func (h *Holder) Extend(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Release gives all leases back before the function returns, as [lease.Lease.Release] does. Nothing
-// can be written under them any more.
+// Release releases all leases before the function returns, as [lease.Lease.Release] does. Writes
+// under them are then refused.
 func (h *Holder) Release(ctx context.Context) error { return h.leases.Release(ctx) }
 
 // Tx is [fencedb.Tx] under the leases: nil means committed. Acquire beforehand all that fn needs,
