@@ -30,13 +30,13 @@ const (
 // Event is something that happened to one resource. Fields that do not belong to the Kind are zero.
 type Event struct {
 	ID       string        `json:"id,omitempty"` // of the entry in the stream, "<ms>-<n>": unique, and in order
-	At       time.Time     `json:"at,omitzero"`  // when it happened, by the clock of its process, in milliseconds; the time in ID where the entry has none
+	At       time.Time     `json:"at,omitzero"`  // by the clock of its process, in milliseconds; the time in ID if the entry has none
 	Kind     Kind          `json:"kind"`
 	Worker   string        `json:"worker,omitempty"` // the process that published it, see the option Worker
 	Resource string        `json:"resource,omitempty"`
 	Token    int64         `json:"token,omitempty"`
 	LeaseID  string        `json:"lease_id,omitempty"` // its first 8 characters
-	Holder   string        `json:"holder,omitempty"`   // of Held: who holds, as lease.HeldError says
+	Holder   string        `json:"holder,omitempty"`   // of Held: the label of the holder, as in lease.HeldError
 	Stored   int64         `json:"stored,omitempty"`   // of Refused and NotSealed: the token in Postgres; equal to Token if another lease entered with it
 	TTL      time.Duration `json:"-"`                  // the remaining validity; "ttl_ms" in JSON
 	Took     time.Duration `json:"-"`                  // "took_ms" in JSON, with a fraction
@@ -74,7 +74,7 @@ func (e *Event) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// place is the place of an entry in the stream.
+// place is that of an entry in the stream.
 type place struct{ ms, n uint64 }
 
 // parsePlace reads "<ms>-<n>", or "<ms>" as the first of that millisecond, as Redis does.

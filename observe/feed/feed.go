@@ -1,5 +1,5 @@
-// Package feed publishes events of leases and fenced writes in a Redis stream. The command fencedb
-// watch, a live page or your own program can follow it.
+// Package feed publishes events of leases and fenced writes in a Redis stream, which the command
+// fencedb watch or your own program can follow.
 //
 //	events := feed.New(client, feed.Worker("kitchen-2"))
 //	defer events.Close(ctx)
@@ -13,25 +13,23 @@
 // Watching. It never delays the work: an event goes into a bounded buffer, and a goroutine
 // publishes many events in one round trip. Events that do not fit because Redis is slow, and events
 // that Redis refuses, are dropped and counted ([Feed.Dropped]). An event whose acknowledgement was
-// lost may be in the stream although it was counted, and twice if the client retries. Do not rely
-// on the feed for what must be complete: use the ledger of fences, or the metrics of observe/prom.
+// lost may be in the stream although it was counted, and twice if the client retries. For what must
+// be complete, use the ledger of fences or the metrics of observe/prom.
 //
 // # The stream
 //
 // The key is fencedb:v1:events, or fencedb:v1:NAMESPACE:events with [Namespace]. Each entry has one
 // field, "event", with an [Event] in JSON. Redis keeps about the last 10000 events, some 2 MB. The
-// time of an event is the clock of its process when it happened: that in the ID of an entry is the
-// time of publishing, and stands still where Redis's clock was set back. Events of one process are
-// in order; events of two processes may change places within the milliseconds that publishing
-// takes.
-// The commands are XADD to publish, XREAD and XREVRANGE to follow, and XRANGE to replay.
+// time of an event is that of its process's clock; the ID of an entry has the time of publishing,
+// which stands still while Redis's clock is set back. Events of one process are in order; events of
+// two processes may change places within the milliseconds that publishing takes. The commands are
+// XADD to publish, XREAD and XREVRANGE to follow, and XRANGE to replay.
 //
-// A lease that is given back before its caller gets it, because it could not be sealed or another
+// A lease that is released before its caller gets it, because it could not be sealed or another
 // resource was busy, has an event released but none granted.
 //
-// The names of resources are published; use [HashResources] if they are personal data. Only leases
-// are published, not permits of semaphores and the like, whose resources are different ones with
-// the same names.
+// The names of resources are published; use [HashResources] if they are personal data. Permits of
+// semaphores are not published, because their resources may have the names of others.
 package feed
 
 import (
@@ -53,7 +51,7 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// Option is an option of [New], [Follow] or [Replay]. Each says to which of them it applies.
+// Option is an option of [New], [Follow] or [Replay].
 type Option func(*options)
 
 type options struct {
@@ -73,8 +71,8 @@ func Namespace(name string) Option {
 	}
 }
 
-// Worker is the name of this process in events. For [New]. Defaults to program@host:pid, as that of
-// a holder does (lease.Config.Holder).
+// Worker is the name of this process in events. For [New]. Defaults to program@host:pid, as
+// lease.Config.Holder does.
 func Worker(name string) Option { return func(o *options) { o.worker = name } }
 
 // HashResources publishes [Hashed] instead of the names of resources, for names that are personal
@@ -82,13 +80,13 @@ func Worker(name string) Option { return func(o *options) { o.worker = name } }
 func HashResources() Option { return func(o *options) { o.hashed = true } }
 
 // Interrupted calls fn with the error when events stop passing, and with nil when they pass again.
-// For [New]: Redis refuses events or does not answer, so they are dropped; a user without the right
-// to XADD looks like this. fn runs on the goroutine that publishes, so it must not wait. For
-// [Follow]: Redis does not answer, so there are no events to see. Defaults to nothing.
+// For [New]: Redis refuses events or does not answer, so they are dropped; the user may lack the
+// right to XADD. fn runs on the goroutine that publishes, so it must not wait. For [Follow]: Redis
+// does not answer. Defaults to nothing.
 func Interrupted(fn func(error)) Option { return func(o *options) { o.interrupted = fn } }
 
-// Hashed is the type of a resource, as in metrics, and the first 12 hexadecimal digits of the
-// SHA-256 of its name, as logs of observe/slog show it: "table:38ab6cd93feb".
+// Hashed returns the type of a resource, as in metrics, and the first 12 hexadecimal digits of the
+// SHA-256 of its name, as in logs: "table:38ab6cd93feb".
 func Hashed(resource string) string {
 	digits := fmt.Sprintf("%x", sha256.Sum256([]byte(resource)))[:12]
 	if kind, _, typed := strings.Cut(resource, ":"); typed {
@@ -97,7 +95,7 @@ func Hashed(resource string) string {
 	return digits
 }
 
-// Short is the first 8 characters of a lease id, as events, logs and spans show it, and nothing for
+// Short returns the first 8 characters of a lease id, as events, logs and spans show it, and "" for
 // the nil id.
 func Short(leaseID uuid.UUID) string {
 	if leaseID == uuid.Nil {
@@ -181,8 +179,8 @@ func (f *Feed) Close(ctx context.Context) error {
 	}
 }
 
-// Dropped returns the number of events that were not published, because the buffer was full, Redis
-// refused them, or the feed was closed.
+// Dropped returns the number of events that were not published: the buffer was full, Redis refused
+// them or did not answer, or the feed was closed.
 func (f *Feed) Dropped() int64 { return f.dropped.Load() }
 
 // publish never blocks.
@@ -214,7 +212,7 @@ func (f *Feed) run() {
 	}
 }
 
-// exec fails where a hook of the client panics: on this goroutine that would end the process.
+// exec fails if a hook of the client panics: on this goroutine that would end the process.
 func exec(ctx context.Context, pipe redis.Pipeliner) (commands []redis.Cmder, err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -13,19 +13,19 @@ import (
 var ErrPlace = errors.New("feed: not a place in the stream")
 
 const (
-	patience = 500 * time.Millisecond // for one XREAD, which goes on for that long behind the end of ctx
+	patience = 500 * time.Millisecond // for one XREAD, which goes on for that long after the end of ctx
 	pause    = 250 * time.Millisecond // before the next attempt when Redis does not answer
 )
 
 // Follow calls fn with each event after from, in order, one at a time: the ID of an [Event], "0"
 // for all, or "$" for new events only. Entries that are not events are skipped.
 //
-// It returns the cause of ctx at its end, also while a request is under way, the error of fn, a
-// permanent error of the server (permission denied, wrong type of the key), or redis.ErrClosed if
-// client was closed. While Redis does not answer, it retries; it then misses events only if the
-// stream was trimmed past them. If Redis has lost the stream, it continues with the first event of
-// the new one. If Redis has lost only the end, as after a fail-over to a replica that lagged, that
-// looks the same: events from before come again, with the same ID.
+// It returns the cause of ctx when ctx ends, even while a request is under way; or the error of fn,
+// [ErrPlace], a permanent error of the server (permission denied, wrong type of the key), or
+// redis.ErrClosed if client was closed. While Redis does not answer, it retries, and misses events
+// only if the stream is trimmed past them. If Redis has lost the stream, it continues with the
+// first event of the new one. If Redis has lost only the end, as after a fail-over to a replica
+// that lagged, that looks the same: events from before come again, with the same ID.
 func Follow(ctx context.Context, client redis.UniversalClient, from string,
 	fn func(Event) error, opts ...Option) error {
 	o := newOptions(opts)
@@ -52,7 +52,7 @@ type reader struct {
 	outage outage
 }
 
-// outage reports the beginning and the end of each time without events, once.
+// outage reports the beginning and the end of each interruption, once.
 type outage struct {
 	interrupted func(error) // may be nil
 	reported    bool        // the last call of interrupted had an error
@@ -86,8 +86,8 @@ func persist[T any](ctx context.Context, r *reader, attempt func(context.Context
 	return value, context.Cause(ctx)
 }
 
-// within returns when the attempt does or ctx ends, whichever is first. The client library observes
-// contexts only if its owner has configured that.
+// within returns when the attempt does or ctx ends, whichever is first: the client library observes
+// contexts only if it is configured to.
 func within[T any](ctx context.Context, attempt func(context.Context) (T, error)) (value T, err error) {
 	var answer T
 	var failed error
@@ -118,8 +118,8 @@ func (r *reader) last(ctx context.Context) (place, error) {
 }
 
 // next waits a while for new entries. If there are none and the stream ends before the current
-// place, it goes back to the start: it is a new stream, with a clock that is behind. A new stream
-// with a clock that is ahead needs no rewinding.
+// place, it is a new stream, with a clock that went back, and next begins at its start. A new
+// stream with a clock that is ahead needs no such step.
 func (r *reader) next(ctx context.Context) ([]redis.XMessage, error) {
 	streams, err := r.client.XRead(ctx, &redis.XReadArgs{
 		Streams: []string{r.key}, ID: r.after.String(), Count: atOnce, Block: patience,

@@ -12,8 +12,8 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// acquisition collects what the end of an acquisition does not say. All its events have its lease
-// id.
+// acquisition collects what the end of an acquisition does not report. All its events have its
+// lease id.
 type acquisition struct {
 	waited time.Duration
 	leases []lease.TraceStart
@@ -68,10 +68,10 @@ func (f *Feed) TraceLeaseEnd(_ context.Context, e lease.TraceEnd) {
 	}
 }
 
-// done are the kinds of what is published only if it went well.
+// done are the kinds that are published only after a success.
 var done = map[lease.Op]Kind{lease.OpExtend: Extended, lease.OpRevoke: Revoked}
 
-// during calls note, with mu held, if an acquisition with this id is in progress.
+// during calls note, with mu held, if an acquisition with this id is under way.
 func (f *Feed) during(id uuid.UUID, note func(*acquisition)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -113,9 +113,9 @@ func about(kind Kind, s lease.TraceStart) Event {
 // TraceWriteStart implements [fencedb.Tracer].
 func (f *Feed) TraceWriteStart(ctx context.Context, _ fencedb.TraceStart) context.Context { return ctx }
 
-// TraceWriteEnd implements [fencedb.Tracer]. Of a transaction that was only entered
-// ([fencedb.OpEnter]) it is not known whether it commits, so only refusals and failures are
-// published, and its outcome once the application has asked for it ([fencedb.OpOutcome]).
+// TraceWriteEnd implements [fencedb.Tracer]. Of [fencedb.OpEnter], only refusals and failures are
+// published, because it is not known whether the transaction commits; its outcome is published if
+// the application asks for it ([fencedb.OpOutcome]).
 func (f *Feed) TraceWriteEnd(_ context.Context, e fencedb.TraceEnd) {
 	event, about := Event{Kind: Failed, Cause: e.Outcome(), Took: e.Took}, e.Grants
 	switch {

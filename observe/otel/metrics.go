@@ -31,7 +31,7 @@ func marksOf(r *tally.Row[marks], outcomes []string) marks {
 	return all
 }
 
-// entered is the outcome of a transaction of the caller's own that has entered.
+// entered is the outcome of a successful Enter.
 const entered = "entered"
 
 // metrics are the instruments. Time that passed is a histogram, which counts as well.
@@ -47,8 +47,7 @@ type metrics struct {
 	leasesFailing, writeFailing metric.Float64ObservableGauge
 }
 
-// newMetrics hands errors to the handler of OpenTelemetry, as instrumentation does: work goes on
-// without metrics.
+// newMetrics hands errors to the handler of OpenTelemetry: work goes on without metrics.
 func newMetrics(meter metric.Meter, types tally.Types, dropped func() int64) *metrics {
 	var errs []error
 	seconds := func(name, text string, buckets []float64) metric.Float64Histogram {
@@ -91,8 +90,8 @@ func newMetrics(meter metric.Meter, types tally.Types, dropped func() int64) *me
 		waiting:       now("fencedb.waiter.count", "{call}", "Calls that wait for a resource."),
 		oldestHeld:    age("fencedb.lease.oldest", "Age of the oldest lease that is held now, 0 if there is none."),
 		oldestWait:    age("fencedb.waiter.oldest", "Age of the oldest call that waits now, 0 if there is none."),
-		leasesFailing: age("fencedb.lease.failing", "For how long one resource has had this failure and no success, of that with the longest."),
-		writeFailing:  age("fencedb.write.failing", "For how long the writes to one resource have ended so and none has committed, of that with the longest."),
+		leasesFailing: age("fencedb.lease.failing", "Longest time for which one resource has had this failure and no success."),
+		writeFailing:  age("fencedb.write.failing", "Longest time for which the writes to one resource have had this outcome and none has committed."),
 	}
 	var outcomes []string
 	for _, op := range []lease.Op{lease.OpAcquire, lease.OpHold, lease.OpExtend, lease.OpRelease, lease.OpRaise} {
@@ -147,7 +146,7 @@ func (m *metrics) leaseEnd(ctx context.Context, e lease.TraceEnd) {
 	}
 }
 
-// writeEnd does not count a seal, which counts with the acquisition that it belongs to, if any.
+// writeEnd does not count a seal, which counts only as a part of its acquisition.
 func (m *metrics) writeEnd(ctx context.Context, e fencedb.TraceEnd) {
 	if e.Op == fencedb.OpSeal {
 		return

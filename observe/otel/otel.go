@@ -22,16 +22,15 @@
 // The work within a span is within its context, so the spans of otelpgx and redisotel are its
 // children.
 //
-// The span of a hold ends with the lease and is exported then. Its events are renewals that fail
-// (lease.not_extended), the loss of the lease (lease.lost, with the cause), and each write or seal
-// that was refused under it (fence.refused, with the tokens). A refusal is also an event of its own
-// span.
+// The span of a hold ends with the lease. Its events are renewals that fail (lease.not_extended),
+// the loss of the lease (lease.lost, with the cause), and each write or seal that was refused under
+// it (fence.refused, with the tokens). A refusal is also an event of its own span.
 //
 // # Metrics
 //
-// Names and units are by the semantic conventions: dotted, seconds, {lease}. They are those of
-// observe/prom where a histogram does not count already; docs/observing.md lists them. Their
-// attributes are fencedb.resource_type, of a bounded number, and fencedb.outcome or
+// The metrics are those of observe/prom, except counters that a histogram makes redundant, with
+// names and units by the semantic conventions: dotted, seconds, {lease}. docs/observing.md lists
+// them. Their attributes are fencedb.resource_type, of a bounded number, and fencedb.outcome or
 // fencedb.failure.
 //
 // # Attributes and status of spans
@@ -69,8 +68,8 @@ type Config struct {
 	// MeterProvider makes the metrics. Defaults to the global one.
 	MeterProvider metric.MeterProvider
 
-	// Types are the resource types that metrics tell apart; all others are "other". Defaults to the
-	// first MaxTypes.
+	// Types are the resource types that metrics distinguish; all others are "other". Defaults to
+	// the first MaxTypes.
 	Types []string
 
 	// MaxTypes bounds the resource types in metrics, unless Types is set. Defaults to 50.
@@ -79,7 +78,7 @@ type Config struct {
 	// Dropped returns the number of events that were lost, such as feed.Feed.Dropped. Defaults to 0.
 	Dropped func() int64
 
-	// Plain shows resources by name, and the text of errors, which name resources. Defaults to
+	// Plain shows resources by name, and errors with their text, which names resources. Defaults to
 	// false.
 	Plain bool
 }
@@ -98,7 +97,7 @@ var (
 	_ fencedb.Tracer = (*Tracer)(nil)
 )
 
-// term identifies a lease, because leases that were acquired together share an id.
+// term identifies a lease: leases that were acquired together share an id.
 type term struct {
 	id       uuid.UUID
 	resource string
@@ -147,7 +146,7 @@ func (t *Tracer) resource(name string) attribute.KeyValue {
 	return keyResource.String(name)
 }
 
-// end ends the span. failed says whether the outcome needs attention.
+// end ends the span. failed: the outcome needs attention.
 func (t *Tracer) end(span trace.Span, result string, failed bool, err error) {
 	span.SetAttributes(keyOutcome.String(result))
 	if err != nil && t.plain {
@@ -166,7 +165,7 @@ func (t *Tracer) TraceLeaseStart(ctx context.Context, s lease.TraceStart) contex
 	}
 	ctx = t.metrics.tally.LeaseStart(ctx, s)
 	ctx, span := t.spans.Start(ctx, "lease "+string(s.Op), trace.WithAttributes(t.ofLease(s)...))
-	if s.Op == lease.OpHold && span.IsRecording() { // other spans tell nothing, and cannot be compared
+	if s.Op == lease.OpHold && span.IsRecording() { // other spans show nothing, and cannot be compared
 		t.holds.Store(term{s.LeaseID, s.Resource}, span)
 	}
 	return ctx

@@ -22,12 +22,11 @@
 //     does, so the rate of something that never happened is 0 and not missing.
 //
 // A rate over all resources of a type hides one that is stuck among a hundred that are not. So
-// redis_lease_failing_seconds and fencedb_writes_failing_seconds tell for how long one resource has
-// had failures and no success in this process. Of each type, failure and process, a thousand
-// failing resources are remembered, each until nobody has asked for it for five minutes.
+// redis_lease_failing_seconds and fencedb_writes_failing_seconds show for how long one resource has
+// had failures and no success in this process. For each type and failure, a thousand failing
+// resources are remembered, each until nobody has asked for it for five minutes.
 //
-// A write to several resources counts once, for the type of the refused resource, otherwise of the
-// first.
+// A write to several resources counts once, for the type of the refused resource or of the first.
 //
 // # What it costs
 //
@@ -81,9 +80,9 @@ type Config struct {
 	//		return nil
 	//	}
 	//
-	// Names and values together may have 128 characters. One that has more, or a name or value that
-	// Prometheus does not take, such as bytes that are not UTF-8, is not attached. Like a tracer it
-	// must not call a lease, which may be locked. Defaults to none.
+	// An exemplar with more than 128 characters in names and values, or with a name or value that
+	// Prometheus refuses, such as bytes that are not UTF-8, is not attached. Like a tracer, the
+	// function must not call a lease, which may be locked. Defaults to none.
 	Exemplar func(ctx context.Context) prometheus.Labels
 }
 
@@ -189,7 +188,7 @@ func (m *Metrics) leaseVectors() func(*tally.Row[*leaseSeries]) *leaseSeries {
 	waiters := m.gauge("redis_lease_waiters", "Calls that wait for a resource.", resourceType)
 	oldestWait := m.gauge("redis_lease_oldest_wait_seconds", "Age of the oldest call that waits now, 0 if there is none.", resourceType)
 	longest := m.gauge("redis_lease_failing_seconds",
-		"For how long one resource has had this failure and no success, of that with the longest.", "failure", resourceType)
+		"Longest time for which one resource has had this failure and no success.", "failure", resourceType)
 	acquireTook := m.histogram("redis_lease_acquire_duration_seconds",
 		"Time that calls took to acquire or to fail, with waiting and sealing.", tally.RequestBuckets, resourceType)
 	waitTook := m.histogram("redis_lease_wait_duration_seconds",
@@ -224,7 +223,6 @@ func (m *Metrics) leaseVectors() func(*tally.Row[*leaseSeries]) *leaseSeries {
 	}
 }
 
-// writeSeries are the series of one resource type.
 type writeSeries struct {
 	written    map[string]prometheus.Counter
 	rejected   prometheus.Counter
@@ -232,18 +230,18 @@ type writeSeries struct {
 	commitTook prometheus.Observer
 }
 
-// entered is the outcome of a transaction of the caller's own that has entered.
+// entered is the outcome of a successful Enter.
 const entered = "entered"
 
 func (m *Metrics) writeVectors() func(*tally.Row[*writeSeries]) *writeSeries {
 	written := m.counter("fencedb_writes_total", "Fenced writes, by how they ended.", resourceType, "outcome")
 	rejected := m.counter("redis_lease_fencing_rejected_total",
-		"Fenced writes and openings that were refused because their token was stale.", resourceType, "downstream")
+		"Fenced writes and calls of Enter that were refused because their token was stale.", resourceType, "downstream")
 	writeTook := m.histogram("fencedb_write_duration_seconds", "Time of fenced writes until their outcome was known.", tally.RequestBuckets, resourceType, "outcome")
 	commitTook := m.histogram("fencedb_commit_duration_seconds",
 		"Time of COMMIT in fenced transactions until its outcome was known.", tally.RequestBuckets, resourceType)
 	longest := m.gauge("fencedb_writes_failing_seconds",
-		"For how long the writes to one resource have ended so and none has committed, of that with the longest.", "outcome", resourceType)
+		"Longest time for which the writes to one resource have had this outcome and none has committed.", "outcome", resourceType)
 	return func(row *tally.Row[*writeSeries]) *writeSeries {
 		name := row.Type
 		m.watch(longest, name, row.Failing)

@@ -50,10 +50,10 @@ func (m *Metrics) TraceWriteStart(ctx context.Context, _ fencedb.TraceStart) con
 	return ctx
 }
 
-// TraceWriteEnd implements [fencedb.Tracer]. Whether a transaction that was only entered
-// ([fencedb.OpEnter]) commits is unknown here. It counts as entered, and once more if the
-// application asks for its outcome ([fencedb.OpOutcome]) and it has not committed. A seal is no
-// write: it counts with the acquisition that it belongs to, or not at all if it belongs to none.
+// TraceWriteEnd implements [fencedb.Tracer]. A transaction of the application ([fencedb.OpEnter])
+// counts as entered, because it is unknown whether it commits, and once more if the application
+// asks for its outcome ([fencedb.OpOutcome]) and it has not committed. A seal counts only as a part
+// of its acquisition.
 func (m *Metrics) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
 	if e.Op == fencedb.OpSeal {
 		return

@@ -1,5 +1,5 @@
-// Package ready tells a load balancer or an orchestrator whether this process can work now: whether
-// it can acquire leases and commit fenced writes.
+// Package ready reports to a load balancer or an orchestrator whether this process can acquire
+// leases and commit fenced writes now.
 //
 //	handler, err := ready.New(ready.Config{Checks: []ready.Check{
 //		ready.Leases(issuer),
@@ -61,8 +61,8 @@ type Config struct {
 	// Fresh is how long results are reused. Defaults to 1s.
 	Fresh time.Duration
 
-	// Failed is called with the reason when a check fails, not for every request, and once at a
-	// time. The answer waits for it. Defaults to nothing.
+	// Failed is called with the reason when a check fails: once for each run of the checks, one
+	// call at a time. The answer waits for it. Defaults to nothing.
 	Failed func(name string, err error)
 }
 
@@ -79,7 +79,7 @@ func New(cfg Config) (http.Handler, error) {
 func (c Config) check() error {
 	switch {
 	case len(c.Checks) == 0:
-		return fmt.Errorf("%w: no Checks; what is always ready needs no handler", ErrInvalid)
+		return fmt.Errorf("%w: there are no Checks; give one at least", ErrInvalid)
 	case c.Timeout < 0:
 		return fmt.Errorf("%w: Timeout (%v) must be positive", ErrInvalid, c.Timeout)
 	case c.Fresh < 0:
@@ -102,14 +102,13 @@ func (c Config) check() error {
 
 type handler struct {
 	cfg  Config
-	busy []atomic.Bool // for each check: it runs
+	busy []atomic.Bool // for each check: whether it runs
 
 	turn chan struct{} // full while the checks run; other requests wait for the same answer
 	last answer        // guarded by turn; its map is never changed
 	till time.Time     // last may be used until then; guarded by turn
 }
 
-// answer is the body of the response.
 type answer struct {
 	Ready  bool              `json:"ready"`
 	Checks map[string]string `json:"checks"`
@@ -131,7 +130,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(a) // fails if the client is gone or asked with HEAD
 }
 
-// answer is that of the last run of the checks, or of a new one.
+// answer returns that of the last run of the checks, or of a new one.
 func (h *handler) answer() answer {
 	h.turn <- struct{}{}
 	defer func() { <-h.turn }()
@@ -165,7 +164,7 @@ func (h *handler) answer() answer {
 // again until it has ended.
 func (h *handler) run(n int) error {
 	if h.busy[n].Swap(true) {
-		return errors.New("ready: the check still hangs from before")
+		return errors.New("ready: the check still hangs from an earlier request")
 	}
 	ctx, cancel := context.WithTimeoutCause(context.Background(), h.cfg.Timeout, errors.New("ready: no answer in time"))
 	defer cancel()
@@ -209,7 +208,7 @@ func Leases(issuer *lease.Issuer) Check {
 
 var (
 	// ErrNotMigrated: the database lacks a migration that this program knows.
-	ErrNotMigrated = errors.New("ready: the schema fencedb is not up to date; migrations.Up or the command fencedb migrate brings it there")
+	ErrNotMigrated = errors.New("ready: the schema fencedb is not up to date; run migrations.Up or the command fencedb migrate")
 
 	// ErrReadOnly: the database accepts no writes. It is a standby, or set to read-only.
 	ErrReadOnly = errors.New("ready: postgres is read-only")

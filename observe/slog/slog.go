@@ -10,10 +10,9 @@
 // # Levels
 //
 // Debug: what is normal under contention, such as grants, waiting, busy resources, renewals,
-// commits, and errors that the caller's own function returned. Info: what somebody decided, such as
-// revocations and raised tokens. Warn: a lost lease, a refused write, a server that does not
-// answer. Error: a mistake in a program, or a commit whose outcome is unknown. docs/observing.md
-// lists all messages.
+// commits, and errors that the caller's own function returned. Info: decisions, such as revocations
+// and raised tokens. Warn: a lost lease, a refused write, a server that does not answer. Error: a
+// mistake in a program, or a commit whose outcome is unknown. docs/observing.md lists all messages.
 //
 // # What is not logged
 //
@@ -23,11 +22,11 @@
 //
 //	printf table:12 | sha256sum
 //
-// The texts of errors are not logged either, because they name resources; the attribute "cause" is
-// the outcome in a word, and "code" what the server called it: NOPERM, OOM, an SQLSTATE. "see" is
-// the section of docs/runbook.md, as in its links; fencedb explain prints it. Lines of success and
-// of the caller's own errors have none. [Config.Plain] logs names and texts. Lease ids are
-// shortened to 8 characters.
+// The texts of errors are not logged either, because they name resources. The attribute "cause" is
+// the outcome in a word, and "code" the server's code: NOPERM, OOM, an SQLSTATE. "see" is the
+// section of docs/runbook.md, as in its links; fencedb explain prints it. Lines of success and of
+// the caller's own errors have none. [Config.Plain] logs names and texts. Lease ids are shortened
+// to 8 characters.
 package slog
 
 import (
@@ -148,7 +147,7 @@ func (t *Tracer) name(resource string) string {
 	return feed.Hashed(resource)
 }
 
-// log adds why it failed, if it did.
+// log logs the line, with why the operation failed, if it did.
 func (t *Tracer) log(ctx context.Context, l line, attrs []slog.Attr, result string, err error) {
 	if err != nil {
 		attrs = append(attrs, slog.String("cause", result))
@@ -168,8 +167,7 @@ func (t *Tracer) log(ctx context.Context, l line, attrs []slog.Attr, result stri
 	t.logger.LogAttrs(ctx, l.level, l.message, attrs...)
 }
 
-// codeOf is what a server called the error: the word that Redis begins with, as NOPERM, or an
-// SQLSTATE.
+// codeOf is the server's code of the error: the first word of Redis's answer, or an SQLSTATE.
 func codeOf(err error) string {
 	if refused, is := errors.AsType[*lease.RefusedError](err); is {
 		return refused.Code
@@ -274,16 +272,16 @@ var leaseLines = map[lease.Op]map[string]line{
 	},
 }
 
-// entered is the line of a transaction that was only entered: whether it commits is not known.
+// entered is the line of a transaction that has entered: whether it commits is not known.
 var entered = debug("fence entered")
 
-// sealed is the line of a seal, and notSealed that of one that failed. Neither has written anything
-// else.
+// sealed is the line of a seal, notSealed the message of one that failed. Neither has written
+// anything else.
 var sealed = debug("fence sealed")
 
 const notSealed = "fence not sealed"
 
-// writeLines are the lines of writes, by outcome. A failed opening is logged like a failed write.
+// writeLines are the lines of writes, by outcome. A failed Enter is logged like a failed write.
 var writeLines = map[string]line{
 	"committed":      debug("write committed"),
 	"stale":          warn("write refused", late),

@@ -10,7 +10,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// Ages are what goes on now: leases that are held, or calls that wait.
+// Ages are the ages of what goes on now: leases that are held, or calls that wait.
 type Ages struct {
 	mu  sync.Mutex
 	all map[*age]struct{} // guarded by mu
@@ -23,7 +23,7 @@ type age struct {
 	in    *Ages
 }
 
-// leaseName tells leases apart, those too that were acquired together.
+// leaseName distinguishes leases, also those that were acquired together.
 type leaseName struct {
 	id    uuid.UUID
 	token int64
@@ -45,7 +45,7 @@ func (a *age) end() {
 	delete(a.in.all, a)
 }
 
-// since looks through all, for what is rare.
+// since looks through all; it is rarely called.
 func (g *Ages) since(of leaseName) (since time.Time, there bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -57,14 +57,14 @@ func (g *Ages) since(of leaseName) (since time.Time, there bool) {
 	return time.Time{}, false
 }
 
-// Count is how many there are.
+// Count returns how many there are.
 func (g *Ages) Count(time.Time) float64 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return float64(len(g.all))
 }
 
-// Oldest is the age of the oldest, in seconds, 0 if there is none.
+// Oldest returns the age of the oldest, in seconds, 0 if there is none.
 func (g *Ages) Oldest(now time.Time) float64 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -76,26 +76,25 @@ func (g *Ages) Oldest(now time.Time) float64 {
 }
 
 // Failures are the resources of one type for which one thing fails again and again, with no success
-// in between. A rate over all resources of a type hides one of them that is stuck among many that
-// are not; the age of its failures does not.
+// in between.
 type Failures struct {
 	some atomic.Bool // all is not empty: a success costs no lock where nothing fails
 
-	needed int // how many successes in a row end it: more than come between two failures
+	needed int // how many successes in a row end the failures: more than come between two of them
 
 	mu    sync.Mutex
 	all   map[place]failing // guarded by mu; at most mostFailing
 	swept time.Time         // guarded by mu
 }
 
-// place is a resource; those of the same name in several namespaces are told apart.
+// place is a resource in a namespace.
 type place struct{ namespace, resource string }
 
 type failing struct {
 	since, latest time.Time
 	patience      time.Duration // of the latest caller
 	successes     int           // since the latest
-	by            string        // who was the reason; "": not known
+	by            string        // the label of the holder in the way; "": not known
 }
 
 const (
@@ -110,7 +109,7 @@ func (f failing) over(now time.Time) bool { return now.Sub(f.latest) > max(quiet
 // failed notes a failure that took that long.
 func (f *Failures) failed(at place, took time.Duration) { f.failedBy(at, took, "") }
 
-// failedBy begins anew where another was the reason before.
+// failedBy begins anew if another holder was in the way before.
 func (f *Failures) failedBy(at place, took time.Duration, by string) {
 	now := time.Now()
 	f.mu.Lock()
@@ -126,7 +125,6 @@ func (f *Failures) failedBy(at place, took time.Duration, by string) {
 	f.some.Store(true)
 }
 
-// follow notes a success, one of the failures, or nothing.
 func (f *Failures) follow(at place, outcome, success string, failures ...string) {
 	switch {
 	case outcome == success:
@@ -138,7 +136,7 @@ func (f *Failures) follow(at place, outcome, success string, failures ...string)
 
 func (f *Failures) succeeded(at place) { f.success(at, f.needed) }
 
-// success is succeeded where so many in a row are needed.
+// success notes a success. As many as needed, in a row, end the failures.
 func (f *Failures) success(at place, needed int) {
 	if !f.some.Load() {
 		return
@@ -166,8 +164,8 @@ func (f *Failures) sweep(now time.Time) int {
 	return len(f.all)
 }
 
-// Longest is the time from the first to the latest failure of the resource for which that is
-// longest, in seconds. One failure alone is 0.
+// Longest returns the longest time from the first to the latest failure of a resource, in seconds.
+// One failure alone is 0.
 func (f *Failures) Longest(now time.Time) float64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package tally knows what goes on now in one process and which resources fail again and again. It
-// is what observe/prom and observe/otel have in common: each adds its own series to a [Row].
+// Package tally knows what goes on now in one process and which resources fail again and again.
+// observe/prom and observe/otel share it: each adds its own series to a [Row].
 package tally
 
 import (
@@ -15,10 +15,10 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// What can fail for one resource again and again. Of writes these are the outcomes, and StaleHeld.
+// What can fail for one resource again and again. For writes, the outcomes and StaleHeld.
 const (
 	Held        = "held"        // acquisitions, because another holds it
-	HeldByOne   = "held_by_one" // the same, each time by the same holder
+	HeldByOne   = "held_by_one" // acquisitions, each time because of the same holder
 	Unreachable = "unreachable" // acquisitions, because Redis does not answer
 	Refused     = "refused"     // acquisitions, because Redis refuses
 	NotSealed   = "not_sealed"  // acquisitions, because the data store does not seal
@@ -26,7 +26,7 @@ const (
 	NotRenewed  = "not_renewed" // renewals
 	Lost        = "lost"        // leases: each ends before it is released
 	NotOwned    = "not_owned"   // releases: each finds the lease gone, taken or revoked
-	Raised      = "raised"      // tokens: the last one has to be raised again and again
+	Raised      = "raised"      // last tokens: they have to be raised
 
 	StaleHeld = "stale_held" // writes that are refused as stale although this process holds the lease
 )
@@ -44,14 +44,13 @@ var (
 	WorkBuckets    = []float64{.001, .01, .05, .1, .5, 1, 5, 10, 30, 60, 300, 900, 3600}
 )
 
-// DefaultTypes are told apart where the caller says nothing.
+// DefaultTypes is the default of Types.Max.
 const DefaultTypes = 50
 
-// notOwned are the outcomes of renewals and releases that came when the lease was not the holder's
-// any more.
+// notOwned are the outcomes of renewals and releases that came after the end of their lease.
 var notOwned = []string{"over", "lost", "gone", "taken", "revoked"}
 
-// Types bounds the types of resources that are told apart.
+// Types bounds the types of resources that have rows of their own.
 type Types struct {
 	Listed []string // none: the first Max
 	Max    int
@@ -72,8 +71,8 @@ func (t Types) of(resource string) string {
 	return name
 }
 
-// Row is what is known of one type of resources, with the series S of whoever counts. Failing has
-// all words and is never changed.
+// Row is what is known of one type of resources, with the series S of prom or otel. Failing has all
+// words and is never changed.
 type Row[S any] struct {
 	Type          string
 	Held, Waiting *Ages // of leases
@@ -81,7 +80,7 @@ type Row[S any] struct {
 	Series        S
 }
 
-// Tally is what one process knows. L are the series of leases of a type, W those of writes. It is
+// Tally has the rows of one process. L are the series of leases of a type, W those of writes. It is
 // safe for concurrent use.
 type Tally[L, W any] struct {
 	types  Types
@@ -109,14 +108,14 @@ func rows[S any](words []string, series func(*Row[S]) S) func(name string) *Row[
 			r.Failing[word] = &Failures{all: make(map[place]failing)}
 		}
 		if raised := r.Failing[Raised]; raised != nil {
-			raised.needed = 3 // one comes before each raise, and one behind it
+			raised.needed = 3 // one comes before each raise, and one after it
 		}
 		r.Series = series(r)
 		return r
 	}
 }
 
-// Lease is the row of what begins or ends. Permits and other kinds have their kind in front.
+// Lease returns the row of an operation. Permits have their kind in front.
 func (t *Tally[L, W]) Lease(s lease.TraceStart) *Row[L] {
 	name := t.types.of(s.Resource)
 	if s.Kind != "lease" {
@@ -125,16 +124,16 @@ func (t *Tally[L, W]) Lease(s lease.TraceStart) *Row[L] {
 	return t.leases.Row(name)
 }
 
-// Write is the row of a write to that resource.
+// Write returns the row of a write to that resource.
 func (t *Tally[L, W]) Write(resource string) *Row[W] { return t.writes.Row(t.types.of(resource)) }
 
-// Rows calls for each row that there is.
+// Rows calls leases and writes for each of their rows.
 func (t *Tally[L, W]) Rows(leases func(*Row[L]), writes func(*Row[W])) {
 	t.leases.each(leases)
 	t.writes.each(writes)
 }
 
-// ageKey is for the age of what the operation has begun.
+// ageKey is the key in a context of the age that the operation has begun.
 type ageKey struct {
 	tally any
 	op    lease.Op
@@ -154,8 +153,8 @@ func (t *Tally[L, W]) LeaseStart(ctx context.Context, s lease.TraceStart) contex
 	return ctx
 }
 
-// LeaseEnd notes what is over, and what has failed. It is false for what is nothing: a renewal that
-// was under way when its holder released.
+// LeaseEnd notes what has ended, and what has failed. It returns false for a renewal that was under
+// way when its holder released: that does not count.
 func (t *Tally[L, W]) LeaseEnd(ctx context.Context, e lease.TraceEnd) bool {
 	if e.Op == lease.OpExtend && (errors.Is(e.Err, lease.ErrReleased) || errors.Is(e.Err, lease.ErrStale)) {
 		return false
@@ -185,14 +184,14 @@ func (t *Tally[L, W]) LeaseEnd(ctx context.Context, e lease.TraceEnd) bool {
 	return true
 }
 
-// FoundNotOwned tells whether a renewal or a release came when the lease was over, gone, taken or
+// FoundNotOwned reports whether a renewal or a release came when the lease was over, gone, taken or
 // revoked.
 func FoundNotOwned(e lease.TraceEnd) bool {
 	return (e.Op == lease.OpExtend || e.Op == lease.OpRelease) && slices.Contains(notOwned, e.Outcome())
 }
 
-// FoundTaken tells whether an acquisition found the resource taken and did not wait; those that
-// wait are told by their OpWait.
+// FoundTaken reports whether an acquisition found the resource taken and did not wait; one that
+// waits has an OpWait.
 func FoundTaken(e lease.TraceEnd) bool {
 	by := (*lease.HeldError)(nil)
 	return e.Op == lease.OpAcquire && errors.As(e.Err, &by) && by.Cause == nil
@@ -226,10 +225,10 @@ func (t *Tally[L, W]) acquired(failing map[string]*Failures, outcome string, e l
 }
 
 // WriteEnd notes what has failed. It returns the row of the lease if another overtook it while this
-// process held it, otherwise nil. A transaction that was only entered ([fencedb.OpEnter]) may still
-// fail, and is told once more if its outcome is asked for.
+// process held it, otherwise nil. A transaction of the application counts at [fencedb.OpEnter], and
+// once more if its outcome is asked for.
 func (t *Tally[L, W]) WriteEnd(e fencedb.TraceEnd) (overtaken *Row[L]) {
-	if e.Op == fencedb.OpCommit { // told with its write
+	if e.Op == fencedb.OpCommit { // counts with its write
 		return nil
 	}
 	result := e.Outcome()
@@ -263,16 +262,16 @@ func (t *Tally[L, W]) WriteEnd(e fencedb.TraceEnd) (overtaken *Row[L]) {
 	return nil
 }
 
-// issuedSince tells whether the stored token was issued to another while the lease with that token
-// was held. Both are times. One that is later than now is from before Redis went back, and one that
-// follows the own one at once was entered by a role that takes over.
+// issuedSince reports whether the stored token was issued to another while the lease with token was
+// held. Tokens are times in microseconds. A stored token later than now is from before Redis went
+// back; one directly after token was entered by a role that takes over.
 func issuedSince(since time.Time, token, stored int64) bool {
 	after := time.Duration(stored-token) * time.Microsecond
 	return after >= time.Millisecond && after <= time.Since(since)+time.Second
 }
 
-// wrote notes a success. That a fence was only entered is one for what keeps others from entering.
-// What goes wrong behind it has not, if it is entered again without a failure in between.
+// wrote notes a success. Enter ends failures to enter; other failures end at the second Enter
+// without a failure in between.
 func (t *Tally[L, W]) wrote(resource string, onlyEntered bool) {
 	for word, f := range t.Write(resource).Failing {
 		needed := f.needed
@@ -296,12 +295,12 @@ type Table[R any] struct {
 	rows map[string]R // guarded by mu; at most limit, and other
 }
 
-// NewTable makes one whose rows make makes.
+// NewTable makes a table whose rows make makes.
 func NewTable[R any](limit int, make func(value string) R) *Table[R] {
 	return &Table[R]{limit: limit, make: make, rows: map[string]R{}}
 }
 
-// Row is that of value, or of all values above the limit.
+// Row returns that of value, or of all values above the limit.
 func (t *Table[R]) Row(value string) R {
 	if r, ok := t.known(value); ok {
 		return r
