@@ -28,7 +28,7 @@ func ExampleWrongResourceError() {
 	// Output: public.bookings table:21 [table:20]
 }
 
-// The holder before has left a transaction open, for longer than our own lease lasts.
+// The previous holder has left a transaction open for longer than our lease lasts.
 func ExampleBusyError() {
 	ctx, pool := context.Background(), database()
 	before, err := pool.Begin(ctx)
@@ -52,9 +52,9 @@ func ExampleBusyError() {
 	// Output: [table:22] held by a session that is idle in transaction
 }
 
-// The predicate by hand: a row that is its own fence, on a table without a guard, in one statement
-// that is a transaction by itself. With > alone a holder could write once; with >= two leases with
-// the same number would write in turn.
+// A row that is its own fence, on a table without a guard, in one statement that is a transaction
+// of its own. With > alone a holder could write only once; with >= two leases with the same number
+// could write in turn.
 func ExampleExplainNoRows() {
 	ctx, pool := context.Background(), database()
 	become := func(id int, grant fencedb.Grant, state string) error {
@@ -80,7 +80,7 @@ func ExampleExplainNoRows() {
 	// no rows in result set
 }
 
-// The answer to COMMIT was lost, and the server did not answer then. Later it does.
+// The answer to COMMIT was lost, and the server did not answer then; later it does.
 func ExampleCommitUnknownError() {
 	ctx, pool := context.Background(), database()
 	var xid uint64
@@ -101,8 +101,8 @@ func ExampleCommitUnknownError() {
 	// Output: committed <nil>
 }
 
-// Something else uses the connection and commits. What came before that is written; what came after
-// it was outside the fence, and is not.
+// Other code uses the connection and commits. The writes before that stand; those after it were
+// outside the fence, and are rolled back.
 func ExampleTxEndedError() {
 	ctx, pool := context.Background(), database()
 	err := fencedb.Tx(ctx, pool, acquired("table:25", 41), func(tx pgx.Tx) error {
@@ -124,7 +124,7 @@ func ExampleTxEndedError() {
 	// Output: committed
 }
 
-// The lease has seconds left and is being renewed; this transaction may take a minute.
+// The lease has seconds left and is renewed; this transaction may take a minute.
 func ExampleHold() {
 	ctx, pool := context.Background(), database()
 
@@ -149,19 +149,19 @@ func ExampleTxOptions() {
 	// Output: serializable <nil>
 }
 
-// teller is a tracer. Those of packages observe/slog, observe/prom and observe/otel do something
+// printer is a tracer. Those of packages observe/slog, observe/prom and observe/otel do something
 // useful.
-type teller struct{}
+type printer struct{}
 
-func (teller) TraceWriteStart(ctx context.Context, _ fencedb.TraceStart) context.Context { return ctx }
+func (printer) TraceWriteStart(ctx context.Context, _ fencedb.TraceStart) context.Context { return ctx }
 
-func (teller) TraceWriteEnd(_ context.Context, e fencedb.TraceEnd) {
+func (printer) TraceWriteEnd(_ context.Context, e fencedb.TraceEnd) {
 	fmt.Println(e.Op, e.Grants[0].Resource(), e.Err)
 }
 
-// The tracers belong to the pool: every write through it is told.
+// The tracers belong to the pool: they learn of every write through it.
 func ExampleWith() {
-	ctx, db := context.Background(), fencedb.With(database(), fencedb.Trace(teller{}))
+	ctx, db := context.Background(), fencedb.With(database(), fencedb.Trace(printer{}))
 
 	_, _ = fencedb.Exec(ctx, db, acquired("table:18", 42), `SELECT 1`)
 	_, _ = fencedb.Exec(ctx, db, acquired("table:18", 41), `SELECT 1`)
@@ -170,12 +170,12 @@ func ExampleWith() {
 	// write table:18 fencedb: stale fencing token: resource "table:18": carried 41, stored 42
 }
 
-// A transaction that the application opened itself has no pool to trace.
+// A transaction of the application does not go through the pool of With, so Enter gets the tracers.
 func ExampleTrace() {
 	ctx, pool := context.Background(), database()
 
 	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		_, err := fencedb.Enter(ctx, tx, acquired("table:19", 41), fencedb.Trace(teller{}))
+		_, err := fencedb.Enter(ctx, tx, acquired("table:19", 41), fencedb.Trace(printer{}))
 		return err
 	})
 
@@ -195,7 +195,7 @@ func ExampleClock() {
 	// Output: 0s <nil>
 }
 
-// A transaction of database/sql, as GORM, sqlx and bun have them: enter first.
+// TxSQL is for database/sql, on which GORM, sqlx and bun are built.
 func ExampleTxSQL() {
 	ctx, db := context.Background(), stdlib.OpenDBFromPool(database())
 	defer db.Close()
@@ -234,7 +234,7 @@ func ExampleEnterSQL() {
 	// Output: <nil>
 }
 
-// What came back from a driver or an ORM, in the words of this package.
+// Explain turns an error of a driver or an ORM into one of this package.
 func ExampleExplain() {
 	ctx, pool := context.Background(), database()
 

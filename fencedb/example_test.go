@@ -49,7 +49,7 @@ func acquired(resource string, token int64) fencedb.Grant {
 	return fencedb.NewGrant(resource, token, uuid.New(), time.Now().Add(10*time.Second))
 }
 
-// Two holders of the same table: the first was paused, and writes late.
+// Two holders of the same table: the first was paused, and is stale when it writes.
 func Example() {
 	ctx, pool := context.Background(), database()
 	first, second := acquired("table:1", 41), acquired("table:1", 42)
@@ -68,7 +68,7 @@ func Example() {
 	// fencedb: stale fencing token: resource "table:1": carried 41, stored 42
 }
 
-// What is read in the transaction stays true until it commits, so that it can be decided upon.
+// What is read in the transaction stays true until it commits, so it is safe to decide on.
 func ExampleTx() {
 	ctx, pool := context.Background(), database()
 
@@ -162,7 +162,7 @@ func ExampleNewRepository() {
 	// Output: *fencedb.Repository[*github.com/fencedb/fencedb/fencedb_test.Bookings]
 }
 
-// The holder before is refused, and what it would have decided is not written.
+// The previous holder is refused, and writes nothing.
 func ExampleRepository_Write() {
 	ctx := context.Background()
 	repo := fencedb.NewRepository(database(), func(tx pgx.Tx) *Bookings { return &Bookings{tx} })
@@ -254,7 +254,7 @@ func ExampleAll() {
 	// Output: <nil>
 }
 
-// A transaction that the application opens itself: enter first, and ask if it fails.
+// A transaction that the application begins: enter first, and ask for the outcome if it fails.
 func ExampleEnter() {
 	ctx, pool := context.Background(), database()
 
@@ -298,7 +298,7 @@ func ExampleEnter_unsealed() {
 	// <nil>
 }
 
-// From now on every earlier holder is refused, before the new one has written anything.
+// After the seal every earlier holder is refused, before the new one has written anything.
 func ExampleSeal() {
 	ctx, pool := context.Background(), database()
 	earlier, newer := acquired("table:11", 41), acquired("table:11", 42)
@@ -310,7 +310,7 @@ func ExampleSeal() {
 	// true
 }
 
-// A token from somewhere else: here an etcd revision, with an id derived from the etcd lease.
+// A token of another issuer: an etcd revision, with an id derived from the etcd lease.
 func ExampleNewGrant() {
 	ctx, pool := context.Background(), database()
 	revision, etcdLease := int64(7_400_231), []byte("694d8257011f3712")
@@ -347,7 +347,7 @@ func ExampleOnce() {
 	// booked true
 }
 
-// A standby lags. Behind the seal of the lease, what it shows is safe to decide on.
+// A standby lags. Once it has the seal of the lease, what it shows is safe to decide on.
 func ExampleAwaitReplay() {
 	ctx := context.Background()
 	pool, replica := replicated()
@@ -372,7 +372,7 @@ func ExampleAwaitReplay() {
 	// false fencedb: stale fencing token: resource "table:9": carried 41, stored 42
 }
 
-// Once, for a request and an answer in JSON. The key stands for one request.
+// Once for a request and an answer in JSON. The key stands for one request.
 func ExampleOnceJSON() {
 	ctx, pool := context.Background(), database()
 	type request struct{ Party int }

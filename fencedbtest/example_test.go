@@ -15,8 +15,7 @@ import (
 
 var errTaken = errors.New("the table is taken")
 
-// service is the code under test. It decides by what it has read, asks a bank in between, and
-// writes.
+// service is the code under test. It reads, decides, and writes.
 type service struct {
 	db   *pgxpool.Pool
 	desk *guard.Desk
@@ -80,7 +79,7 @@ func Example() {
 	// PASS: TestABookingSurvivesAZombie
 }
 
-// The same test of code that only has the lease.
+// The same test of code that relies on the lease alone.
 func Example_withoutTheFence() {
 	t := begin("TestABookingSurvivesAZombie")
 	defer t.end()

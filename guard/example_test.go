@@ -62,10 +62,10 @@ func opened() *guard.Desk { return guard.New(halves()) }
 
 var errSoldOut = errors.New("sold out")
 
-// charge stands for a bank, which takes its time.
+// charge stands for a slow call to a bank.
 func charge(context.Context) error { return nil }
 
-// One desk serves a whole program: work that decides, and writes that nothing comes before.
+// One desk serves a whole program: Do for work that decides first, Exec for a write alone.
 func ExampleDesk() {
 	ctx, desk := context.Background(), opened()
 
@@ -118,7 +118,7 @@ func ExampleNew() {
 	// UPDATE 1 <nil>
 }
 
-// Read, ask a bank, write: nobody else changes in between what was read.
+// Read, ask a bank, write: no other holder changes in between what was read.
 func ExampleDesk_Do() {
 	ctx := context.Background()
 	issuer, pool := halves()
@@ -174,7 +174,7 @@ func ExampleDesk_DoAll() {
 	// sold out
 }
 
-// A role that one process has at a time. What its leader writes is fenced like any other write.
+// One process has the role at a time. The writes of the leader are fenced like any other.
 func ExampleDesk_Lead() {
 	ctx, stop := context.WithCancel(context.Background())
 	desk := opened()
@@ -191,8 +191,7 @@ func ExampleDesk_Lead() {
 	// context canceled
 }
 
-// A transaction that nothing happens before. Its function runs behind the fence from its first
-// line.
+// The function runs behind the fence from its first line.
 func ExampleDesk_Tx() {
 	ctx, desk := context.Background(), opened()
 
@@ -209,7 +208,7 @@ func ExampleDesk_Tx() {
 	// Output: left: 9 err: <nil>
 }
 
-// One statement, in one round trip behind the acquisition.
+// One statement, in one round trip after the acquisition.
 func ExampleDesk_Exec() {
 	ctx, desk := context.Background(), opened()
 
@@ -219,7 +218,7 @@ func ExampleDesk_Exec() {
 	// Output: UPDATE 1 <nil>
 }
 
-// The rows keep the lease until they are read to their end.
+// The lease is held until the rows are read to their end.
 func ExampleDesk_Query() {
 	ctx, desk := context.Background(), opened()
 
@@ -230,8 +229,8 @@ func ExampleDesk_Query() {
 	// Output: [20] <nil>
 }
 
-// It scans the row that the statement returns; without a row, when nothing is left, the error is
-// pgx.ErrNoRows. It does not wait for another holder.
+// The statement returns a row; if nothing is left, it returns none, and the error is pgx.ErrNoRows.
+// This desk does not wait for another holder.
 func ExampleDesk_QueryRow() {
 	ctx := context.Background()
 	issuer, pool := halves()
@@ -257,7 +256,7 @@ func ExampleDesk_SendBatch() {
 	// Output: <nil>
 }
 
-// Work that decides within its transaction needs no seal, and then Do costs no write in Postgres.
+// Work that reads and decides in its transaction needs no seal, which saves a write in Postgres.
 func ExampleUnsealed() {
 	ctx := context.Background()
 	issuer, pool := halves()
@@ -291,7 +290,7 @@ func ExampleHolder() {
 	// <nil>
 }
 
-// The grant of a holder is for every function of package fencedb, here of two resources.
+// The grant of a holder is for the functions of package fencedb, here with two resources.
 func ExampleHolder_Grant() {
 	ctx := context.Background()
 	issuer, pool := halves()
@@ -324,7 +323,7 @@ func ExampleHolder_Leases() {
 	// <nil>
 }
 
-// For work that has lost the context it was given.
+// For code that gets the holder but not the context.
 func ExampleHolder_Context() {
 	write := func(h *guard.Holder) error {
 		_, err := h.Exec(h.Context(), `UPDATE stock SET pieces = 7 WHERE sku = 18`)
@@ -337,8 +336,8 @@ func ExampleHolder_Context() {
 	// Output: <nil>
 }
 
-// Before a step that cannot be undone, and nothing fences. It can be overtaken all the same, right
-// behind the look.
+// Before a step that cannot be undone and is not fenced. The holder can still be overtaken right
+// after Err has returned.
 func ExampleHolder_Err() {
 	err := opened().Do(context.Background(), "sku:19", func(ctx context.Context, h *guard.Holder) error {
 		if err := h.Err(); err != nil {
@@ -363,7 +362,7 @@ func ExampleHolder_ValidUntil() {
 	// <nil>
 }
 
-// Before a call that takes long, so that a whole TTL is left for it.
+// Before a long call, so that a whole TTL is left for it.
 func ExampleHolder_Extend() {
 	err := opened().Do(context.Background(), "sku:21", func(ctx context.Context, h *guard.Holder) error {
 		if err := h.Extend(ctx); err != nil {
@@ -376,7 +375,7 @@ func ExampleHolder_Extend() {
 	// Output: <nil>
 }
 
-// The next one need not wait for what writes nothing any more.
+// The next holder need not wait for work that writes no more.
 func ExampleHolder_Release() {
 	err := opened().Do(context.Background(), "sku:22", func(ctx context.Context, h *guard.Holder) error {
 		if _, err := h.Exec(ctx, `UPDATE stock SET pieces = 9 WHERE sku = 22`); err != nil {
@@ -396,7 +395,7 @@ func ExampleHolder_Release() {
 	// <nil>
 }
 
-// Several transactions under one lease. Each holds what it has read until it commits.
+// Several transactions under one lease. What each has read stays as it is until that one commits.
 func ExampleHolder_Tx() {
 	err := opened().Do(context.Background(), "sku:23", func(ctx context.Context, h *guard.Holder) error {
 		sell := func(tx pgx.Tx) error {
@@ -488,7 +487,7 @@ func ExampleHolder_SendBatch() {
 	// Output: <nil>
 }
 
-// What to tell the caller of a service.
+// What to answer to the caller of a service.
 func ExampleAnswer() {
 	over, cancel := context.WithTimeout(context.Background(), 0)
 	defer cancel()

@@ -36,7 +36,7 @@ func ExampleLease() {
 	// another id: true
 }
 
-// Renewal happens by itself; call Extend where it was turned off, or before a long step.
+// The issuer renews leases; call Extend where that is turned off, or before a long step.
 func ExampleLease_Extend() {
 	client, disconnect := connect()
 	defer disconnect()
@@ -84,7 +84,7 @@ func ExampleLease_Err() {
 	// lease: released
 }
 
-// A release that comes too late harms nobody, and says so.
+// A release that comes too late harms no other holder, and returns an error.
 func ExampleLease_Release() {
 	client, disconnect := connect()
 	defer disconnect()
@@ -169,7 +169,7 @@ func ExampleLeases_Bind() {
 	// Output: lease: released
 }
 
-// A supervisor has found the holder of token dead. Of two that take over one succeeds.
+// A supervisor has found the holder of this token dead. Of two that take over, one succeeds.
 func ExampleIssuer_TakeOver() {
 	i, disconnect := issuer()
 	defer disconnect()
@@ -188,7 +188,7 @@ func ExampleIssuer_TakeOver() {
 	// taken over: false too late: true
 }
 
-// A revocation is a grant as package fencedb takes it: sealed, it shuts the former holder out.
+// fencedb.Seal takes a revocation as a grant: then the former holder cannot write.
 func ExampleRevocation() {
 	i, disconnect := issuer()
 	defer disconnect()
@@ -213,7 +213,7 @@ func ExampleRevocation() {
 	// and an id of its own: true
 }
 
-// The store of the data has seen a higher token than Redis remembers.
+// The data store has seen a higher token than Redis remembers.
 func ExampleIssuer_Raise() {
 	i, disconnect := issuer()
 	defer disconnect()
@@ -257,7 +257,8 @@ func ExampleIssuer_Inspect() {
 	// for 10s with 0 waiting
 }
 
-// Before a service says that it is ready. Package observe/ready makes an HTTP handler of it.
+// Check before a service reports that it is ready. Package observe/ready makes an HTTP handler of
+// it.
 func ExampleIssuer_Check() {
 	client, disconnect := connect()
 	i, err := lease.New(client, lease.Config{TTL: 10 * time.Second})
@@ -277,7 +278,7 @@ func ExampleIssuer_Check() {
 	// unreachable: true
 }
 
-// What a person should look at is a warning: leases are granted all the same.
+// A warning is for people: leases are granted all the same.
 func ExampleHealth_Warnings() {
 	health := lease.Health{Servers: []lease.ServerHealth{
 		{Addr: "10.0.0.7:6379", Warnings: []lease.Warning{{Code: lease.WarnUnlogged, Text: "a crash forgets leases"}}},

@@ -58,7 +58,7 @@ func ExampleSemaphore_Do() {
 	err := s.Do(ctx, "tenant:7", func(ctx context.Context, l *lease.Lease) error {
 		found, err := s.Inspect(ctx, "tenant:7")
 		fmt.Println("held by", len(found.Permits))
-		return err // work under ctx, which ends with the place
+		return err // work under ctx, which ends with the permit
 	})
 
 	fmt.Println("err:", err)
@@ -67,7 +67,7 @@ func ExampleSemaphore_Do() {
 	// err: <nil>
 }
 
-// Each place is a lease with a token of its own.
+// Each permit is a lease with a token of its own.
 func ExampleSemaphore_Acquire_noWait() {
 	client, disconnect := connect()
 	defer disconnect()
@@ -89,28 +89,28 @@ func ExampleSemaphore_Acquire_noWait() {
 	// full; again in 10s
 }
 
-// First come, first served; who leaves wakes the next.
+// First come, first served: a release wakes the next waiter.
 func ExampleSemaphore_Acquire() {
 	client, disconnect := connect()
 	defer disconnect()
 	ctx := context.Background()
 	s := exports(client)
-	var places []*lease.Lease
+	var permits []*lease.Lease
 	for range 2 {
 		l, err := s.Acquire(ctx, "tenant:7")
 		if err != nil {
 			log.Fatal(err)
 		}
-		places = append(places, l)
+		permits = append(permits, l)
 	}
 
 	_, err := s.Acquire(ctx, "tenant:7", lease.WaitAtMost(50*time.Millisecond))
 	fmt.Println("waited in vain:", errors.Is(err, context.DeadlineExceeded))
 
-	_ = places[0].Release(ctx)
+	_ = permits[0].Release(ctx)
 	l, err := s.Acquire(ctx, "tenant:7")
 	fmt.Println("err:", err)
-	_, _ = l.Release(ctx), places[1].Release(ctx)
+	_, _ = l.Release(ctx), permits[1].Release(ctx)
 	// Output:
 	// waited in vain: true
 	// err: <nil>
@@ -137,7 +137,7 @@ func ExampleSemaphore_Inspect() {
 	// Output: ours: true for 10s
 }
 
-// An operator ends one of those that Inspect lists.
+// An operator ends one of the permits that Inspect lists.
 func ExampleSemaphore_Revoke() {
 	client, disconnect := connect()
 	defer disconnect()
@@ -154,8 +154,8 @@ func ExampleSemaphore_Revoke() {
 	}
 
 	fmt.Println("it was held:", held)
-	fmt.Println("the holder is told:", errors.Is(l.Extend(ctx), lease.ErrRevoked))
+	fmt.Println("the holder learns of it:", errors.Is(l.Extend(ctx), lease.ErrRevoked))
 	// Output:
 	// it was held: true
-	// the holder is told: true
+	// the holder learns of it: true
 }

@@ -199,11 +199,11 @@ func ExampleIssuer_Revoke() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println("fence moved on:", revocation.Token() > l.Token())
-	fmt.Println("holder told:", errors.Is(l.Extend(ctx), lease.ErrRevoked))
+	fmt.Println("a new last token:", revocation.Token() > l.Token())
+	fmt.Println("the holder learns of it:", errors.Is(l.Extend(ctx), lease.ErrRevoked))
 	// Output:
-	// fence moved on: true
-	// holder told: true
+	// a new last token: true
+	// the holder learns of it: true
 }
 
 func ExampleLease_Expiring() {
@@ -236,7 +236,7 @@ func issuer() (i *lease.Issuer, disconnect func()) {
 	return i, disconnect
 }
 
-// What cannot work is refused before anything is sent; the message names the field.
+// A configuration that cannot work is refused before anything is sent; the error names the field.
 func ExampleNew() {
 	client, disconnect := connect()
 	defer disconnect()
@@ -247,11 +247,11 @@ func ExampleNew() {
 	// Output: refused: true
 }
 
-// CLIENT LIST then tells which program, host and process a connection is of.
+// CLIENT LIST then shows the program, host and process of each connection.
 func ExampleClientName() {
 	options := &redis.Options{Addr: "127.0.0.1:6379", ClientName: lease.ClientName("booking desk")}
 
-	program, _, _ := strings.Cut(options.ClientName, "@") // behind it are the host and the process
+	program, _, _ := strings.Cut(options.ClientName, "@") // before the host and the process
 	fmt.Println(program)
 	// Output: booking_desk
 }
@@ -261,7 +261,7 @@ func ExampleResource() {
 	// Output: table:12
 }
 
-// Acquire, work, give back: the lease is released whatever becomes of the work.
+// The lease is released even if the work fails.
 func ExampleIssuer_Do() {
 	i, disconnect := issuer()
 	defer disconnect()
@@ -283,7 +283,7 @@ func ExampleIssuer_Do() {
 	// free again: true
 }
 
-// One process at a time has the role; a function that returns gives it up until its next term.
+// One process has the role at a time, until its function returns; then the next term begins.
 func ExampleIssuer_Lead() {
 	i, disconnect := issuer()
 	defer disconnect()
@@ -322,7 +322,7 @@ func ExampleIssuer_DoAll() {
 	// err: <nil>
 }
 
-// Try, run, or else skip: what another process does just now needs not be done twice.
+// Work that another process does at this moment is skipped.
 func ExampleNoWait() {
 	i, disconnect := issuer()
 	defer disconnect()
@@ -336,7 +336,7 @@ func ExampleNoWait() {
 	// Output: skipped: true
 }
 
-// All or none: where one is held, none is taken.
+// All or none: if one resource is held, none is acquired.
 func ExampleIssuer_AcquireAll_allOrNone() {
 	i, disconnect := issuer()
 	defer disconnect()
@@ -361,7 +361,7 @@ func ExampleIssuer_AcquireAll_allOrNone() {
 	// sku:3 is free: true
 }
 
-// An HTTP handler that would rather answer 409 than wait for long.
+// An HTTP handler that answers 409 instead of waiting for long.
 func ExampleWaitAtMost() {
 	i, disconnect := issuer()
 	defer disconnect()
