@@ -57,13 +57,18 @@ func (e *explanation) print(p page) {
 var (
 	rowOfTable  = regexp.MustCompile(`(?m)^\| (.+) \|$`)
 	termOfTable = regexp.MustCompile("`([^`]+)`|\"([^\"]+)\"|\\b([0-9A-Z]{5})\\b")
+	sqlState    = regexp.MustCompile(`^[0-9A-Z]{5}$`)
+	errorNames  = regexp.MustCompile(`[\w.]+`) // fencedb.ErrStale, or ErrStale
 	link        = regexp.MustCompile(`\[([^\]]*)\]\((runbook/\w+\.md)#([\w-]+)\)`)
 )
 
 // explain finds the row of the tables of the runbook of which most is in the line: the words of its
 // cells before the last one. The name of a section, as logs of observe/slog have it, is the best.
+// Of several errors that the line names, it is the one whose row is first.
 func explain(line string) (best *explanation) {
 	index, longest := readPage(docs.Runbook, "runbook.md"), 0
+	var ofErrors *explanation
+	lengthOfErrors := 0
 	for _, row := range rowOfTable.FindAllStringSubmatch(index, -1) {
 		cells := strings.Split(row[1], " | ")
 		to := link.FindStringSubmatch(cells[len(cells)-1])
@@ -71,19 +76,30 @@ func explain(line string) (best *explanation) {
 			continue
 		}
 		words, length := inLine(line, cells[:len(cells)-1])
-		if strings.Contains(line, to[3]) {
-			words, length = []string{to[3]}, len(line)
+		found := &explanation{Page: to[2] + "#" + to[3], Because: strings.Join(words, ", "), Also: also(cells[len(cells)-1])}
+		switch named := slices.ContainsFunc(words, notSQLState); {
+		case strings.Contains(line, to[3]):
+			found.Because, length = to[3], len(line)
+		case strings.Contains(cells[0], ".Err") && named:
+			if ofErrors == nil {
+				ofErrors = found
+			}
+			lengthOfErrors = max(lengthOfErrors, length)
+			found, length = ofErrors, lengthOfErrors
 		}
 		if length > longest {
-			longest = length
-			best = &explanation{Page: to[2] + "#" + to[3], Because: strings.Join(words, ", "),
-				Also: also(cells[len(cells)-1]), Text: section(readPage(docs.Runbook, to[2]), to[3])}
-			best.Section, _, _ = strings.Cut(best.Text, "\n")
-			best.Text = strings.TrimSpace(strings.TrimPrefix(best.Text, best.Section))
+			longest, best = length, found
 		}
+	}
+	if best != nil {
+		page, name, _ := strings.Cut(best.Page, "#")
+		best.Section, best.Text, _ = strings.Cut(section(readPage(docs.Runbook, page), name), "\n")
+		best.Text = strings.TrimSpace(best.Text)
 	}
 	return best
 }
+
+func notSQLState(word string) bool { return !sqlState.MatchString(word) }
 
 // inLine are the terms of cells that a line has, and how long they are in all. Terms that are
 // joined by "with" count together only.
@@ -95,7 +111,7 @@ func inLine(line string, cells []string) (words []string, length int) {
 		for _, t := range terms {
 			word := t[1] + t[2] + t[3]
 			name := word[strings.LastIndexByte(word, '.')+1:] // ErrStale of fencedb.ErrStale
-			if strings.Contains(line, word) || strings.HasPrefix(name, "Err") && strings.Contains(line, name) {
+			if strings.Contains(line, word) || strings.HasPrefix(name, "Err") && slices.Contains(errorNames.FindAllString(line, -1), name) {
 				found = append(found, word)
 			}
 		}

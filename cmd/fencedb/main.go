@@ -14,7 +14,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/redis/go-redis/v9/logging"
 	"github.com/urfave/cli/v3"
 	"golang.org/x/term"
@@ -42,8 +41,8 @@ func (a *app) run(ctx context.Context, args []string) int {
 		err, own.code = usage("%w", err), exitUsage // of the parser
 	}
 	fmt.Fprintln(a.errOut, "fencedb:", a.outcome(err, ctx.Err() != nil))
-	if e, is := errors.AsType[*pgconn.PgError](err); is && e.Hint != "" && !strings.Contains(err.Error(), e.Hint) {
-		fmt.Fprintln(a.errOut, "hint:", e.Hint)
+	if hint := hint(err); hint != "" && !strings.Contains(err.Error(), hint) {
+		fmt.Fprintln(a.errOut, "hint:", hint)
 	}
 	return own.code
 }

@@ -7,6 +7,10 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/guard"
+	"github.com/fencedb/fencedb/lease"
 )
 
 var errUnchanged = errors.New("nothing was changed")
@@ -23,6 +27,19 @@ func (a *app) outcome(err error, interrupted bool) string {
 		text += "; " + errUnchanged.Error()
 	}
 	return text
+}
+
+// hint says what to do. After a refusal by the fence, what failed next may be a mistake, such as a
+// key that is corrupt: then the hint of Postgres, to acquire the lease again, does not help.
+func hint(err error) string {
+	refused, is := errors.AsType[*pgconn.PgError](err)
+	switch {
+	case errors.Is(err, lease.ErrExhausted):
+		return "No lease can exceed the last token, so nobody can write. fencedb explain ErrExhausted says how to set it back."
+	case !is, errors.Is(err, fencedb.ErrStale) && guard.Answer(err) == guard.Refused:
+		return ""
+	}
+	return refused.Hint
 }
 
 func notInTime(err error) bool {

@@ -19,6 +19,9 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 	"github.com/urfave/cli/v3"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/lease"
 )
 
 // calls is one of each command that asks a server.
@@ -260,5 +263,27 @@ func TestWhatIsSaidOfAnError(t *testing.T) {
 		"ERROR: a lock (SQLSTATE 55P03); nothing was changed": {&pgconn.PgError{Severity: "ERROR", Message: "a lock", Code: "55P03"}, "", false},
 	} {
 		require.Equal(t, want, (&app{changed: test.changed}).outcome(test.err, test.interrupted))
+	}
+}
+
+// Of several errors, that one is advised on which says more.
+func TestTheHintIsOfTheErrorThatSaysMore(t *testing.T) {
+	t.Parallel()
+	taken := errors.Join(fencedb.ErrStale, &pgconn.PgError{Code: "FN001", Hint: "acquire again"})
+	for name, tc := range map[string]struct {
+		err  error
+		want string
+	}{
+		"another holder":             {taken, "acquire again"},
+		"and it holds still":         {errors.Join(taken, lease.ErrHeld), "acquire again"},
+		"a fence that is too high":   {errors.Join(taken, lease.ErrExhausted), "fencedb explain ErrExhausted"},
+		"its counter, the next time": {lease.ErrExhausted, "fencedb explain ErrExhausted"},
+		"a corrupt key":              {errors.Join(taken, lease.ErrCorrupt), ""},
+		"a mistake of its own":       {&pgconn.PgError{Code: "22023", Hint: "declare it"}, "declare it"},
+		"no hint":                    {errors.New("no space"), ""},
+	} {
+		got := hint(tc.err)
+		require.Contains(t, got, tc.want, name)
+		require.Equal(t, tc.want == "", got == "", name)
 	}
 }

@@ -106,6 +106,22 @@ func TestWithShutsOutAHolderThatHasNotEnteredYet(t *testing.T) {
 	require.ErrorIs(t, w.book(late), fencedb.ErrStale)
 }
 
+func TestWithSaysThatAFenceIsTooHigh(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`SELECT fencedb.enter('seat:1', 9007199254740991, gen_random_uuid(), 60000)`)
+
+	for range 2 { // the first raises Redis to the fence
+		got := w.run(under([]string{"seat:1"}, "true")...)
+
+		line, advice, _ := strings.Cut(got.errOut, "\nhint: ")
+		require.Contains(t, line, "tokens exhausted")
+		require.Contains(t, advice, "fencedb explain ErrExhausted")
+		require.NotContains(t, got.errOut, "acquire the lease again")
+		require.Contains(t, w.ok("explain", line), "A fence is too high")
+	}
+}
+
 func TestWithSeveralResourcesEntersAllOfThem(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
