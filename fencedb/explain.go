@@ -193,6 +193,9 @@ func named(list []byte) []Blocker {
 //	if err == nil && tag.RowsAffected() == 0 {
 //		err = fencedb.ExplainNoRows(ctx, pool, lease,
 //			`SELECT last_fencing_token, last_lease_id FROM jobs WHERE id = $1`, id)
+//		if err == nil {
+//			err = errNotWritten // for another reason than the token
+//		}
 //	}
 //
 // sql selects the token stored in the row, and the lease id if the condition compares it.

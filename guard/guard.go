@@ -3,8 +3,11 @@
 //	desk := guard.New(issuer, pool)
 //	err := desk.Do(ctx, "table:12", func(ctx context.Context, h *guard.Holder) error {
 //		free, err := look(ctx, pool) // stays true until h writes
-//		if err != nil || !free {
+//		if err != nil {
 //			return err
+//		}
+//		if !free {
+//			return errTaken // nil would mean done
 //		}
 //		if err := charge(ctx); err != nil { // with a key: it stays charged if the write is refused
 //			return err
