@@ -49,7 +49,7 @@ func (c *Cache[T]) key(name string) string {
 
 // Get returns the value, building it if need be. While Redis does not answer it fails; a reader
 // that would rather build for itself then, does so on [lease.ErrUnreachable]. A build goes on when
-// the reader's context ends, for those who wait with it.
+// the reader's context ends, for those who wait with it. If it panics, all of them get an error.
 func (c *Cache[T]) Get(ctx context.Context, name string) (value T, err error) {
 	value, err = c.read(ctx, name)
 	if !errors.Is(err, redis.Nil) {
@@ -65,10 +65,20 @@ func (c *Cache[T]) Get(ctx context.Context, name string) (value T, err error) {
 	}
 }
 
+// pause comes before a build that was overtaken is begun again.
+const pause = 100 * time.Millisecond
+
 // fill waits until the value is there, or builds it.
 func (c *Cache[T]) fill(ctx context.Context, name string) (value T, err error) {
-	for {
+	defer func() {
+		if p := recover(); p != nil { // on the goroutine of a flight it would end the process
+			err = fmt.Errorf("the build of %q panicked: %v", name, p)
+		}
+	}()
+	for ; ; time.Sleep(pause) {
+		held := false // until fn returned
 		err = c.builders.Do(ctx, resource(name), func(ctx context.Context, l *lease.Lease) error {
+			defer func() { held = l.Err() == nil }()
 			if value, err = c.read(ctx, name); !errors.Is(err, redis.Nil) {
 				return err // another process has built it
 			}
@@ -86,7 +96,7 @@ func (c *Cache[T]) fill(ctx context.Context, name string) (value T, err error) {
 		switch {
 		case errors.Is(err, lease.ErrWorkDone): // it is kept; only the lease ended early
 			return value, nil
-		case !lease.IsLost(err):
+		case held || !lease.IsLost(err): // held: what the build has lost is something else
 			return value, err
 		}
 		// It was overtaken: what it has built may be old, and was not kept.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"sync/atomic"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 )
@@ -115,6 +117,44 @@ func TestAFailedBuildIsNotCached(t *testing.T) {
 	})
 	_, err := c.Get(t.Context(), "menu")
 	require.ErrorIs(t, err, broken)
+	c.build = func(context.Context, string) (string, error) { return "soup", nil }
+	got, err := c.Get(t.Context(), "menu")
+	require.NoError(t, err)
+	require.Equal(t, "soup", got)
+}
+
+// A build can ask for a lease of its own, or write behind a fence.
+func TestABuildThatLosesSomethingElseIsNotRepeated(t *testing.T) {
+	t.Parallel()
+	for name, lost := range map[string]error{
+		"a lease that another holds": &lease.HeldError{Resource: "table:12", RetryAfter: time.Minute},
+		"a lease that it had":        fmt.Errorf("table:12: %w", lease.ErrExpired),
+		"a token":                    lease.ErrStale,
+		"a fenced write":             fencedb.ErrStale,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var builds atomic.Int64
+			c := newCache(t, testenv.Namespace(t), func(context.Context, string) (string, error) {
+				if builds.Add(1) > 1 {
+					return "soup", nil
+				}
+				return "", lost
+			})
+
+			_, err := c.Get(t.Context(), "menu")
+
+			require.ErrorIs(t, err, lost)
+			require.EqualValues(t, 1, builds.Load())
+		})
+	}
+}
+
+func TestABuildThatPanicsIsAnErrorOfItsReaders(t *testing.T) {
+	t.Parallel()
+	c := newCache(t, testenv.Namespace(t), func(context.Context, string) (string, error) { panic("no fish") })
+	_, err := c.Get(t.Context(), "menu")
+	require.ErrorContains(t, err, "no fish")
 	c.build = func(context.Context, string) (string, error) { return "soup", nil }
 	got, err := c.Get(t.Context(), "menu")
 	require.NoError(t, err)
