@@ -42,8 +42,8 @@ func (advisoryLock) SessionLock(ctx context.Context, conn *sql.Conn) error {
 	}
 }
 
-// SessionUnlock releases the lock. It closes a connection that may have kept it, for which
-// everybody would wait.
+// SessionUnlock releases the lock. It closes a connection that may still have the lock: everybody
+// would wait for it.
 func (advisoryLock) SessionUnlock(ctx context.Context, conn *sql.Conn) error {
 	var held bool
 	err := conn.QueryRowContext(ctx, "SELECT pg_catalog.pg_advisory_unlock("+lockID+")").Scan(&held)

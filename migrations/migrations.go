@@ -46,7 +46,7 @@ import (
 const (
 	versionTable = "fencedb.goose_db_version"
 
-	// lockID is the advisory lock for which migrators of one database take turns: "fencedb" in ASCII.
+	// lockID is the advisory lock by which migrators of one database take turns: "fencedb" in ASCII.
 	// Go programs take it before they run the statements below (see inTurn); the statements take it
 	// again, for psql.
 	lockID = "x'66656e63656462'::bigint"
@@ -299,8 +299,8 @@ func Apply(ctx context.Context, db *sql.DB, files fs.FS, table string) error {
 	}
 	unfit := !plainName.MatchString(table)
 	if !unfit {
-		// Also if the name leads there by the search_path: goose would take our migrations for the
-		// application's.
+		// Nor may the name lead to our table through the search_path: goose would take our migrations
+		// for the application's.
 		err := db.QueryRowContext(ctx, "SELECT coalesce(pg_catalog.to_regclass($1) OPERATOR(pg_catalog.=) '"+
 			versionTable+"'::pg_catalog.regclass, false)", table).Scan(&unfit)
 		if err != nil {

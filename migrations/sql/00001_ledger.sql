@@ -1,11 +1,20 @@
--- The ledger of fences, and fencedb.enter, the only way into a fence.
+-- The ledger of fences, and fencedb.enter, by which a transaction enters them. This file also has
+-- the outcome of a COMMIT that got no answer, the log of events, and the idempotency keys.
 --
 -- A fenced write has three steps:
 --     1. enter locks the resource's row in the ledger (fencedb.fences). It refuses a stale token.
 --     2. enter adds the resource and the token to the open list: the setting fencedb.entered, which
 --        is local to the transaction.
---     3. For each row that is written, the table's guard looks its resource up in the open list
---        (00002).
+--     3. For each row that is written, the table's guard looks the row's resource up in the open
+--        list (00002).
+-- The functions of the first two steps, in the order of their calls:
+--     enter            handles the two common cases, and leaves every other one to enter_all
+--       enter_all      checks the grants, calls take, then admitted
+--         take         locks the fences, or refuses the token (raise_stale)
+--           await      waits for a fence that another transaction holds
+--         admitted     writes the open list, and bounds the transaction in time; enter calls it too
+--     reenter          repeats the first common case of enter, as an expression
+--
 -- The open list never outlives the lock. ROLLBACK TO and exception blocks undo both; COMMIT and
 -- ROLLBACK end both; PREPARE TRANSACTION ends the list and keeps the lock. So a resource in the
 -- open list is locked, and the guard need not read the ledger.
@@ -18,7 +27,7 @@
 --   FN001  the token is stale: the fence has a newer one, or the same one under another lease
 --   FN002  no token: the transaction wrote to a protected table without having entered a fence
 --   FN003  wrong resource: the transaction entered, but not the fence of this row's resource
---   FN004  lease over: the validity given to enter is not positive, or ended while it entered
+--   FN004  lease over: the validity given to enter is not positive, or ended while enter waited
 --   FN006  too long: the transaction outlasted the validity that it entered with
 --   FN007  ended: the transaction that entered is not open any more
 -- enter also raises these of Postgres's own:
@@ -33,12 +42,12 @@
 -- +goose StatementBegin
 
 -- Every migration sets a safe search_path here and restores the caller's at its end. Postgres
--- resolves the names in defaults, constraints, views and RETURN bodies when it runs the migration.
--- In the search_path of the role that migrates, others may have put functions and operators.
+-- resolves the names in defaults, constraints, views and RETURN bodies when it runs the migration,
+-- and the schemas in the migrating role's search_path may have functions and operators of others.
 SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting('search_path'), true), pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
 -- The table is logged, because a fence must survive a crash. Half of each page is left free, so
--- that advancing a fence is a heap-only update.
+-- that advancing a fence is a heap-only (HOT) update.
 CREATE TABLE fencedb.fences (
     resource           text COLLATE "C" PRIMARY KEY CHECK (resource <> '' AND octet_length(resource) <= 512 AND strpos(resource, E'\x01') = 0),
     last_fencing_token bigint      NOT NULL CHECK (last_fencing_token >= 0),
@@ -51,11 +60,11 @@ COMMENT ON TABLE  fencedb.fences IS 'The ledger: per resource, the highest fenci
 COMMENT ON COLUMN fencedb.fences.resource           IS 'type:id, as the lease names it; compared byte by byte.';
 COMMENT ON COLUMN fencedb.fences.last_fencing_token IS 'No transaction with a lower token commits for this resource again, unless fencedb.reset_fence sets the fence back.';
 COMMENT ON COLUMN fencedb.fences.lease_id           IS 'The lease that this token belongs to. The same token under another lease is stale: an issuer that loses its data can issue a number twice.';
-COMMENT ON COLUMN fencedb.fences.advanced_at        IS 'When this token first entered, by the clock of this server, but not before that transaction began.';
+COMMENT ON COLUMN fencedb.fences.advanced_at        IS 'When this token first entered, by the clock of this server; never before the start of that transaction.';
 COMMENT ON COLUMN fencedb.fences.reset_from         IS 'NULL unless fencedb.reset_fence has set this fence back. Then the stamps of rows up to this token are ignored.';
 
--- Whoever knows a lease id and its token can enter in the name of that lease. Row security hides
--- both from members of pg_read_all_data. Operators get a policy in 00003.
+-- A role that may enter, and knows a lease id and its token, can enter in the name of that lease.
+-- So row security hides both from members of pg_read_all_data. Operators get a policy in 00003.
 ALTER TABLE fencedb.fences ENABLE ROW LEVEL SECURITY;
 ALTER TABLE fencedb.fences ALTER COLUMN lease_id SET STATISTICS 0; -- pg_statistic would show some values
 
@@ -68,11 +77,11 @@ CREATE TABLE fencedb.foreign_issuers (
 
 COMMENT ON TABLE fencedb.foreign_issuers IS 'The types of resources (the part of their names before the colon) whose tokens may exceed 2^53 - 1, because an issuer other than package lease makes them. The owner of this schema inserts them.';
 
--- No function resolves names in the search_path of its caller. Each fixes its own: with SET, or
--- with a RETURN body, whose names Postgres resolves when the migration runs. SECURITY DEFINER
--- functions are the entry points. SET costs time in every call, so the inner functions that an
--- entry point calls each time have none: they run under its setting, and nobody else may call them
--- (see the REVOKE at the end).
+-- No function resolves names in the search_path of its caller. A function sets its own, has a
+-- RETURN body, whose names Postgres resolves when the migration runs, or gives every name with its
+-- schema. The entry points are SECURITY DEFINER. SET costs time in every call, so the inner
+-- functions that an entry point calls each time have none: they run under its setting, and nobody
+-- else may call them (see REVOKE below).
 
 -- The open list, the setting fencedb.entered, begins with three words:
 --     - the transaction id
@@ -80,8 +89,11 @@ COMMENT ON TABLE fencedb.foreign_issuers IS 'The types of resources (the part of
 --     - when the transaction must have ended, in milliseconds since 1970
 -- The entries follow, with nothing between them. Each is
 --     U+0001, the transaction id, r, the resource, U+0001, t, the token, U+0001
+-- For example, with | for U+0001:
+--     751 1795178573037 1795178582500 |751rtable:12|t41||751rtable:13|t42|
 -- A list with another transaction id counts for nothing: a session can keep a list beyond its
--- transaction. A transaction that has no id yet has no list.
+-- transaction. Each entry has the id too, so that a guard can find an entry of this transaction in
+-- one look-up. A transaction that has no id yet has no list.
 CREATE FUNCTION fencedb.entries() RETURNS text
     LANGUAGE sql STABLE
     RETURN CASE WHEN starts_with(current_setting('fencedb.entered', true), concat(pg_current_xact_id_if_assigned(), ' ')) THEN current_setting('fencedb.entered') END;
@@ -98,23 +110,25 @@ CREATE FUNCTION fencedb.token_of(resource text) RETURNS bigint
 
 COMMENT ON FUNCTION fencedb.token_of IS 'The token with which this transaction has entered the fence of resource. NULL if it has not.';
 
--- VOLATILE, as clock_timestamp is: otherwise Postgres would not inline it.
+-- VOLATILE, as clock_timestamp is: Postgres inlines no function that is declared less volatile than
+-- what it calls.
 CREATE FUNCTION fencedb.left_ms() RETURNS float8
     LANGUAGE sql
     RETURN nullif(split_part(fencedb.entries(), ' ', 3), '')::float8 - date_part('epoch', clock_timestamp()) * 1000;
 
 COMMENT ON FUNCTION fencedb.left_ms IS 'For how many more milliseconds this transaction may write, by its open list. NULL if it has not entered.';
 
--- Postgres counts these limits anew in each statement, so a later statement needs a lower limit to
--- end in time. A lower limit of the application or the role stays.
+-- statement_timeout counts anew in each statement, and idle_in_transaction_session_timeout in each
+-- pause. So a later statement needs a lower limit to end in time. A limit of the application or the
+-- role that is lower already stays.
 CREATE FUNCTION fencedb.lower_limit(name text, limit_ms bigint) RETURNS text
     LANGUAGE sql
     RETURN CASE WHEN coalesce(nullif(current_setting(name), '0')::interval > interval '1 ms' * limit_ms, true) THEN set_config(name, limit_ms::text, true) END;
 
-COMMENT ON FUNCTION fencedb.lower_limit IS 'Lowers a time limit of Postgres to limit_ms milliseconds in this transaction, unless it is lower.';
+COMMENT ON FUNCTION fencedb.lower_limit IS 'Lowers a time limit of Postgres to limit_ms milliseconds in this transaction, unless it is lower already.';
 
 -- transaction_timeout (Postgres 17 and newer) counts from the start of the transaction, or from
--- when it is switched on again. So it is set to 0 first.
+-- when it is switched on again. So it is switched off first.
 CREATE FUNCTION fencedb.lower_transaction_timeout(limit_ms bigint) RETURNS text
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -125,13 +139,13 @@ BEGIN
 END
 $$;
 
--- admitted writes the open list and bounds the transaction: the server itself ends it before it
--- outlives its lease. ends is in milliseconds since 1970, left_ms counts from now. It returns a
--- text that begins with the transaction id and ends with the epoch. It is one expression, so that
--- Postgres inlines it.
+-- admitted writes the open list and bounds the transaction: the server itself ends a transaction
+-- that would outlive its lease. ends, in milliseconds since 1970, is when the transaction must have
+-- ended; left_ms is the time until then. For reenter, admitted returns a text that begins with the
+-- transaction id and ends with the epoch. It is one expression, so that Postgres inlines it.
 --
--- The limits of statements are left_ms less one part in 256. A guard lowers them again when that
--- part has passed, not in every millisecond.
+-- The limits of statements are a 256th of left_ms shorter than left_ms. So a guard has to lower
+-- them again only when that time has passed (judge_statement), not in every millisecond.
 --
 -- Only the first entry of a transaction lowers transaction_timeout. Postgres does not reset its
 -- timer on ROLLBACK TO: a shorter limit that was set after the savepoint would stay in force.
@@ -148,25 +162,27 @@ CREATE FUNCTION fencedb.admitted(ends float8, left_ms bigint, entries text, may_
         epoch);
 
 -- The two common cases take one query each: the fence has this token and lease already, or it has
--- an older token, and no other transaction is in the way. take explains the order of locks.
--- enter_all handles all other cases, also that the epoch of this run of the server is not drawn
--- yet. enter has no SET, which would cost more than its queries, so every name has its schema.
+-- an older token; and no other transaction is in the way. take explains the locks. enter_all
+-- handles every other case, including that this run of the server has no epoch yet. enter has no
+-- SET, which would cost more than its queries, so every name has its schema.
 CREATE FUNCTION fencedb.enter(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL, wait_ms bigint DEFAULT NULL, first boolean DEFAULT false, may_idle boolean DEFAULT true, OUT xid xid8, OUT epoch bigint)
     LANGUAGE plpgsql SECURITY DEFINER
 AS $$
 DECLARE
-    start   pg_catalog.timestamptz := CASE WHEN first THEN pg_catalog.transaction_timestamp() ELSE pg_catalog.clock_timestamp() END; -- first: the time that reenter waited for a lock on the ledger counts
+    start   pg_catalog.timestamptz := CASE WHEN first THEN pg_catalog.transaction_timestamp() ELSE pg_catalog.clock_timestamp() END; -- first: the time for which reenter waited for a lock on the ledger counts too
     ends    pg_catalog.float8;
     left_ms pg_catalog.int8;
     noted   pg_catalog.text;
 BEGIN
     IF coalesce(pg_catalog.current_setting('fencedb.entered', true), '') OPERATOR(pg_catalog.=) '' THEN
+        -- The token has entered before: share the fence.
         SELECT pg_catalog.pg_sequence_last_value('fencedb.server_epoch'), t.ends, pg_catalog.floor(t.ends OPERATOR(pg_catalog.-) (pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 1000))::pg_catalog.int8
         INTO epoch, ends, left_ms
         FROM (SELECT pg_catalog.date_part('epoch', start) OPERATOR(pg_catalog.*) 1000 OPERATOR(pg_catalog.+) coalesce(least(remaining_ms, 2147483647), 2147483647) AS ends) t, fencedb.fences f
         WHERE f.resource OPERATOR(pg_catalog.=) enter.resource COLLATE pg_catalog."C" AND f.last_fencing_token OPERATOR(pg_catalog.=) token AND f.lease_id OPERATOR(pg_catalog.=) enter.lease_id AND token OPERATOR(pg_catalog.>) 0
         FOR SHARE OF f SKIP LOCKED;
         IF left_ms IS NULL AND (remaining_ms OPERATOR(pg_catalog.>) 0) IS NOT FALSE AND token OPERATOR(pg_catalog.<=) 9007199254740991 AND lease_id IS NOT NULL AND pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.~~) 'read %' THEN
+            -- An older token has entered: advance the fence.
             UPDATE fencedb.fences f SET last_fencing_token = token, lease_id = enter.lease_id, advanced_at = greatest(pg_catalog.clock_timestamp(), pg_catalog.transaction_timestamp())
             FROM (SELECT o.ctid, pg_catalog.date_part('epoch', start) OPERATOR(pg_catalog.*) 1000 OPERATOR(pg_catalog.+) coalesce(least(remaining_ms, 2147483647), 2147483647) AS ends FROM fencedb.fences o
                   WHERE o.resource OPERATOR(pg_catalog.=) enter.resource COLLATE pg_catalog."C" AND o.last_fencing_token OPERATOR(pg_catalog.<) token FOR NO KEY UPDATE SKIP LOCKED) older
@@ -185,7 +201,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.enter IS 'Enters the fence of resource: the first statement of every fenced transaction. Refuses a stale token at once (FN001). Otherwise holds the fence until the transaction ends. If open transactions of the previous holder have the fence, waits for them for the least of wait_ms, remaining_ms and lock_timeout, then raises 55P03. remaining_ms, the remaining validity of the lease in milliseconds, bounds this transaction; NULL stands for 24 days, the longest limit of Postgres. With first, it counts from the start of the transaction, which must have done nothing before. may_idle => false is for a transaction that is sent as a whole: enter may then leave the time unlimited in which it waits for its client. ROLLBACK TO a savepoint from before enter gives the fence back, and later writes are refused until the transaction enters again. Above READ COMMITTED, a token that has not entered before is refused (40001). Returns the transaction id and the epoch of the server, which fencedb.outcome needs after a lost COMMIT.';
+COMMENT ON FUNCTION fencedb.enter IS 'Enters the fence of resource: the first statement of every fenced transaction. Refuses a stale token at once (FN001). Otherwise holds the fence until the transaction ends. If open transactions of the previous holder have the fence, waits for them for the least of wait_ms, remaining_ms and lock_timeout, then raises 55P03. remaining_ms, the remaining validity of the lease in milliseconds, bounds this transaction; NULL stands for 24 days, the longest limit of Postgres. With first, it counts from the start of the transaction, which must have done nothing before. may_idle => false is for a transaction that is sent as a whole: enter need not limit for how long such a transaction waits for its client. ROLLBACK TO a savepoint from before enter gives the fence back, and later writes are refused until the transaction enters again. Above READ COMMITTED, a token that has not entered before is refused (40001). Returns the transaction id and the epoch of the server, which fencedb.outcome needs after a lost COMMIT.';
 
 CREATE FUNCTION fencedb.enter_all(resources text[], tokens bigint[], lease_ids uuid[], remaining_ms bigint DEFAULT NULL, wait_ms bigint DEFAULT NULL, OUT xid xid8, OUT epoch bigint)
     LANGUAGE plpgsql SECURITY DEFINER
@@ -231,13 +247,13 @@ BEGIN
     epoch := fencedb.epoch();
     xid := pg_current_xact_id();
     entries := concat(entries, (SELECT string_agg(DISTINCT fencedb.entry(g.resource, g.token), '') FROM unnest(resources, tokens, lease_ids) g(resource, token, lease_id) WHERE fencedb.token_of(g.resource) IS NULL));
-    noted := fencedb.admitted(until, greatest(1, floor(until - now))::bigint, entries, true, epoch); -- the limit of idle time is lowered also for a transaction that is sent as a whole: it is never idle
+    noted := fencedb.admitted(until, greatest(1, floor(until - now))::bigint, entries, true, epoch); -- may_idle is true for every transaction: one that is sent as a whole is never idle, so its limit does not matter
 END
 $$;
 
 COMMENT ON FUNCTION fencedb.enter_all IS 'Enters the fences of several resources, all or none, in byte order of their names. See enter.';
 
--- take holds the fences of all resources until the transaction ends, or raises FN001, 40001, or
+-- take locks the fences of all resources until the transaction ends, or raises FN001, 40001, or
 -- 55P03 at the deadline.
 --
 -- Transactions of one lease share its fence; a transaction with a newer token locks it exclusively:
@@ -246,15 +262,13 @@ COMMENT ON FUNCTION fencedb.enter_all IS 'Enters the fences of several resources
 --     A's next transaction finds 42: A is stale.
 --     Two transactions of A share the fence and run side by side.
 -- The first transaction of a token takes the exclusive lock at once: two that shared the fence and
--- then updated it would deadlock. Each round reads the fence again, so a fence that advanced during
--- a wait is judged by its new token. ROLLBACK TO gives back the lock together with the settings
--- that enter made.
+-- then updated it would deadlock.
 --
 -- Under REPEATABLE READ and SERIALIZABLE, the token must have entered before the snapshot was
 -- taken. Otherwise:
 --     A (41) holds the fence FOR SHARE. B (42) takes its snapshot with this statement, and waits.
---     A books the table and commits. A has only locked the fence, so B's update is no conflict for
---     Postgres: no 40001.
+--     A books the table and commits. A has locked the fence without updating it, so Postgres does
+--     not refuse B's update of the fence with 40001.
 --     B reads from its old snapshot that the table is free, and books it as well.
 -- If a snapshot shows B's token, every transaction of A had ended before it was taken. If a newer
 -- token has entered since, locking the fence raises 40001.
@@ -264,8 +278,9 @@ COMMENT ON FUNCTION fencedb.enter_all IS 'Enters the fences of several resources
 -- later one can deadlock. The query stops by the setting fencedb.busy, which each row reads and a
 -- busy row sets; Postgres finishes a row before it begins the next. Then take handles this fence:
 -- it refuses the token, waits for the fence, or creates it, and with it the missing fences that
--- follow. The next round tries twice as many fences as this one took, so that many rounds cost no
--- more than the fences that they take.
+-- follow. The next round reads the fence again, so a token that has entered during the wait counts.
+-- It tries twice as many fences as this one took, so that the cost of all rounds is in proportion
+-- to the number of fences.
 CREATE FUNCTION fencedb.take(resources text[], tokens bigint[], lease_ids uuid[], deadline numeric) RETURNS void
     LANGUAGE plpgsql
 AS $$
@@ -282,6 +297,8 @@ BEGIN
     FROM (SELECT * FROM unnest(resources, tokens, lease_ids) AS u(resource, token, lease_id) ORDER BY u.resource COLLATE "C") g;
     WHILE taken < cardinality(resources) LOOP
         PERFORM set_config('fencedb.busy', '', true);
+        -- same: the fence has this token and lease, and is shared. older: it has an older token,
+        -- and is advanced below. Neither: the fence is busy or missing, or the token is refused.
         SELECT count(*) FILTER (WHERE CASE WHEN same.resource IS NULL AND older.resource IS NULL THEN set_config('fencedb.busy', 'x', true) IS NULL ELSE true END) AS n,
                array_agg(older.resource) FILTER (WHERE older.resource IS NOT NULL) AS older,
                array_agg(u.token) FILTER (WHERE older.resource IS NOT NULL) AS tokens,
@@ -306,6 +323,7 @@ BEGIN
         width := greatest(16, 2 * free.n);
         CONTINUE WHEN current_setting('fencedb.busy') = '';
 
+        -- The first fence that this round has not taken.
         SELECT resources[taken + 1] AS resource, tokens[taken + 1] AS token, lease_ids[taken + 1] AS lease_id INTO next;
         SELECT f.last_fencing_token AS token, f.lease_id INTO stored FROM fencedb.fences f WHERE f.resource = next.resource COLLATE "C";
         IF (stored.token, stored.lease_id) <> (next.token, next.lease_id) AND fencedb.token_of(next.resource) IS NOT NULL THEN
@@ -335,13 +353,13 @@ BEGIN
 END
 $$;
 
--- await returns when the fence could be locked, or raises 55P03 at the deadline, in milliseconds
--- since 1970. It holds no lock when it returns: take locks the fence in its next round. It waits in
--- an ordinary row lock, so the deadlock detector and pg_blocking_pids see it.
+-- await returns once it could lock the fence, or raises 55P03 at the deadline, in milliseconds
+-- since 1970. It holds no lock when it returns: take locks the fence in its next round. It waits
+-- for an ordinary row lock, so the deadlock detector and pg_blocking_pids see the wait.
 --
 -- It waits in many short steps, because lock_timeout counts anew for each of several lockers. Each
 -- step is a subtransaction, because only that can catch the timeout. A step that gets the lock is
--- rolled back too: the lock would belong to the subtransaction.
+-- rolled back too (by FN000): the lock would belong to the subtransaction.
 CREATE FUNCTION fencedb.await(resource text, shared boolean, deadline numeric) RETURNS void
     LANGUAGE plpgsql
 AS $$
@@ -415,7 +433,7 @@ END
 $$;
 
 -- pg_locks shows the locks of a prepared transaction without a pid, under a virtual transaction of
--- its own. One of them is the lock on its transaction id.
+-- its own. One of them is the lock on its transaction id, which gives the id.
 CREATE FUNCTION fencedb.prepared_writers() RETURNS TABLE (xid xid)
     LANGUAGE sql STABLE
     SET search_path = pg_catalog, pg_temp
@@ -520,20 +538,20 @@ CREATE FUNCTION fencedb.started() RETURNS bigint
     RETURN (date_part('epoch', pg_postmaster_start_time()) * 1000000)::bigint & 16777215;
 
 -- One of the sessions that find no epoch draws it, under an advisory lock that it releases at once.
--- A session that does not see an epoch within a tenth of a second draws one too. An epoch that is
--- overwritten like this has no outcomes: they are unknown, which is safe.
+-- A session that does not see an epoch within a tenth of a second draws one too. If this overwrites
+-- an epoch, the outcomes of its transactions are unknown, which is safe.
 --
--- The last checkpoint tells whether the previous run was stopped cleanly. After the next checkpoint
--- this cannot be told any more, and the previous run is unknown. Where unlogged data survives a
--- crash, as on some managed servers, the checkpoint at the end of recovery looks like that of a
--- clean stop, and its transaction id is as true.
+-- The last checkpoint shows whether the previous run was stopped cleanly. After the next checkpoint
+-- nothing shows it, and the outcomes of the previous run are unknown. Where unlogged data survives
+-- a crash, as on some managed servers, the checkpoint at the end of recovery looks like that of a
+-- clean stop, and its transaction id is as good.
 CREATE FUNCTION fencedb.epoch() RETURNS bigint
     LANGUAGE plpgsql
 AS $$
 DECLARE
     lock   CONSTANT bigint := 7302139487162534; -- an arbitrary key
     former bigint := pg_sequence_last_value('fencedb.server_epoch');
-    known  bigint := CASE WHEN former & 16777215 = fencedb.started() THEN former WHEN current_setting('transaction_read_only')::bool THEN 0 END; -- 0 is no epoch: outcome answers NULL
+    known  bigint := CASE WHEN former & 16777215 = fencedb.started() THEN former WHEN current_setting('transaction_read_only')::bool THEN 0 END; -- a read-only transaction cannot draw an epoch: 0, for which outcome answers NULL
     server bigint;
     alone  boolean;
 BEGIN
@@ -591,8 +609,8 @@ COMMENT ON FUNCTION fencedb.outcome IS 'What became of a transaction, by the xid
 -- rows if it may update one of their columns. That column is share: allow grants UPDATE on it, and
 -- nobody can update it, because the view computes it. Members of pg_read_all_data may read every
 -- view, but not call shown; so they cannot read this one. For roles that may call shown, Postgres
--- inlines it. Members of pg_write_all_data may write to every updatable view; a view with a join is
--- not updatable.
+-- inlines it. Members of pg_write_all_data may write to every updatable view; this one is not
+-- updatable, because it has a join.
 CREATE FUNCTION fencedb.shown(lease_id uuid) RETURNS uuid
     LANGUAGE sql IMMUTABLE
     RETURN lease_id;
@@ -602,8 +620,9 @@ SELECT f.resource, f.last_fencing_token, fencedb.shown(f.lease_id) AS lease_id, 
 
 COMMENT ON VIEW fencedb.fences_to_share IS 'The ledger, as fencedb.reenter reads and locks it.';
 
--- reenter is enter as an expression: Postgres inlines a STABLE function without SET in FROM into
--- the calling query. Called in any other way it fails, because Postgres refuses the row lock.
+-- reenter is enter as an expression: in FROM, Postgres inlines a STABLE function without SET into
+-- the calling query. Called in any other way it fails, because Postgres refuses a row lock in a
+-- STABLE function.
 CREATE FUNCTION fencedb.reenter(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL, may_idle boolean DEFAULT true) RETURNS SETOF text
     LANGUAGE sql STABLE ROWS 1
 BEGIN ATOMIC
@@ -620,17 +639,17 @@ COMMENT ON FUNCTION fencedb.reenter IS 'enter for a token that has entered befor
 
 -- Whether the writer may enter. A guard calls this with the writer's rights.
 --
--- It asks for the login, or the role that the login has set. So the following write as their login
--- may: a role that is set behind the fence, the owner of a table in a cascade, and a function with
--- the rights of another role.
+-- One of the two must be allowed to enter: the login, or the role that it has set. So these write
+-- with the right of their login: a transaction that sets another role behind the fence, a cascade,
+-- which acts as the owner of the table, and a function that is SECURITY DEFINER.
 --
--- In the session of a superuser, both the acting role and the role that is set must be allowed.
--- There Postgres runs the code of others with their rights, in ANALYZE and VACUUM for example, and
--- a cascade hides the set role behind the owner of its table. A login is a superuser if it has
--- TRUNCATE on pg_authid, which no GRANT gives to others.
+-- A superuser may enter, and Postgres runs code of other roles in its session, with their rights:
+-- in ANALYZE and VACUUM, for example. So there the acting role must be allowed, and so must the
+-- role that is set: in a cascade the acting role is the owner of the table. A login is a superuser
+-- if it has TRUNCATE on pg_authid, which no GRANT gives to others.
 --
 -- It is in PL/pgSQL so that Postgres does not inline it: each function in an expression of a guard
--- costs time in every transaction, also one that is not called.
+-- costs time in every transaction, even one that is not called.
 CREATE FUNCTION fencedb.may_enter() RETURNS boolean
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -643,10 +662,10 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.may_enter IS 'Whether guards let this session write at all: its login may enter, or the role that it has set. If the login is a superuser, the role that it acts as.';
+COMMENT ON FUNCTION fencedb.may_enter IS 'Whether guards let this session write at all: its login may enter, or the role that it has set. If the login is a superuser, both the role that it acts as and the role that it has set.';
 
--- The common case of may_enter: the login writes as itself. It has as few functions as possible,
--- because PL/pgSQL sets up each one.
+-- The common case of may_enter: the login writes as itself. It calls as few functions as possible,
+-- because guards inline it.
 CREATE FUNCTION fencedb.login_may_enter() RETURNS boolean
     LANGUAGE sql
     RETURN session_user = current_user AND current_setting('role') = 'none' AND has_function_privilege('fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)'::regprocedure, 'EXECUTE');
@@ -664,7 +683,7 @@ BEGIN
     END IF;
 END
 $$;
-GRANT EXECUTE ON FUNCTION fencedb.left_ms, fencedb.lower_limit, fencedb.require_entered, fencedb.entries, fencedb.token_of, fencedb.may_enter, fencedb.login_may_enter TO PUBLIC; -- the role may change after enter
+GRANT EXECUTE ON FUNCTION fencedb.left_ms, fencedb.lower_limit, fencedb.require_entered, fencedb.entries, fencedb.token_of, fencedb.may_enter, fencedb.login_may_enter TO PUBLIC; -- the writer calls these, directly or through a guard, and its role may change after enter
 
 -- 00003 creates some of the functions and views that allow opens to operators.
 CREATE FUNCTION fencedb.allow(role regrole, operator boolean DEFAULT false) RETURNS void
@@ -730,7 +749,7 @@ ALTER TABLE fencedb.events REPLICA IDENTITY FULL; -- Postgres refuses DELETE on 
 CREATE SEQUENCE fencedb.event_id;
 COMMENT ON SEQUENCE fencedb.event_id IS 'Numbers what was done by hand.';
 
--- It has lease ids, as the ledger does. Operators get a policy in 00003.
+-- Row security, because events have lease ids, as the ledger does. Operators get a policy in 00003.
 ALTER TABLE fencedb.events ENABLE ROW LEVEL SECURITY;
 ALTER TABLE fencedb.events ALTER COLUMN lease_id SET STATISTICS 0, ALTER COLUMN details SET STATISTICS 0; -- pg_statistic would show some values to members of pg_read_all_data
 
@@ -755,7 +774,7 @@ COMMENT ON COLUMN fencedb.events.details      IS 'revoke: token and lease_id of 
 CREATE VIEW fencedb.audit WITH (security_invoker) AS
 SELECT id, at, role, operator, event, resource, reason, details FROM fencedb.events WHERE kind = 'audit';
 
-COMMENT ON VIEW fencedb.audit IS 'What was done by hand: tables protected or not any more, revocations, forgotten fences. Rows go only by fencedb.prune, which forgets those that are older than 90 days.';
+COMMENT ON VIEW fencedb.audit IS 'What was done by hand: tables protected and unprotected, leases revoked, fences forgotten, and so on. Only fencedb.prune deletes rows, and only rows that are older than 90 days.';
 
 CREATE VIEW fencedb.history WITH (security_invoker) AS
 SELECT at, xid, resource, event, token, lease_id, former_token, table_schema, table_name, row_count, application, role, client FROM fencedb.events WHERE kind = 'history';
@@ -781,7 +800,7 @@ COMMENT ON FUNCTION fencedb.keep_events IS 'Trigger of fencedb.events.';
 
 CREATE TRIGGER keep BEFORE UPDATE OR DELETE OR TRUNCATE ON fencedb.events FOR EACH STATEMENT EXECUTE FUNCTION fencedb.keep_events();
 
--- Keeps the events that say who protected a table, for as long as it is protected.
+-- forget_events keeps the events that say who protected a table, for as long as it is protected.
 CREATE FUNCTION fencedb.forget_events(kind text, older_than timestamptz, at_most bigint) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp

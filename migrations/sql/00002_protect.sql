@@ -1,13 +1,23 @@
 -- Protected tables: every write to them, by any client, needs the token of each row's own resource.
 --
--- protect writes the guard of a table (write_guard) and its triggers (create_triggers). The guard
--- is one function for two kinds of triggers:
---     - The statement trigger checks whether the transaction has entered and its limits need not be
---       lowered yet (in_time). Otherwise it calls judge_statement.
+-- protect creates the guard of a table (write_guard, from guard_text) and its triggers
+-- (create_triggers). The guard is one function for two kinds of triggers:
+--     - The statement trigger checks whether the writer may enter, the transaction has entered, and
+--       its limits need not be lowered yet (in_time). If not, it calls judge_statement, which
+--       lowers the limits or refuses.
 --     - The row trigger looks the row's resource up in the open list (00001) and stamps the row
---       with the token. If that does not settle it, it calls judge_row.
--- Both refuse through refuse. To read the guard of a table in psql (outside the schema public,
--- fencedb.protected_tables has its name):
+--       with the token. If it finds no token, or the row has a newer one, it calls judge_row, which
+--       checks in full, and refuses the row or returns its token.
+-- Both raise their errors through refuse. For rows with the resource table:{table_id}, the row
+-- trigger of a guard is in essence
+--     NEW.last_fencing_token := CASE WHEN login_may_enter() AND an UPDATE has not changed table_id
+--         THEN the token after U+0001<xid>rtable:<table_id>U+0001t in the open list END;
+--     IF that is not above 0, or is below OLD.last_fencing_token THEN
+--         NEW.last_fencing_token := judge_row(...); -- raises an error, or returns the token
+--     END IF;
+--
+-- psql shows the guard of a table (outside the schema public, fencedb.protected_tables has its
+-- name) with
 --     \sf fencedb.guard_<table>
 
 -- +goose Up
@@ -15,8 +25,8 @@
 
 SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting('search_path'), true), pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
--- Whoever protects a table runs these functions, also where the role that migrates has revoked
--- EXECUTE on new functions from PUBLIC.
+-- The owners of tables call these functions, even if the role that migrates has revoked EXECUTE on
+-- new functions from PUBLIC.
 ALTER DEFAULT PRIVILEGES IN SCHEMA fencedb GRANT EXECUTE ON FUNCTIONS TO PUBLIC;
 
 -- Guards, and the functions that they call, run with the rights of the writer. A few functions have
@@ -26,13 +36,15 @@ ALTER DEFAULT PRIVILEGES IN SCHEMA fencedb GRANT EXECUTE ON FUNCTIONS TO PUBLIC;
 -- be qualified. A RETURN body needs no schemas: its names were resolved when the migration ran.
 
 -- Whether this transaction has entered and the limits of statements need not be lowered yet. A
--- guard asks this before each statement, and for each row that no statement trigger stands before.
--- greatest turns a missing time into the number 0.
+-- guard asks this before each statement, and at each row whose statement may have fired no
+-- statement trigger. The list of a role that takes over has no times (overtake): greatest turns the
+-- empty text into 0, so the answer is false.
 CREATE FUNCTION fencedb.in_time() RETURNS boolean
     LANGUAGE sql
     RETURN split_part(current_setting('fencedb.entered', true), ' ', 1) = pg_current_xact_id_if_assigned()::text AND date_part('epoch', clock_timestamp()) * 1000 < greatest(split_part(current_setting('fencedb.entered', true), ' ', 2), '0')::float8;
 
--- refuse raises the error of a guard: FN002, FN003 or FN006. A TRUNCATE always gets FN002.
+-- refuse raises the error of a guard: FN002, FN003 or FN006. A TRUNCATE always gets FN002. resource
+-- is NULL for a statement, and for a row that has none.
 CREATE FUNCTION fencedb.refuse(code text, target oid, operation text, resource text) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -64,14 +76,17 @@ BEGIN
 END
 $$;
 
--- Judges a row that the guard could not pass at a glance: one of several resources, of a role that
--- was set after entering, or of a role that takes over (below), and every row that is refused. own
--- has the resources of the row as it will be, former of the row as it was; for INSERT and DELETE
--- they are the same. Returns the token to stamp, that of the first resource, or NULL where an
--- observing guard lets the row pass unfenced.
+-- judge_row checks a row that the guard does not pass by itself: a row that an UPDATE moves to
+-- another resource, a row that is not written by the login itself, a row of a role that takes over
+-- (below), a row for which in_time is not true, and every row that is to be refused. An observing
+-- guard leaves to it every row of which it has no record (recorded). own has the resources of the
+-- row as it will be, former of the row as it was; for INSERT and DELETE they are the same. Returns
+-- the token to stamp, that of the first resource, or NULL where an observing guard lets the row
+-- pass unfenced.
 --
 -- enter has already refused stale tokens, and holds the fence. So a row whose stamp is newer than
--- its fence shows that the ledger was emptied, unless fencedb.reset_fence has set the fence back.
+-- the token of its fence shows that the ledger was emptied (FN001), unless fencedb.reset_fence has
+-- set the fence back.
 CREATE FUNCTION fencedb.judge_row(target oid, operation text, own text[], former text[], stamp bigint, observing boolean) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -116,21 +131,21 @@ $$;
 
 COMMENT ON FUNCTION fencedb.ignored_stamps IS 'The token up to which stamps of rows are ignored, for a resource that this transaction has entered: fencedb.reset_fence has set its fence back. NULL if every stamp counts.';
 
--- Judges a statement before its first row, so it refuses one that matches no row, too. A statement
--- of another trigger, such as a cascade, is left to the row trigger: it may match no row, and then
--- it writes nothing. For later statements of a long transaction, judge_statement lowers the limits
--- to what is left of the lease.
+-- judge_statement checks a statement before its first row, so it refuses a statement that matches
+-- no row, too. It leaves a statement of another trigger, such as a cascade, to the row trigger: the
+-- statement may match no row, and then it writes nothing. For later statements of a long
+-- transaction, judge_statement lowers the limits to what is left of the lease.
 --
 -- A partition gets its row trigger from its parent, and loses it by DETACH PARTITION. So the
 -- statement trigger of a partition has the protected table as arguments (oid, and name for a copy
--- of the database), and judge_statement checks that it is still a parent. It asks a function for
--- this: a query would read in the snapshot of the transaction.
+-- of the database), and judge_statement checks that it is still an ancestor. It calls a function
+-- for this, which reads the catalog as it is now: a query would use the transaction's snapshot.
 CREATE FUNCTION fencedb.judge_statement(target oid, operation text, args text[], observing boolean) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    ledger   text   := args[1]; -- a partition's only; TG_ARGV counts from 0, so this is the second argument
+    ledger   text   := args[1]; -- NULL unless it is a partition; TG_ARGV counts from 0, so this is the second argument
     root     text   := args[2];
     name     text   := args[3];
     left_ms  float8 := CASE WHEN operation <> 'TRUNCATE' AND fencedb.may_enter() THEN ceil(fencedb.left_ms()) END; -- NULL: it has not entered
@@ -149,7 +164,7 @@ BEGIN
             set_config('fencedb.entered', concat(pg_current_xact_id(), ' ', split_part(fencedb.entries(), ' ', 3)::bigint - limit_ms, ' ', regexp_replace(fencedb.entries(), '^[^ ]+ [^ ]+ ', '')), true);
         RETURN;
     ELSIF operation <> 'TRUNCATE' AND left_ms IS NULL AND (pg_trigger_depth() > 1 OR fencedb.overtakes(target)) THEN
-        RETURN; -- the row trigger judges its rows
+        RETURN; -- the row trigger checks its rows
     END IF;
     IF observing THEN
         PERFORM fencedb.let_pass(target, operation, CASE WHEN left_ms IS NULL THEN 'FN002' ELSE 'FN006' END, false, NULL);
@@ -159,9 +174,9 @@ BEGIN
 END
 $$;
 
--- The table, its partitions and its inheritance children. A partitioned table passes its row
--- triggers on to its partitions, but not its statement triggers, and a TRUNCATE may name a
--- partition.
+-- A partitioned table passes its row triggers on to its partitions, but not its statement triggers,
+-- and a TRUNCATE may name a partition. So protect adds triggers to every member.
+--
 -- Postgres expects a thousand rows of a function, and would read whole catalogs to join them. With
 -- ROWS 1 it looks each member up.
 CREATE FUNCTION fencedb.members(target regclass) RETURNS TABLE (member regclass, is_partition boolean)
@@ -180,8 +195,8 @@ $$;
 
 COMMENT ON FUNCTION fencedb.members IS 'A table with all its partitions and inheritance children.';
 
--- The table that was protected: this one, or a parent of this partition or child.
--- In PL/pgSQL, which keeps the plan: guards ask for each row of a role that takes over.
+-- The table that was protected: this one, or a parent of this partition or child. In PL/pgSQL,
+-- which keeps the plan: guards call it for each row of a role that takes over.
 CREATE FUNCTION fencedb.guarded_root(guarded oid) RETURNS oid
     LANGUAGE plpgsql STABLE
     SET search_path = pg_catalog, pg_temp
@@ -199,8 +214,8 @@ END
 $$;
 
 -- protect keeps its facts in the comment on the guard, which a dump of the schema includes. The
--- guard is in this schema, so others cannot write there. Whether a guard observes is read from its
--- source, which every transaction sees in its present state.
+-- guard is in this schema, so others cannot change the comment. Whether a guard observes is read
+-- from its source, which every transaction sees as it is now, whatever its snapshot.
 CREATE VIEW fencedb.protected_tables AS
 SELECT guarded.*,
        (SELECT array_agg(DISTINCT m.member::text) FROM fencedb.members(guarded.table_name) m JOIN pg_trigger t ON t.tgrelid = m.member
@@ -217,7 +232,7 @@ SELECT t.tgrelid::regclass AS table_name,
        (SELECT (obj_description(n.oid, 'pg_proc')::jsonb ->> 'since')::timestamptz FROM pg_trigger h JOIN pg_proc n ON n.oid = h.tgfoid AND n.pronamespace = 'fencedb'::regnamespace
         WHERE h.tgrelid = t.tgrelid AND h.tgname = '~fencedb_note_update') AS history_since
 FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid AND p.pronamespace = 'fencedb'::regnamespace, LATERAL (
-    SELECT CASE WHEN c.comment ^@ '{' THEN c.comment::jsonb END AS facts FROM (SELECT obj_description(p.oid, 'pg_proc') AS comment) c) noted -- Postgres may read those of other functions, too
+    SELECT CASE WHEN c.comment ^@ '{' THEN c.comment::jsonb END AS facts FROM (SELECT obj_description(p.oid, 'pg_proc') AS comment) c) noted -- Postgres may read the comments of other functions too, which are not JSON
 WHERE t.tgname = '~fencedb_row' AND t.tgparentid = 0
 UNION ALL
 SELECT DISTINCT t.tgrelid::regclass, NULL::text[], NULL::text[], t.tgfoid::regprocedure, false, NULL::boolean, NULL::timestamptz, NULL::timestamptz
@@ -232,8 +247,8 @@ COMMENT ON VIEW fencedb.protected_tables IS 'The tables that are guarded, with t
 -- the table takes for equal. So a template reads columns only with functions that no setting
 -- changes: output functions, which concat calls, and to_char for a date.
 --     expression  the resource of the row %1$s; NULL if it has none
---     key         where the row of a guard stands in the open list; NULL if it has no resource. Not
---                 for an UPDATE that moves the row
+--     key         what stands before the token of the guard's row in the open list; NULL if the row
+--                 has no resource. Not for an UPDATE that moves the row
 --     same        whether NEW and OLD have the same resource
 --     longest     how many bytes the resource can have; NULL if it can be empty or of any length
 --     typed       whether the columns of the row %1$s still have the types that they have now
@@ -383,7 +398,7 @@ BEGIN
         RAISE EXCEPTION 'fencedb: needs a table, got NULL'
             USING ERRCODE = 'null_value_not_allowed', HINT = 'to_regclass returns NULL if no table has that name; a cast to regclass raises an error.';
     ELSIF class.relpersistence IS NULL OR class.relpersistence = 't' THEN
-        RAISE EXCEPTION 'fencedb: % is temporary', target USING ERRCODE = 'wrong_object_type';
+        RAISE EXCEPTION 'fencedb: % is temporary, or does not exist', target USING ERRCODE = 'wrong_object_type';
     ELSIF NOT pg_has_role(current_user, class.relowner, 'USAGE') THEN
         RAISE EXCEPTION 'fencedb: % does not own %', current_user, target
             USING ERRCODE = 'insufficient_privilege', HINT = 'Log in as the owner of the table, or SET ROLE to it.';
@@ -398,17 +413,16 @@ BEGIN
 END
 $$;
 
--- A guard is one trigger function for the statements and the rows of a table. It is in this schema,
--- so that dropping the table's schema cannot take a part of the guard away. It runs with the rights
--- of the writer, never with those of our owner, so a column or type with a crafted name gains
--- nothing. It has no SET, which would cost more than its work: every name in it has its schema.
+-- guard_text returns the source of a guard. A guard is in this schema, so that dropping the table's
+-- schema cannot take a part of the guard away. It runs with the rights of the writer, never with
+-- those of this schema's owner, so a column or type with a crafted name gains nothing.
 --
 -- Statement triggers have arguments, the row trigger has none. The row trigger does not rely on the
 -- statement trigger: a partition that is younger than protect has none, and a statement on an
 -- unprotected parent fires none. So one expression (glance) checks everything: the writer may
 -- enter, the row's resource is in the open list of this transaction, and an UPDATE has not changed
--- the resource. It yields the token of the row, or NULL or 0; then judge_row decides. It is one
--- expression because PL/pgSQL sets up each expression anew in every transaction, which costs as
+-- the resource. It yields the token of the row; if it yields NULL or 0, judge_row decides. It is
+-- one expression because PL/pgSQL sets up each expression anew in every transaction, which costs as
 -- much as another column.
 --     %1$s  glance
 --     %2$s  the resources of NEW, %3$s of OLD
@@ -424,6 +438,7 @@ AS $$
 DECLARE
     unseen  text    := CASE WHEN EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = target) THEN 'fencedb.in_time()'
         WHEN (SELECT c.relkind = 'p' FROM pg_class c WHERE c.oid = target) THEN format('CASE WHEN TG_RELID OPERATOR(pg_catalog.<>) ALL (%L::pg_catalog.oid[]) THEN fencedb.in_time() ELSE true END', seen) END; -- for rows whose statement trigger may be missing, and with it the check of the time
+    -- For each template: the token of the row in the open list, or 0 if it is not there.
     lookups text[]  := ARRAY(SELECT format($look$greatest(pg_catalog.split_part(pg_catalog.split_part(pg_catalog.current_setting('fencedb.entered', true),
             %s COLLATE pg_catalog."C", 2), E'\x01', 1), '0')::pg_catalog.int8$look$, r.key) FROM unnest(templates) WITH ORDINALITY u(t, i), fencedb.read_template(target, t) r ORDER BY i);
     glance  text    := format('CASE WHEN %s THEN %s END', concat_ws(E'\n        AND ',
@@ -476,7 +491,7 @@ BEGIN
     IF (NEW.last_fencing_token OPERATOR(pg_catalog.>) 0 AND (OLD.last_fencing_token OPERATOR(pg_catalog.<=) NEW.last_fencing_token) IS NOT FALSE) IS NOT TRUE THEN
         NEW.last_fencing_token := fencedb.judge_row(TG_RELID, TG_OP, CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN %3$s ELSE %2$s END, CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'INSERT' THEN %2$s ELSE %3$s END, OLD.last_fencing_token, false);
     END IF;
-    RETURN NEW; -- for DELETE any row but NULL: it goes on
+    RETURN NEW; -- a DELETE goes on for any row but NULL
 END
 $guard$, glance, new, old);
 END
@@ -485,21 +500,22 @@ $$;
 -- The owner of a table orders its guard: an order is a JSON object in the comment on the guard's
 -- row trigger. Only the owner of a table can comment on its triggers, and Postgres checks this
 -- against whoever calls order_guard. write_guard, let_overtake and end_overtaking carry orders out
--- with the rights of our owner. They believe the catalog alone, so calling them by hand yields only
--- what the table's owner has ordered. ledger makes an order void in a copy of the database, where
--- oids mean other roles and tables.
+-- with the rights of this schema's owner. They take the order from the catalog alone, so calling
+-- them by hand does only what the table's owner has ordered. ledger makes an order void in a copy
+-- of the database, where oids mean other roles and tables.
 CREATE FUNCTION fencedb.order_guard(target regclass, wanted jsonb) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = target AND t.tgname = '~fencedb_row') THEN -- create_triggers gives it the guard; until then its function comes from Postgres and refuses
+    IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = target AND t.tgname = '~fencedb_row') THEN -- it runs a function of Postgres until create_triggers gives it the guard
         EXECUTE format('CREATE TRIGGER "~fencedb_row" BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW EXECUTE FUNCTION pg_catalog.suppress_redundant_updates_trigger()', target);
     END IF;
     EXECUTE format('COMMENT ON TRIGGER "~fencedb_row" ON %s IS %L', target, 'fencedb: ' || (coalesce(fencedb.ordered(target), '{}') || wanted || jsonb_build_object('ledger', 'fencedb.fences'::regclass::oid::text))::text);
 END
 $$;
 
+-- The order for a table; NULL if there is none, or it is void.
 CREATE FUNCTION fencedb.ordered(target regclass) RETURNS jsonb
     LANGUAGE sql STABLE
     SET search_path = pg_catalog, pg_temp
@@ -526,17 +542,17 @@ BEGIN
         RAISE EXCEPTION 'fencedb.write_guard: the owner of % has not ordered a guard', target USING ERRCODE = 'insufficient_privilege', HINT = 'Call fencedb.protect.';
     END IF;
     SELECT p.guard, p.observed_since INTO present FROM fencedb.protected_tables p
-    WHERE p.table_name = target AND p.resource IS NOT NULL AND NOT EXISTS ( -- the guard is also on a child that no longer inherits, or on somebody else's table
+    WHERE p.table_name = target AND p.resource IS NOT NULL AND NOT EXISTS ( -- this guard is also on a child that no longer inherits, or on somebody else's table
         SELECT FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
         WHERE t.tgfoid = p.guard AND (t.tgname = '~fencedb_row' OR c.relowner <> (SELECT o.relowner FROM pg_class o WHERE o.oid = target))
           AND t.tgrelid <> ALL (ARRAY(SELECT m.member FROM fencedb.members(target) m)));
     guard := (SELECT format('fencedb.%I', p.proname) FROM pg_proc p WHERE p.oid = present.guard);
-    -- No two tables get the same name for their guards, also if two sessions protect them at once
+    -- No two tables get the same name for their guards, even if two sessions protect them at once
     -- and neither sees the other's. In the schema public, table names are unique; elsewhere, and
     -- where the name does not suffice, the table's oid comes first. The cast cuts at 63 bytes,
-    -- between characters. If the name is taken, as after a rename, the guard gets another: a
-    -- trigger that is younger than the snapshot of this transaction may run the function of that
-    -- name.
+    -- between characters. If the name is taken, as after a rename, the guard gets another, and does
+    -- not replace the function: a trigger that is younger than the snapshot of this transaction may
+    -- run it.
     FOR i IN 0 .. 2147483647 LOOP
         EXIT WHEN guard IS NOT NULL AND (present.guard IS NOT NULL OR to_regprocedure(guard || '()') IS NULL);
         guard := (SELECT format('fencedb.%I', concat('guard_',
@@ -544,13 +560,13 @@ BEGIN
             FROM pg_class c WHERE c.oid = target);
     END LOOP;
     EXECUTE format('CREATE %s FUNCTION %s() RETURNS trigger LANGUAGE plpgsql AS %L', CASE WHEN present.guard IS NOT NULL THEN 'OR REPLACE' END, guard, fencedb.guard_text(target, templates, observes, ARRAY(SELECT jsonb_array_elements_text(wanted -> 'seen')::oid)));
-    EXECUTE format('GRANT EXECUTE ON FUNCTION %s() TO PUBLIC', guard); -- for whoever creates a partition
+    EXECUTE format('GRANT EXECUTE ON FUNCTION %s() TO PUBLIC', guard); -- for roles that create a partition
     EXECUTE format('COMMENT ON FUNCTION %s() IS %L', guard, jsonb_strip_nulls(jsonb_build_object('resource', templates, 'columns_added', wanted -> 'columns_added',
         'observed_since', CASE WHEN observes THEN coalesce(present.observed_since, clock_timestamp()) END)));
-    PERFORM fencedb.record_protection(target, false) WHERE present.guard IS NOT NULL; -- no trigger runs a new one yet
-    -- DROP TABLE leaves the guard of its table. One call at a time drops such guards.
+    PERFORM fencedb.record_protection(target, false) WHERE present.guard IS NOT NULL; -- no trigger runs a new guard yet: protect records it
+    -- DROP TABLE leaves the guard of its table, which is dropped here, by one session at a time.
     FOR unused IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = 'fencedb'::regnamespace AND p.prorettype = 'trigger'::regtype AND p.proname ~ '^(guard|noted)_' AND p.oid <> to_regprocedure(guard || '()')
-                  AND p.oid NOT IN (SELECT t.tgfoid FROM pg_trigger t) AND pg_try_advisory_xact_lock(7302139487162535) LOOP -- one scan, where NOT EXISTS may be one for each guard
+                  AND p.oid NOT IN (SELECT t.tgfoid FROM pg_trigger t) AND pg_try_advisory_xact_lock(7302139487162535) LOOP -- NOT IN is one scan; NOT EXISTS may be one for each guard
         PERFORM fencedb.drop_guard(unused);
     END LOOP;
     RETURN (guard || '()')::regprocedure;
@@ -570,9 +586,9 @@ BEGIN
 END
 $$;
 
--- Whoever changes a guard may not write to the audit. But anybody may call this, as often as they
--- like. So record_protection takes no facts from the caller: it records what the catalog says of
--- the table, if that differs from the last record. already says that the caller has not changed
+-- The owner of a table may not write to the audit, but anybody may call record_protection, as often
+-- as they like. So it takes no facts from the caller: it records what the catalog says of the
+-- table, if that differs from the last record. already says that the caller has not changed
 -- anything yet, so a difference is somebody else's change.
 CREATE FUNCTION fencedb.record_protection(target regclass, already boolean) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
@@ -600,9 +616,9 @@ END
 $$;
 
 -- Triggers fire in the byte order of their names. The row trigger is named to fire after the other
--- BEFORE triggers, so that it judges the row as it will be stored. ~fencedb_truncate names the
--- columns of the template, so that Postgres refuses to drop them or to change their type; it does
--- nothing before an UPDATE.
+-- BEFORE triggers, so that it checks the row as it will be stored. ~fencedb_truncate also names the
+-- columns of the template (UPDATE OF), so that Postgres refuses to drop them or to change their
+-- type; before an UPDATE it only repeats the check of ~fencedb_statement.
 --
 -- Protecting again adds triggers to new members, and enables those that were disabled or left to
 -- replication.
@@ -692,11 +708,11 @@ BEGIN
     former := (SELECT p.guard FROM fencedb.protected_tables p WHERE p.table_name = target ORDER BY p.resource IS NULL LIMIT 1);
 
     SELECT array_agg(DISTINCT c ORDER BY c) INTO columns FROM unnest(resource) t, unnest((fencedb.read_template(target, t)).columns) c;
-    SELECT format('%I is %s, it must be bigint that a trigger can set', a.attname, a.atttypid::regtype) INTO odd
+    SELECT concat(CASE WHEN a.attgenerated <> '' THEN 'generated, ' END, a.atttypid::regtype) INTO odd
     FROM pg_attribute a
     WHERE a.attrelid = target AND a.attname = 'last_fencing_token' AND NOT a.attisdropped AND (a.atttypid <> 'bigint'::regtype OR a.attgenerated <> '');
     IF odd IS NOT NULL THEN
-        RAISE EXCEPTION 'fencedb.protect: column % of %', odd, target USING ERRCODE = 'datatype_mismatch';
+        RAISE EXCEPTION 'fencedb.protect: column last_fencing_token of % must be bigint, and not generated; it is %', target, odd USING ERRCODE = 'datatype_mismatch';
     END IF;
     -- The strongest lock comes first. A transaction that takes a weaker one and then a stronger one
     -- can deadlock with a writer of the table.
@@ -706,8 +722,8 @@ BEGIN
         added := '{last_fencing_token}';
     END IF;
     IF present.resource IS DISTINCT FROM resource THEN
-        -- A row without a resource could not be written again, not even deleted. Rows that a policy
-        -- hides from their owner count too, hence row_security = off.
+        -- A row without a resource could not be written again, not even deleted. With row_security
+        -- off, Postgres raises an error if a policy hides rows from their owner.
         key := (SELECT string_agg(format('t.%I', a.attname), ', ' ORDER BY a.attnum) FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
                 WHERE i.indrelid = target AND i.indisprimary);
         FOR template IN SELECT t AS text, (fencedb.read_template(target, t)).* FROM unnest(resource) t LOOP
@@ -732,7 +748,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.protect(regclass, text[], text, boolean) IS 'From now on, no INSERT, UPDATE, DELETE, TRUNCATE, COPY or MERGE on target commits without a current token for each row''s own resource. resource is a template over its columns, such as table:{table_id}, or an array of templates if a row belongs to several resources. The columns must be NOT NULL, and of type integer, numeric without scale, boolean, text, varchar, char, uuid, date or an enum. Adds the column last_fencing_token, the token of the last write to the row, or uses the one that is there. With mode => ''observe'' nothing is refused: see fencedb.enforce. history => true notes what statements write while fencedb.keep_history is on, false stops it, and NULL leaves it as it is. Waits for open transactions on target and blocks new ones meanwhile: set lock_timeout and try again. Call it once more after adding a partition (to guard it against TRUNCATE by name, and to keep its history) or an inheritance child (to guard it at all); after attaching target to a parent that is not protected (its rows then look at the clock) or detaching it; and after renaming a column of the template.';
+COMMENT ON FUNCTION fencedb.protect(regclass, text[], text, boolean) IS 'From now on, no INSERT, UPDATE, DELETE, TRUNCATE, COPY or MERGE on target commits without a current token for each row''s own resource. resource is a template over its columns, such as table:{table_id}, or an array of templates if a row belongs to several resources. The columns must be NOT NULL, and of type integer, numeric without scale, boolean, text, varchar, char, uuid, date or an enum. Adds the column last_fencing_token, the token of the last write to the row, or uses the one that is there. With mode => ''observe'' nothing is refused: see fencedb.enforce. history => true notes what statements write while fencedb.keep_history is on, false stops it, and NULL leaves it as it is. Waits for open transactions on target and blocks new ones meanwhile: set lock_timeout and try again. Call it once more after adding a partition (to guard it against TRUNCATE by name, and to keep its history) or an inheritance child (to guard it at all); after attaching target to a parent that is not protected (its row trigger then checks the time) or detaching it; and after renaming a column of the template.';
 
 CREATE FUNCTION fencedb.protect(target regclass, resource text, mode text DEFAULT NULL, history boolean DEFAULT NULL) RETURNS void
     LANGUAGE sql
@@ -740,7 +756,7 @@ CREATE FUNCTION fencedb.protect(target regclass, resource text, mode text DEFAUL
 
 COMMENT ON FUNCTION fencedb.protect(regclass, text, text, boolean) IS 'protect for rows that belong to one resource.';
 
--- Removes whatever is left of a protection.
+-- Also removes a protection of which only a part is left.
 CREATE FUNCTION fencedb.unprotect(target regclass, keep_columns boolean DEFAULT false) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -817,9 +833,9 @@ COMMENT ON VIEW fencedb.unfenced_writes IS 'Writes that guards would have refuse
 GRANT SELECT ON fencedb.unfenced_writes TO PUBLIC;
 
 -- A session records a kind of write at once, and again after a minute at the earliest. A setting
--- says until when; it is rolled back with the transaction, as the record is. It has fixed places:
--- whether a row was seen (1 character), until when (14), and whose write it was. Whoever forges it
--- only hides their own writes from the list: no enforcing guard reads it.
+-- says until when; it is rolled back with the transaction, as the record is. Its parts have fixed
+-- lengths: whether a row was seen (1 character), until when (14), and then whose write it was. A
+-- session that forges it only hides its own writes from the list: no enforcing guard reads it.
 --
 -- recorded decides the common case in one expression, because PL/pgSQL sets up each one anew in
 -- every transaction. For a row it does not compare the writer, because the statement trigger has
@@ -913,11 +929,11 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.enforce IS 'From now on, the guard of target refuses what it has only observed so far. With observing => true it refuses nothing, and records what it would refuse for fencedb.unfenced_writes; fencedb.enter still refuses stale tokens. Raises if the guard of target, or of a part of it, is switched off. Does not read the rows: a row whose resource is NULL cannot be written any more. Takes no lock on the table that a writer waits for: a transaction that has already written to it may still run the former guard.';
+COMMENT ON FUNCTION fencedb.enforce IS 'From now on, the guard of target refuses what it has only observed so far. With observing => true it refuses nothing, and records what it would refuse for fencedb.unfenced_writes; fencedb.enter still refuses stale tokens. Raises if the guard of target, or of a part of it, is switched off. Does not read the rows: a row whose resource is NULL cannot be written any more. Takes no lock on the table that a writer waits for, so a transaction that has already written to it may still run the former guard.';
 
 -- A role whose program cannot be changed to enter can take over instead. Each of its transactions
 -- enters the fences of the rows that it writes, with a token above the stored one and a lease id of
--- its own. So whoever holds the lease then is stale.
+-- its own. So a holder of the lease is stale from then on.
 CREATE TABLE fencedb.take_overs (
     target     oid         NOT NULL,
     role       oid         NOT NULL,
@@ -948,11 +964,11 @@ $$;
 
 COMMENT ON FUNCTION fencedb.overtakes IS 'Whether the role of the last SET ROLE, or the one that logged in, writes to a table as a holder that takes over.';
 
--- The guard enters the fences of a row for a role that takes over: above the stored tokens, with a
--- lease id that nobody knows, unless this transaction has entered them already. The entries are
--- like any other, but no time limits this transaction. former is the resource of the row as it was;
--- the token also comes after its stamp. lenient is for an observing guard: a resource that no fence
--- can have is skipped, not refused.
+-- For a role that takes over, judge_row calls overtake, which enters the fences of a row unless
+-- this transaction has entered them already: with tokens above the stored ones, and with a lease id
+-- that nobody knows. The entries are like any other, but no time limits this transaction. former is
+-- the resource of the row as it was; its token is above the stamp of the row too. lenient is for an
+-- observing guard: a resource that no fence can have is skipped, not refused.
 --
 -- Package lease issues the time in microseconds as its tokens. So a token of the present time also
 -- overtakes a holder that has not entered yet. Other issuers may count from 1: such a token would
@@ -960,7 +976,7 @@ COMMENT ON FUNCTION fencedb.overtakes IS 'Whether the role of the last SET ROLE,
 --
 -- The row trigger fires when Postgres has locked the row. So a role that takes over waits for the
 -- fence while it holds a row, and the fence's holder may come to wait for that row. Postgres ends
--- one of the two as a deadlock.
+-- one of the two with a deadlock error.
 --
 -- Called by hand, overtake lets such a role enter any fence. This is allowed to it, as to a role
 -- that may enter.

@@ -1,5 +1,5 @@
--- What operators do by hand, and the history of resources. Holding a lease and writing behind a
--- fence need nothing of this file.
+-- What operators do by hand (prune, reset_fence), and the history of resources. Holding a lease and
+-- writing behind a fence need nothing of this file.
 
 -- +goose Up
 -- +goose StatementBegin
@@ -7,19 +7,20 @@
 SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting('search_path'), true), pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
 -- prune deletes kept data by its age, in batches; operators have no other way to delete it. The
--- floors protect against slips, and against somebody who wants to remove traces.
+-- minimum ages (floor) protect against slips, and against somebody who wants to remove traces.
 --
--- A clock can jump, and a server that believed its own clock would then delete a fence of minutes
--- ago. So prune deletes only rows that are old by two clocks: this server's, and the issuer's,
--- whose time each token carries. The caller passes the issuer's present time; otherwise the newest
--- token stands for it. If the two clocks are more than a day apart, prune refuses, because nobody
--- knows which of them is wrong. (A role that takes over makes tokens by the clock of this server.
--- Where there is one, the caller should pass the issuer's time.)
+-- A clock can jump, and a server that trusted its own clock alone would then delete a fence that is
+-- minutes old. So prune deletes only rows that are old by two clocks: this server's, and the
+-- issuer's, whose time each token carries. The caller passes the issuer's present time; otherwise
+-- the newest token stands for it. If the two clocks are more than a day apart, prune refuses,
+-- because nobody knows which of them is wrong. (A role that takes over makes tokens by the clock of
+-- this server. Where there is such a role, the caller should pass the issuer's time.)
 --
 -- A fence may go when no token below it can still be in use. This server does not see leases, so
--- the caller must know that no lease lasts longer and that the resources are not held now. prune
--- keeps a fence that has advanced since the caller looked, since it is younger; a fence that a
--- transaction holds; and a fence that was set back, because it says which stamps are ignored.
+-- the caller must know that no lease lasts longer than older_than, and that the resources are not
+-- held now. prune keeps a fence that has advanced since the caller looked, because it is younger; a
+-- fence that a transaction holds; and a fence that was set back, because it says which stamps are
+-- ignored.
 CREATE FUNCTION fencedb.prune(what text, older_than interval, operator text, reason text, issuer_time timestamptz DEFAULT NULL, resources text[] DEFAULT NULL, at_most bigint DEFAULT 10000) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
@@ -40,14 +41,14 @@ BEGIN
     ELSIF coalesce(operator, '') = '' OR coalesce(reason, '') = '' THEN
         RAISE EXCEPTION 'fencedb.prune: needs an operator and a reason, got % and %', quote_nullable(operator), quote_nullable(reason) USING ERRCODE = 'invalid_parameter_value';
     ELSIF (what = 'fences') <> (resources IS NOT NULL) THEN
-        RAISE EXCEPTION 'fencedb.prune: resources are named of fences, and of nothing else'
+        RAISE EXCEPTION 'fencedb.prune: takes resources for fences, where they are required, and for nothing else'
             USING ERRCODE = 'invalid_parameter_value', HINT = 'This server does not know which resources are held. fencedb prune asks Redis.';
     ELSIF issuer IS NULL THEN
-        RAISE EXCEPTION 'fencedb.prune: needs the time of a second clock, and no token of the ledger tells one'
+        RAISE EXCEPTION 'fencedb.prune: needs the time of the issuer''s clock, and the ledger has no token that shows it'
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Nothing was forgotten. Pass issuer_time, what the clock of the issuer says now: in Redis, TIME.';
     ELSIF abs(extract(epoch FROM server - issuer)) > 86400 THEN
         RAISE EXCEPTION 'fencedb.prune: the clock of this server says %, and that of the issuer %', server, concat(issuer, CASE WHEN issuer_time IS NULL THEN ' in its newest token' END)
-            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Nothing was forgotten. Set the clock that is wrong.' || CASE WHEN issuer_time IS NULL AND issuer < server THEN ' If only no lease was acquired since, pass issuer_time, what the clock of the issuer says now: in Redis, TIME.' ELSE '' END;
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Nothing was forgotten. Set the clock that is wrong.' || CASE WHEN issuer_time IS NULL AND issuer < server THEN ' If both are right and no lease was acquired since then, pass issuer_time, what the clock of the issuer says now: in Redis, TIME.' ELSE '' END;
     END IF;
     cutoff := least(server, issuer) - older_than;
     IF what = 'fences' THEN
@@ -71,7 +72,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.prune IS 'Forgets what is older than older_than, at most at_most rows at a time; records that, and returns how many. Call it until it returns 0. what is one of: fences (at least a day old), of the named resources: any token is then accepted for them again, so older_than must exceed the longest validity of a lease, and no lease may be held on them; once (an hour): if the request of a forgotten key comes again, it runs again; audit (90 days; the record of who protected a table stays while it is protected); history; observed. Forgets nothing that is younger by the clock of this server or by that of the issuer, which is issuer_time or else the newest token of the ledger. Refuses clocks that are more than a day apart.';
+COMMENT ON FUNCTION fencedb.prune IS 'Forgets what is older than older_than, at most at_most rows at a time; records that, and returns how many. Call it until it returns 0. what is fences, once, audit, history or observed. fences: at least a day old, and only those of resources; any token is then accepted for these again, so older_than must exceed the longest validity of a lease, and no lease may be held on them. once: at least an hour old; if the request of a forgotten key comes again, it runs again. audit: at least 90 days old; the record of who protected a table stays while it is protected. Forgets nothing that is younger by the clock of this server or by that of the issuer, which is issuer_time or else the newest token of the ledger. Refuses clocks that are more than a day apart.';
 
 REVOKE ALL ON FUNCTION fencedb.prune FROM PUBLIC;
 
@@ -80,7 +81,7 @@ REVOKE ALL ON FUNCTION fencedb.prune FROM PUBLIC;
 --
 -- Rows may have stamps above the new token, in tables that the caller may not write to. reset_fence
 -- does not search for them. The ledger remembers up to which token stamps are ignored (reset_from):
--- whoever has entered is current, and the next write replaces the stamp.
+-- a transaction that has entered is current, and its write replaces the stamp.
 --
 -- The fence gets a lease id that nobody has. So nobody can enter with the token to which it is set:
 -- the next holder needs a higher one.
@@ -109,7 +110,7 @@ BEGIN
     END LOOP;
     IF former_token IS NULL THEN
         RAISE EXCEPTION 'fencedb.reset_fence: resource "%" has no fence', reset_fence.resource
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'If a row refuses tokens all the same, as where the ledger was emptied, enter with a token that is not below its stamp: that makes the fence.';
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'If a row refuses tokens although there is no fence, because the ledger was emptied, enter with a token that is not below the stamp of the row: that creates the fence.';
     ELSIF former_token <= reset_fence.token THEN
         RAISE EXCEPTION 'fencedb.reset_fence: the fence of resource "%" is at token %, which is not above %', reset_fence.resource, former_token, reset_fence.token
             USING ERRCODE = 'invalid_parameter_value', HINT = 'A reset only sets back. Entering a grant sets a fence forward.';
@@ -125,7 +126,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.reset_fence IS 'Sets the fence of resource back to a lower token, after a token was entered by mistake, and records it. From then on every holder with a higher token than that can write again, also those that were shut out meanwhile: end their leases first, or seal a new grant at once. Waits for open transactions of the resource for wait_ms, then raises 55P03. Rows keep their stamps until the next write.';
+COMMENT ON FUNCTION fencedb.reset_fence IS 'Sets the fence of resource back to a lower token, after a token was entered by mistake, and records it. From then on every holder with a higher token than that can write again, including those that were shut out meanwhile: end their leases first, or seal a new grant at once. Waits for open transactions of the resource for wait_ms, then raises 55P03. Rows keep their stamps until the next write.';
 
 REVOKE ALL ON FUNCTION fencedb.reset_fence FROM PUBLIC;
 
@@ -199,7 +200,7 @@ AS $$
 DECLARE
     was_reset boolean := NEW.reset_from IS DISTINCT FROM OLD.reset_from OR coalesce(NEW.last_fencing_token < OLD.last_fencing_token, false);
 BEGIN
-    IF was_reset OR NEW.last_fencing_token > 0 AND (NEW.last_fencing_token, NEW.lease_id) IS DISTINCT FROM (OLD.last_fencing_token, OLD.lease_id) THEN -- 0: overtake makes a fence with it
+    IF was_reset OR NEW.last_fencing_token > 0 AND (NEW.last_fencing_token, NEW.lease_id) IS DISTINCT FROM (OLD.last_fencing_token, OLD.lease_id) THEN -- 0: overtake creates a fence with this token
         INSERT INTO fencedb.events (kind, at, resource, event, token, lease_id, former_token, role, client)
         VALUES ('history', NEW.advanced_at, NEW.resource, CASE WHEN was_reset THEN 'reset' ELSE 'enter' END, NEW.last_fencing_token, NEW.lease_id, nullif(OLD.last_fencing_token, 0),
             fencedb.caller(), inet_client_addr());
@@ -213,10 +214,11 @@ $$;
 
 COMMENT ON FUNCTION fencedb.note_entry() IS 'Trigger of fencedb.fences while history is kept.';
 
--- The history triggers of a table run one function, in this schema and with the rights of its
--- owner. Like a guard it has no SET, so every name in it has its schema. It may be on somebody
--- else's table. So it reads only columns that still have the types that were protected (typed): a
--- cast from another type could call a function of the table's owner with our rights.
+-- The history triggers of a table run one function, which is in this schema and has the rights of
+-- the schema's owner. Like a guard it has no SET, so every name in it has its schema. The table may
+-- belong to somebody else. So the function reads only columns that still have the types that were
+-- protected (typed): a cast from another type could call a function of the table's owner with the
+-- rights of the schema's owner.
 --
 -- Most statements write to one resource only, which their transaction has entered; one query over
 -- their rows (of_one) records that. For any other statement, of_any groups the rows by resource,
@@ -332,7 +334,7 @@ AS $$
 DECLARE
     wanted interval := nullif(period, interval '0');
     former fencedb.history_kept;
-    kept   boolean; -- as the triggers say; restoring only rows leaves them as they were
+    kept   boolean; -- by the triggers, which a restore of rows alone leaves as they were
 BEGIN
     IF wanted NOT BETWEEN interval '0' AND interval '1000 years' THEN -- Postgres has no time before 4713 BC, so pruning would fail
         RAISE EXCEPTION 'fencedb.keep_history: the period must be 0 to 1000 years, got %', wanted
@@ -377,7 +379,7 @@ BEGIN
 END
 $$;
 
--- Default privileges of the role that migrates give nobody rights on this schema.
+-- Takes back what default privileges of the role that migrates have granted on this schema.
 DO $$
 DECLARE
     grantee regrole;
