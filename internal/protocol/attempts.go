@@ -27,13 +27,13 @@ const Patience = 5 * time.Second
 // FenceRetention is how long Redis remembers a last token by default.
 const FenceRetention = 24 * time.Hour
 
-// Limits beyond which people are warned.
+// Beyond these limits, Issuer.Check and fencedb doctor warn.
 const (
 	LongTTL = time.Hour // a holder that dies blocks its resource for that long
 
-	// MaxClockDifference is that between the clocks of Redis and the data store. NTP keeps them
-	// closer. Tokens need only that Redis's clock does not go back, but people compare times in
-	// tokens, logs and rows.
+	// MaxClockDifference is the difference between the clocks of Redis and the data store. NTP
+	// keeps them closer. Tokens need only that Redis's clock does not go back, but people compare
+	// the times in tokens, logs and rows.
 	MaxClockDifference = time.Second
 )
 

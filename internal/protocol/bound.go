@@ -165,8 +165,8 @@ func (NoAnswer) Unwrap() error { return ErrUnreachable }
 // returns or ctx ends, whichever is first. It is needed because the client library respects
 // contexts only if it is configured to. If ctx ends first, the error is [ErrUnreachable], and the
 // server may still act on what f has sent. If ctx had ended before, f is not called, and the error
-// is [ErrUnasked], with the cause of ctx. An f that panics or ends its goroutine has failed. Other
-// errors are sorted as [Failed] does.
+// is [ErrUnasked], with the cause of ctx. An f that panics or ends its goroutine has failed.
+// [Failed] classifies all other errors.
 func Bounded[T any](ctx context.Context, s *Sender, request, key string, f func() (T, error)) (answer T, err error) {
 	sent := time.Now()
 	if ctx.Err() != nil {

@@ -102,7 +102,7 @@ func Failed(ctx context.Context, request string, err error) error {
 		return unanswered(ctx, err)
 	}
 	if errors.Is(err, redis.Nil) { // no script answers nil
-		return fmt.Errorf("%w: nothing, to %s", ErrProtocol, request)
+		return fmt.Errorf("%w: %s answered nothing", ErrProtocol, request)
 	}
 	for _, refusal := range refusals {
 		if refusal.is(err) {

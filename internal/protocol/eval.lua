@@ -1,6 +1,6 @@
 -- eval.lua: runs a script of the caller if the exact lease holds its resource and no newer token was issued. The check
--- and the script are one step. The caller's script is put before this one, as: local function script(KEYS, ARGV) ...
--- end
+-- and the script are one step. The caller's script is put before this one, as
+--     local function script(KEYS, ARGV) ... end
 --
 -- KEYS[1] owner   KEYS[2] fence   KEYS[3] ended   KEYS[4...] keys of the caller's script
 -- ARGV[1] lease id   ARGV[2] token

@@ -3,8 +3,7 @@
 -- KEYS[1] owner   KEYS[2] fence   KEYS[3] queue   KEYS[4] alive   KEYS[5] ended
 --
 -- Returns {'inspected', lease id, token, milliseconds left, last token, milliseconds it is remembered, waiters,
--- revoked,
---          label}
+--          revoked, label}
 --           If nobody holds, lease id and label are '', token and milliseconds left '0'. The last token is '0' if Redis
 --           remembers none; it is remembered for '-1' if it never expires, '-2' if there is none. revoked is the latest
 --           revocation, "<lease id>:<token>:<revocation id>:<new token>", or ''.

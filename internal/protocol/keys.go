@@ -97,10 +97,10 @@ type Keys struct {
 	Queue   any // sorted set: the lease ids of the waiters, by arrival
 	Alive   any // hash: the state of each waiter (common.lua)
 	Ended   any // sorted set: "<lease id>:<token>:..." of the leases revoked lately, for their former holders
-	Channel any // not a key: "<channel>:<listener>" is where one process is told of its turn
+	Channel any // not a key: on "<channel>:<listener>" one process learns that it is its turn
 }
 
-// Trial begins the names of the resources of Issuer.Check, which last for seconds and guard
+// Trial begins the names of the resources of Issuer.Check, which last for seconds and protect
 // nothing.
 const Trial = "fencedb.check:"
 
@@ -134,7 +134,7 @@ const (
 // error.
 func CheckRequired(what, name, example string, limit int) error {
 	if name == "" {
-		return Invalid("%s is empty; name it, such as %q", what, example)
+		return Invalid("%s is empty; give one such as %q", what, example)
 	}
 	return CheckName(what, name, limit)
 }

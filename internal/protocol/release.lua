@@ -10,8 +10,8 @@
 --         {'revoked'}   this lease was revoked. Nothing was changed.
 --         {'corrupt', key, problem}  of the owner; if another key is corrupt, the lease is released all the same
 
--- The common case, before the helpers as in acquire.lua: the lease holds, and there are no waiters. The same places are
--- read as by front_of.
+-- The common case, before the helpers as in acquire.lua: the lease holds, and there are no waiters. It reads as many
+-- places as front_of, so that the rest of the script need not read them again.
 local front = #KEYS == 4 and #ARGV == 3 and redis.pcall('ZRANGE', KEYS[2], 0, 8)
 if front and not front.err and #front == 0 then
   local held, mine = redis.pcall('GET', KEYS[1]), ARGV[1] .. ':' .. ARGV[2] .. ':'

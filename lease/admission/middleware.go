@@ -44,7 +44,7 @@ func Middleware(l *Limiter, h HTTP) (func(http.Handler) http.Handler, error) {
 		return nil, protocol.Invalid("the Limiter was not made by admission.New")
 	}
 	if h.Key == nil {
-		return nil, protocol.Invalid("Key is nil; say who is limited, such as by an API key in the request")
+		return nil, protocol.Invalid("Key is nil; set it to a function that returns the key of a request, such as its API key")
 	}
 	for _, c := range h.Policy {
 		if !strings.ContainsRune(policyLetters, c) {

@@ -17,7 +17,7 @@
 //	   │   error, panic,   │     └──▶ in flight again, with a       │
 //	   └───────────────────┤          higher token, if somebody     │
 //	   │   runner dead:    │          waits                         │
-//	   │   claim runs out  │                                        │
+//	   │   claim expires   │                                        │
 //	   └───────────────────┴──────────── Config.Done is over ───────┘
 //
 // A key is in flight while a lease on it is held. This package calls that lease the claim. Package
@@ -53,7 +53,7 @@
 //   - The reply to a request is lost: the request is sent again; a result that was recorded already
 //     counts as recorded.
 //   - Redis does not answer, or refuses: nobody runs. The error is [lease.ErrUnreachable] or
-//     [lease.ErrRefused]. A refusal that passes is tried again first. All callers of this process
+//     [lease.ErrRefused]. A transient refusal is tried again first. All callers of this process
 //     that wait for the key get the error of an outage. If the recording fails in this way, the
 //     error is [ErrNotRecorded] as well.
 //   - The caller's context ends: the call returns within 50 ms; if fn runs, within 50 ms after fn

@@ -27,7 +27,7 @@ var phases = map[Phase]string{Absent: "absent", InFlight: "in flight", Done: "do
 
 func (p Phase) String() string { return cmp.Or(phases[p], fmt.Sprintf("Phase(%d)", int(p))) }
 
-// State is what Redis knows about a key. It is out of date when it arrives.
+// State is what Redis knows about a key. It may be out of date when it arrives.
 type State struct {
 	Phase  Phase
 	Claim  uuid.UUID // in flight: the lease id of the claim
