@@ -36,7 +36,7 @@
 //   - the remaining milliseconds when it was sent
 //   - the time of sending, in milliseconds since 1970, by the sender's clock
 //   - the resource, percent-encoded: at least everything but letters, digits and -_.~:$&+=@
-//     (a + is a +)
+//     (a + stands for itself)
 //
 // Several grants are joined by commas, or sent as several header fields, of 64 KiB in all. In gRPC
 // the line is the metadata fencing-grant.
@@ -110,7 +110,7 @@ func Encode(g fencedb.Grant) (string, error) {
 	}
 	line := strings.Join(lines, ", ")
 	if _, err := Decode(line, time.Hour); errors.Is(err, ErrMalformed) {
-		return "", fmt.Errorf("%w: no receiver takes the line of it: %v", fencedb.ErrInvalidGrant, err)
+		return "", fmt.Errorf("%w: no receiver accepts its line: %v", fencedb.ErrInvalidGrant, err)
 	}
 	return line, nil
 }
@@ -163,7 +163,7 @@ func validUntil(g fencedb.Grant) time.Time {
 func Decode(line string, atMost time.Duration) (fencedb.Grant, error) {
 	switch {
 	case atMost <= 0:
-		return nil, fmt.Errorf("grant: atMost is %v; say for how long a grant is believed at the most, such as the TTL of its leases", atMost)
+		return nil, fmt.Errorf("grant: atMost is %v, but must be positive; it says for how long a grant is believed at most, such as the TTL of its lease", atMost)
 	case len(line) > maxLine:
 		return nil, malformed("it has more than %d bytes", maxLine)
 	}

@@ -129,7 +129,7 @@ func TestWhatIsNoGrantIsRefusedWithoutBeingRepeated(t *testing.T) {
 	}
 	for _, atMost := range []time.Duration{0, -1} {
 		_, err := grant.Decode(good, atMost)
-		require.ErrorContains(t, err, "at the most")
+		require.ErrorContains(t, err, "must be positive")
 	}
 }
 

@@ -150,9 +150,9 @@ func status(err error) int {
 }
 
 // Check returns what a response says to the caller of a service that answers with the statuses of
-// Handler and of guard.Outcome. It is nil below 400. Otherwise it is an error for which
-// guard.Answer says Busy after 409, Unavailable after 503, Unknown after 502 and 504, and else
-// Refused. It does not read the body.
+// Handler and of guard.Outcome. It is nil below 400. From 400 on it is an error, of which
+// guard.Answer says Busy after 409, Unavailable after 503, Unknown after 502 and 504, and Refused
+// otherwise. Check does not read the body.
 //
 // 502 comes from a proxy, which may have passed the call on. 503 is taken for the receiver's own,
 // after which nothing was written. Some proxies, such as Envoy, also answer 503 when a connection

@@ -15,12 +15,12 @@
 //		grpc.ChainStreamInterceptor(grantgrpc.StreamServer(trust)))
 //
 // A call without a grant passes as it is. The context of a handler ends with the grant or when the
-// caller goes. The metadata is taken out of it, so that nothing behind the interceptor can log it;
-// put what logs metadata behind this interceptor.
+// caller goes. The metadata is taken out of it, so that no later interceptor can log it: put
+// interceptors that log metadata after this one.
 //
 // A grant that is not believed does not reach the handler: InvalidArgument for a line that is
 // malformed, Aborted if the lease is over or not current, Unavailable if Redis could not be asked,
-// Internal for a Trust that nobody has chosen.
+// Internal for the zero Trust.
 //
 // A handler answers in the same way, by guard.Answer of its error: Aborted for Busy, Unavailable
 // for Unavailable, Unknown for Unknown, Internal for Refused. To the caller, Aborted says that
