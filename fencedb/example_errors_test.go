@@ -64,6 +64,9 @@ func ExampleExplainNoRows() {
 		if err == nil && tag.RowsAffected() == 0 { // was the token too old, or is there no such row?
 			err = fencedb.ExplainNoRows(ctx, pool, grant,
 				`SELECT last_fencing_token, last_lease_id FROM reports WHERE id = $1`, id)
+			if err == nil { // it would be written now: it was inserted since
+				err = errors.New("not written, try again")
+			}
 		}
 		return err
 	}
