@@ -96,6 +96,9 @@ type Work func(ctx context.Context, run *Run) (result string, err error)
 // [fencedb.ErrCommitUnknown] leaves open whether the job is done; the next call that looks for a
 // job finds out. If work fails, the job is free at once, but comes after those that wait by then;
 // after [MaxAttempts] it is given up, with [ErrGivenUp].
+//
+// A job that cannot begin, because a transaction holds its fence or its key in Redis is corrupt,
+// keeps no other job out. RunOne returns its error if no other job ran.
 func (q *Queue) RunOne(ctx context.Context, work Work) (ran bool, err error) {
 	// Whether anybody works on what is not done, only its lease knows. Jobs that run must not hide
 	// those that wait.
@@ -107,16 +110,20 @@ func (q *Queue) RunOne(ctx context.Context, work Work) (ran bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	var blocked []error
 	for _, id := range open {
 		ran, err := q.run(ctx, id, work)
-		if !ran && errors.Is(err, lease.ErrHeld) {
-			continue
-		}
-		if ran || err != nil {
-			return ran, err
+		switch {
+		case ran:
+			return true, err
+		case errors.Is(err, lease.ErrHeld): // another owner works on it
+		case errors.Is(err, fencedb.ErrBusy), errors.Is(err, lease.ErrCorrupt): // only this job cannot begin
+			blocked = append(blocked, err)
+		case err != nil:
+			return false, err
 		}
 	}
-	return false, nil
+	return false, errors.Join(blocked...)
 }
 
 func (q *Queue) run(ctx context.Context, id uuid.UUID, work Work) (ran bool, err error) {

@@ -160,6 +160,47 @@ func TestAJobThatKeepsFailingDoesNotKeepTheOthersOut(t *testing.T) {
 	require.True(t, ran)
 }
 
+func TestAJobThatCannotBeginKeepsNoOtherOut(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		block func(w *world, id uuid.UUID)
+		want  error
+	}{
+		"a transaction holds its fence": {func(w *world, id uuid.UUID) {
+			tx, err := w.db.Begin(w.Context())
+			require.NoError(w, err)
+			w.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+			hangs := fencedb.NewGrant(resource(id), time.Now().UnixMicro(), uuid.New(), fencedb.NoEnd)
+			_, err = fencedb.Enter(w.Context(), tx, hangs)
+			require.NoError(w, err)
+		}, fencedb.ErrBusy},
+		"its key is corrupt": {func(w *world, id uuid.UUID) {
+			key := lease.Key{Namespace: w.namespace, Resource: resource(id), Field: "owner"}
+			require.NoError(w, testenv.Redis(w).LPush(w.Context(), key.String(), "a list").Err())
+		}, lease.ErrCorrupt},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			q := w.queue(time.Minute)
+			first, second := w.enqueue(q, "first"), w.enqueue(q, "second")
+			tc.block(w, first)
+
+			// The TTL bounds the wait for the fence.
+			ran, err := w.queue(5*time.Second).RunOne(t.Context(), func(_ context.Context, run *Run) (string, error) {
+				require.Equal(t, second, run.ID)
+				return "42", nil
+			})
+			require.NoError(t, err)
+			require.True(t, ran)
+
+			ran, err = w.queue(time.Second).RunOne(t.Context(), result("42"))
+			require.ErrorIs(t, err, tc.want)
+			require.False(t, ran)
+		})
+	}
+}
+
 func TestAJobIsGivenUpWhereAnOperatorSeesIt(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
