@@ -31,11 +31,8 @@ func (e *entry) explain(ctx context.Context, server asker, lost bool, err error)
 	if err = Explain(err); err == nil || alreadyTyped(err) {
 		return err
 	}
-	if cause := context.Cause(ctx); cause != nil {
-		if !errors.Is(err, cause) {
-			err = fmt.Errorf("%w: %w", cause, err)
-		}
-		err = fmt.Errorf("fencedb: nothing was written to %q: %w", e.resources(), err)
+	if ctx.Err() != nil {
+		err = fmt.Errorf("fencedb: nothing was written to %q: %w", e.resources(), because(ctx, err))
 	}
 	switch {
 	case e.db != nil && e.conn == nil: // nothing was sent; err is from fn or from the pool
@@ -76,6 +73,17 @@ func (e *entry) explain(ctx context.Context, server asker, lost bool, err error)
 		return fmt.Errorf("fencedb: the role may not enter fences; their owner must run SELECT fencedb.allow('role'): %w", err)
 	case codeReadOnly:
 		return fmt.Errorf("fencedb: entering a fence writes: connect to the primary, or, where default_transaction_read_only is on, set pgx.ReadWrite with TxOptions: %w", err)
+	}
+	return err
+}
+
+// because adds to err, which may be nil, how and why ctx has ended. The cause alone may be any
+// error of the caller's.
+func because(ctx context.Context, err error) error {
+	for _, end := range []error{ctx.Err(), context.Cause(ctx)} {
+		if end != nil && !errors.Is(err, end) {
+			err = noted(end, err)
+		}
 	}
 	return err
 }

@@ -73,7 +73,7 @@ func (e *entry) replayed(ctx context.Context) (bool, error) {
 	code := answered(err).code
 	switch {
 	case ctx.Err() != nil:
-		return false, noted(fmt.Errorf("fencedb: the standby has not replayed the seal of %q: %w", e.resources(), context.Cause(ctx)), err)
+		return false, fmt.Errorf("fencedb: the standby has not replayed the seal of %q: %w", e.resources(), because(ctx, err))
 	case bounded.Err() != nil:
 		return false, leaseOver(e.grants, err)
 	case code == codeSerializationFailure: // a conflict with replay, which has to remove rows that the query sees

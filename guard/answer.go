@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/puddle/v2"
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/internal/protocol"
@@ -55,10 +56,11 @@ func (o Outcome) String() string {
 }
 
 // Answer returns what err means to the caller of a service. It knows the errors of packages
-// fencedb, lease, once and grant, and those of pgx, database/sql and the network, anywhere in the
-// tree of err; any other error is Refused. A network error of the work itself, such as a bank that
-// does not answer, is Unavailable; only http.Client.Timeout is Unknown, since it hides whether the
-// request was sent.
+// fencedb, lease, once and grant, and those of the drivers of Postgres, database/sql and the
+// network, anywhere in the tree of err; any other error is Refused. A network error of the work
+// itself, such as a bank that does not answer, is Unavailable; only http.Client.Timeout is Unknown,
+// since it hides whether the request was sent. A url.Error for another reason, such as a
+// certificate, is Refused.
 //
 // If several errors are joined, an unknown outcome counts first, then a mistake, then work that was
 // done, then a loss, and last an outage. The error of a QueryRow without a row is Refused although
@@ -80,13 +82,39 @@ func Answer(err error) Outcome {
 	case lost:
 		return Busy
 	}
-	if answer, answered := errors.AsType[*pgconn.PgError](err); answered {
-		return ofSQLState(answer.Code)
+	if code, answered := sqlState(err); answered {
+		return ofSQLState(code)
 	}
-	if slices.ContainsFunc(away, is) || errors.As(err, new(*pgconn.ConnectError)) || errors.As(err, new(net.Error)) {
+	if slices.ContainsFunc(away, is) || errors.As(err, new(*pgconn.ConnectError)) || ofNetwork(err) {
 		return Unavailable
 	}
 	return Refused
+}
+
+// sqlState returns the code of an answer of Postgres. Most drivers have a method for it; pgdriver
+// returns fields by their letters in the protocol.
+func sqlState(err error) (code string, answered bool) {
+	var (
+		known    interface{ SQLState() string }
+		pgdriver interface{ Field(field byte) string }
+	)
+	switch {
+	case errors.As(err, &known):
+		return known.SQLState(), true
+	case errors.As(err, &pgdriver):
+		return pgdriver.Field('C'), true
+	}
+	return "", false
+}
+
+// ofNetwork reports whether err is a network error. A url.Error has the methods of one whatever its
+// cause is, such as a certificate or a URL without a scheme.
+func ofNetwork(err error) bool {
+	fault, is := errors.AsType[net.Error](err)
+	if call, ofURL := fault.(*url.Error); ofURL {
+		return call.Timeout() || ofNetwork(call.Err)
+	}
+	return is
 }
 
 // timedOut reports whether http.Client.Timeout, or a transport that waited too long for an answer,
@@ -144,4 +172,14 @@ var mistakes = []error{
 var away = []error{
 	lease.ErrUnreachable, lease.ErrRefused, lease.ErrClosed, context.DeadlineExceeded, context.Canceled,
 	io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, pgconn.ErrConnClosed, driver.ErrBadConn, sql.ErrConnDone,
+	protocol.ErrUnasked, puddle.ErrClosedPool, errDBClosed,
 }
+
+// errDBClosed is the error of a sql.DB that is closed. Package sql does not export it.
+var errDBClosed = func() error {
+	db := sql.OpenDB(nowhere{})
+	_ = db.Close()
+	return db.Ping()
+}()
+
+type nowhere struct{ driver.Connector }

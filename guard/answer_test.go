@@ -2,12 +2,14 @@ package guard_test
 
 import (
 	"context"
+	"crypto/x509"
 	"database/sql"
 	"database/sql/driver"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"net/url"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -74,6 +76,20 @@ func TestAnswer(t *testing.T) {
 		"in doubt, and lost":    {errors.Join(lease.ErrExpired, fencedb.ErrCommitUnknown), guard.Unknown},
 		"ended":                 {errors.Join(fencedb.ErrTxEnded, io.EOF), guard.Unknown},
 		"settled by a stranger": {settledElsewhere{}, guard.Unknown},
+
+		"a conflict, in lib/pq":     {fmt.Errorf("pay: %w", ofPQ("40001")), guard.Busy},
+		"a constraint, in lib/pq":   {ofPQ("23514"), guard.Refused},
+		"a conflict, in pgdriver":   {fmt.Errorf("pay: %w", ofPgdriver("40001")), guard.Busy},
+		"a constraint, in pgdriver": {ofPgdriver("23514"), guard.Refused},
+
+		"a bank that refuses":        {call(&net.OpError{Op: "dial", Err: errors.New("refused")}), guard.Unavailable},
+		"a bank without an address":  {call(&net.DNSError{}), guard.Unavailable},
+		"a bank that hangs up":       {call(io.EOF), guard.Unavailable},
+		"a bank that takes too long": {call(context.DeadlineExceeded), guard.Unavailable},
+		"a bank that is too slow":    {call(tooSlow{}), guard.Unavailable},
+		"a bank of nobody":           {call(x509.UnknownAuthorityError{}), guard.Refused},
+		"a URL that is none":         {call(errors.New("unsupported protocol scheme")), guard.Refused},
+		"a URL within another":       {call(call(errors.New("unsupported protocol scheme"))), guard.Refused},
 	} {
 		require.Equal(t, tc.want, guard.Answer(tc.err), name)
 	}
@@ -95,6 +111,100 @@ type settledElsewhere struct{}
 
 func (settledElsewhere) LeaseLost() bool { return false }
 func (settledElsewhere) Error() string   { return "may have been done" }
+
+type ofPQ string
+
+func (e ofPQ) SQLState() string { return string(e) }
+func (e ofPQ) Error() string    { return "pq: refused" }
+
+type ofPgdriver string
+
+func (e ofPgdriver) Field(letter byte) string { return map[byte]string{'C': string(e)}[letter] }
+func (e ofPgdriver) Error() string            { return "pgdriver: refused" }
+
+func call(err error) error { return &url.Error{Op: "Post", URL: "https://bank/charge", Err: err} }
+
+type tooSlow struct{}
+
+func (tooSlow) Timeout() bool   { return true }
+func (tooSlow) Temporary() bool { return true }
+func (tooSlow) Error() string   { return "handshake timeout" }
+
+// A context that is over is an outage, also where the caller gave an error of its own as the cause.
+func TestTheCauseOfAContextIsNoMistake(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	db := stdlib.OpenDBFromPool(w.pool)
+	t.Cleanup(func() { _ = db.Close() })
+	errOwn := errors.New("the request was withdrawn")
+	calls := calls()
+	delete(calls, "Lead")
+	for name, call := range calls {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(errOwn)
+		err := call(ctx, w, w.desk, insertAnn)
+		require.ErrorIs(t, err, errOwn, name)
+		require.Equal(t, guard.Unavailable, guard.Answer(err), "%s: %v", name, err)
+	}
+	for name, call := range map[string]func(ctx context.Context, h *guard.Holder, cancel func()) error{
+		"before Exec": func(ctx context.Context, h *guard.Holder, cancel func()) error {
+			cancel()
+			_, err := h.Exec(ctx, insertAnn)
+			return err
+		},
+		"before Tx": func(ctx context.Context, h *guard.Holder, cancel func()) error {
+			cancel()
+			return h.Tx(ctx, func(pgx.Tx) error { return nil })
+		},
+		"before COMMIT": func(ctx context.Context, h *guard.Holder, cancel func()) error {
+			return h.Tx(ctx, func(tx pgx.Tx) error { _, err := tx.Exec(ctx, insertAnn); cancel(); return err })
+		},
+		"before TxSQL": func(ctx context.Context, h *guard.Holder, cancel func()) error {
+			cancel()
+			return h.TxSQL(ctx, db, func(*sql.Tx) error { return nil })
+		},
+		"before COMMIT in database/sql": func(ctx context.Context, h *guard.Holder, cancel func()) error {
+			return h.TxSQL(ctx, db, func(tx *sql.Tx) error { _, err := tx.ExecContext(ctx, insertAnn); cancel(); return err })
+		},
+		"before AwaitReplay": func(ctx context.Context, h *guard.Holder, cancel func()) error {
+			cancel()
+			return fencedb.AwaitReplay(ctx, w.pool, h.Grant())
+		},
+	} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		err := w.desk.Do(ctx, "table:12", func(ctx context.Context, h *guard.Holder) error {
+			return call(ctx, h, func() { cancel(errOwn) })
+		})
+		cancel(nil)
+		require.ErrorIs(t, err, errOwn, name)
+		require.Equal(t, guard.Unavailable, guard.Answer(err), "%s: %v", name, err)
+	}
+	require.Zero(t, w.bookings())
+}
+
+// So a program ends: it closes its pools while calls are under way.
+func TestAPoolThatIsClosedIsAnOutage(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	db := stdlib.OpenDBFromPool(w.pool)
+	require.NoError(t, db.Close())
+	closed := func(ctx context.Context, h *guard.Holder) error {
+		return h.TxSQL(ctx, db, func(*sql.Tx) error { return nil })
+	}
+	err := w.desk.Do(t.Context(), "table:12", closed)
+	require.Equal(t, guard.Unavailable, guard.Answer(err), "%v", err)
+
+	pool, err := pgxpool.NewWithConfig(t.Context(), w.pool.Config())
+	require.NoError(t, err)
+	pool.Close()
+	desk := guard.New(w.issuer, pool)
+	calls := calls()
+	delete(calls, "Lead")
+	for name, call := range calls {
+		err := call(t.Context(), w, desk, insertAnn)
+		require.Equal(t, guard.Unavailable, guard.Answer(err), "%s: %v", name, err)
+	}
+}
 
 func TestWhenToTryAgain(t *testing.T) {
 	t.Parallel()

@@ -172,8 +172,15 @@ func codeOf(err error) string {
 	if refused, is := errors.AsType[*lease.RefusedError](err); is {
 		return refused.Code
 	}
-	if refused, is := errors.AsType[*pgconn.PgError](err); is {
-		return refused.Code
+	var (
+		refused  interface{ SQLState() string }        // most drivers
+		pgdriver interface{ Field(field byte) string } // by the letter in the protocol
+	)
+	switch {
+	case errors.As(err, &refused):
+		return refused.SQLState()
+	case errors.As(err, &pgdriver):
+		return pgdriver.Field('C')
 	}
 	return ""
 }

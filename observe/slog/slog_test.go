@@ -228,6 +228,8 @@ func TestALineHasTheCodeOfTheServer(t *testing.T) {
 			j.wrote(fencedb.OpWrite, fmt.Errorf("fencedb: the database has no fences yet; run migrations.Up: %w", &pgconn.PgError{Code: "3F000"}), grant("table:12", 7))
 		}, "level=DEBUG msg=\"write failed\" resource=table:38ab6cd93feb lease_id=11111111 token=7 took=1s cause=error code=3F000 see=postgres-fails-over\n"},
 		{func(j *journal) { j.wrote(fencedb.OpEnter, &pgconn.PgError{Code: "25006"}, grant("table:12", 7)) }, "code=25006 see=postgres-fails-over"},
+		{func(j *journal) { j.wrote(fencedb.OpWrite, ofPQ("25006"), grant("table:12", 7)) }, "code=25006 see=postgres-fails-over"},
+		{func(j *journal) { j.wrote(fencedb.OpWrite, ofPgdriver("25006"), grant("table:12", 7)) }, "code=25006 see=postgres-fails-over"},
 		{func(j *journal) { j.wrote(fencedb.OpWrite, new(pgconn.ConnectError), grant("table:12", 7)) }, "cause=error see=postgres-fails-over"},
 		{func(j *journal) { j.wrote(fencedb.OpSeal, errors.New("failed to connect"), grant("table:12", 7)) }, "level=DEBUG msg=\"fence not sealed\" resource=table:38ab6cd93feb lease_id=11111111 token=7 took=1s cause=error see=a-lease-could-not-be-sealed\n"},
 		{func(j *journal) { j.wrote(fencedb.OpWrite, errors.New("the table is taken"), grant("table:12", 7)) }, "cause=error\n"},
@@ -237,3 +239,13 @@ func TestALineHasTheCodeOfTheServer(t *testing.T) {
 		require.Contains(t, j.said(), c.says)
 	}
 }
+
+type ofPQ string
+
+func (e ofPQ) SQLState() string { return string(e) }
+func (e ofPQ) Error() string    { return "pq: refused" }
+
+type ofPgdriver string
+
+func (e ofPgdriver) Field(letter byte) string { return map[byte]string{'C': string(e)}[letter] }
+func (e ofPgdriver) Error() string            { return "pgdriver: refused" }
