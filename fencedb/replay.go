@@ -75,6 +75,9 @@ func (e *entry) replayed(ctx context.Context) (bool, error) {
 	case ctx.Err() != nil:
 		return false, fmt.Errorf("fencedb: the standby has not replayed the seal of %q: %w", e.resources(), because(ctx, err))
 	case bounded.Err() != nil:
+		if _, over := e.remaining(); over == nil { // it was renewed: ask again
+			return false, nil
+		}
 		return false, leaseOver(e.grants, err)
 	case code == codeSerializationFailure: // a conflict with replay, which has to remove rows that the query sees
 		return false, nil

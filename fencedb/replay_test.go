@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -188,4 +189,43 @@ func TestAwaitReplayTellsWhyItDoesNotWait(t *testing.T) {
 	require.NoError(t, fencedb.AwaitReplay(t.Context(), asking, sealed))
 	simple := of(func(c *pgx.ConnConfig) { c.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol })
 	require.NoError(t, fencedb.AwaitReplay(t.Context(), simple, sealed))
+}
+
+// silent is a DB whose first answers come no more.
+type silent struct {
+	fencedb.DB
+	questions *int
+}
+
+func (s silent) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	if *s.questions++; *s.questions == 3 {
+		return pgx.FailedBatchResults(b, errors.New("refused"))
+	}
+	<-ctx.Done()
+	return pgx.FailedBatchResults(b, ctx.Err())
+}
+
+// A standby that hangs says nothing about the lease.
+func TestAStandbyThatHangsEndsNoLeaseThatIsRenewed(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		renewed   bool
+		questions int
+		says      string
+	}{
+		"a lease that is renewed": {true, 3, "could not be asked"},
+		"a lease that ends":       {false, 1, fencedb.ErrLeaseOver.Error()},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			grant := grantFor("table:5", 42, time.Second)
+			if c.renewed {
+				grant = renewed{grant, time.Second}
+			}
+			questions := 0
+			err := fencedb.AwaitReplay(t.Context(), silent{questions: &questions}, grant)
+			require.ErrorContains(t, err, c.says, name)
+			require.Equal(t, c.renewed, !errors.Is(err, fencedb.ErrLeaseOver), name)
+			require.Equal(t, c.questions, questions, name)
+		})
+	}
 }
