@@ -45,6 +45,9 @@ type withOptions struct {
 	opts []Option
 }
 
+// Options returns the options that come with the database, for package guard.
+func (w withOptions) Options() []Option { return w.opts }
+
 // with sets the options that come with db, then opts, and returns the database without them.
 func (c *config) with(db DB, opts []Option) DB {
 	if own, ok := db.(withOptions); ok {

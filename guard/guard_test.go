@@ -4,6 +4,8 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -618,4 +620,49 @@ func TestAPermitIsNoGrant(t *testing.T) {
 	require.NoError(t, permit.Release(t.Context()))
 	require.NoError(t, permits.Close(t.Context()))
 	require.False(t, (*lease.Lease)(nil).IsPermit())
+}
+
+// Options that come with the database of a desk hold for whatever its Holder writes with.
+func TestTheOptionsOfTheDatabaseHoldForEveryWrite(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for name, write := range work {
+		if strings.HasPrefix(name, "fencedb.") { // called with the pool itself
+			continue
+		}
+		var told writes
+		db := fencedb.With(w.pool, fencedb.Trace(&told), fencedb.TxOptions(pgx.TxOptions{IsoLevel: pgx.Serializable}))
+		_, err := w.pool.Exec(t.Context(), `DROP TABLE IF EXISTS levels; CREATE TABLE levels (level text)`)
+		require.NoError(t, err, name)
+		err = guard.New(w.issuer, db).Do(t.Context(), "table:12", func(ctx context.Context, h *guard.Holder) error {
+			return write(ctx, w, h, `INSERT INTO levels VALUES (current_setting('transaction_isolation')) RETURNING level`)
+		})
+		require.NoError(t, err, name)
+		var level string
+		require.NoError(t, w.pool.QueryRow(t.Context(), `SELECT level FROM levels`).Scan(&level), name)
+		require.Equal(t, "serializable", level, name)
+		require.EqualValues(t, 1, told.n.Load(), name)
+	}
+
+	db := stdlib.OpenDBFromPool(w.pool)
+	t.Cleanup(func() { _ = db.Close() })
+	desk := guard.New(w.issuer, fencedb.With(w.pool, fencedb.TxOptions(pgx.TxOptions{IsoLevel: pgx.Serializable})))
+	require.NoError(t, desk.Do(t.Context(), "table:12", func(ctx context.Context, h *guard.Holder) error {
+		return h.TxSQL(ctx, db, func(tx *sql.Tx) error {
+			var level string
+			require.NoError(t, tx.QueryRowContext(ctx, `SHOW transaction_isolation`).Scan(&level))
+			require.Equal(t, "repeatable read", level, "those of the call come last")
+			return nil
+		}, fencedb.TxOptions(pgx.TxOptions{IsoLevel: pgx.RepeatableRead}))
+	}))
+}
+
+// writes counts the writes that it is told.
+type writes struct{ n atomic.Int32 }
+
+func (*writes) TraceWriteStart(ctx context.Context, _ fencedb.TraceStart) context.Context { return ctx }
+func (w *writes) TraceWriteEnd(_ context.Context, e fencedb.TraceEnd) {
+	if e.Op == fencedb.OpWrite {
+		w.n.Add(1)
+	}
 }

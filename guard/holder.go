@@ -78,8 +78,11 @@ func (h *Holder) Tx(ctx context.Context, fn func(tx pgx.Tx) error, opts ...fence
 }
 
 // TxSQL is [fencedb.TxSQL] under the leases, for database/sql. db must lead to the database of the
-// desk; stdlib.OpenDBFromPool makes it from the pool.
+// desk; stdlib.OpenDBFromPool makes it from the pool. The options of the desk's database hold, too.
 func (h *Holder) TxSQL(ctx context.Context, db *sql.DB, fn func(tx *sql.Tx) error, opts ...fencedb.Option) error {
+	if own, ok := h.db.(interface{ Options() []fencedb.Option }); ok {
+		opts = slices.Concat(own.Options(), opts)
+	}
 	return fencedb.TxSQL(ctx, db, h.Grant(), fn, opts...)
 }
 
