@@ -91,8 +91,9 @@ type Option func(*Desk)
 func Unsealed() Option { return func(d *Desk) { d.unsealed = true } }
 
 // New returns a desk for leases of issuer and writes to db. It contacts no server and leaves issuer
-// and db open. Leases of all desks of an issuer exclude each other. If the issuer has a
-// [lease.Config.Seal], that seals every acquisition, and the desk does not seal again.
+// and db open. Leases of all desks of an issuer exclude each other. A desk seals by itself, so the
+// issuer needs no [lease.Config.Seal]. If it has one, that runs first: with the same database, a
+// round trip for nothing.
 //
 // Options of the acquisition come with each call. Exec, Query and QueryRow end with the arguments
 // of their statement, so their options come with the issuer, as issuer.With(...). Options of the
@@ -106,7 +107,8 @@ func New(issuer *lease.Issuer, db fencedb.DB, opts ...Option) *Desk {
 	return d
 }
 
-// sealed returns the issuer with a seal in Postgres, unless it has a seal of its own.
+// sealed returns the issuer with a seal in Postgres, after one of its own, which may be of another
+// database.
 func (d *Desk) sealed() *lease.Issuer { return d.issuer.Sealed(fencedb.Sealer(d.db)) }
 
 func (d *Desk) forWork() *lease.Issuer {

@@ -18,16 +18,22 @@ import (
 
 // S8, L7: who seals, and what is healed of a Redis that went backwards.
 
-// Also where the issuer seals by itself.
+// Also where the issuer seals by itself, in this database or in another.
 func TestEveryCallHealsARedisThatWentBackwards(t *testing.T) {
 	t.Parallel()
 	for name, call := range calls() {
-		for seals, own := range map[string]bool{"the desk seals": false, "the issuer seals": true} {
+		for seals, seal := range map[string]func(w *world) func(context.Context, ...lease.Grant) error{
+			"the desk seals":   nil,
+			"the issuer seals": func(w *world) func(context.Context, ...lease.Grant) error { return fencedb.Sealer(w.pool) },
+			"the issuer seals elsewhere": func(*world) func(context.Context, ...lease.Grant) error {
+				return func(context.Context, ...lease.Grant) error { return nil }
+			},
+		} {
 			t.Run(name+", "+seals, func(t *testing.T) {
 				t.Parallel()
 				w := newWorld(t)
-				if own {
-					w.config.Seal = fencedb.Sealer(w.pool)
+				if seal != nil {
+					w.config.Seal = seal(w)
 					issuer, err := lease.New(w.redis, w.config)
 					require.NoError(t, err)
 					w.desk = guard.New(issuer, w.pool)
@@ -41,6 +47,30 @@ func TestEveryCallHealsARedisThatWentBackwards(t *testing.T) {
 			})
 		}
 	}
+}
+
+// The seal of an issuer may be of another database.
+func TestADeskSealsInItsOwnDatabase(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.config.Seal = func(context.Context, ...lease.Grant) error { return nil }
+	issuer, err := lease.New(w.redis, w.config)
+	require.NoError(t, err)
+	runs := 0
+	check := func(_ context.Context, h *guard.Holder) error {
+		runs++
+		require.Equal(t, h.Grant().Token(), w.stored(h.Grant().Resource()))
+		return nil
+	}
+	desk := guard.New(issuer, w.pool)
+	require.NoError(t, desk.Do(t.Context(), "table:11", check))
+	require.NoError(t, desk.DoAll(t.Context(), []string{"table:12"}, check))
+	ctx, stop := context.WithCancel(t.Context())
+	require.ErrorIs(t, desk.Lead(ctx, "table:13", func(ctx context.Context, h *guard.Holder) error {
+		defer stop()
+		return check(ctx, h)
+	}), context.Canceled)
+	require.Equal(t, 3, runs)
 }
 
 // Redis that has lost everything is behind for every resource.

@@ -97,7 +97,8 @@ type Config struct {
 	// fencedb.Sealer(pool) seals in Postgres. Then no earlier holder can write once the new holder
 	// has its lease, and what the new holder reads outside of its transactions stays as it was
 	// until it writes. Without a seal, both hold only from its first fenced transaction on. A seal
-	// costs a round trip to Postgres for each acquisition. Not for a [Semaphore]. Defaults to none.
+	// costs a round trip to Postgres for each acquisition. A desk of package guard seals by itself,
+	// after this Seal; so its issuer needs none. Not for a [Semaphore]. Defaults to none.
 	Seal func(ctx context.Context, grants ...Grant) error
 
 	// Tracers are called for every event of the leases. Free when unused. Defaults to none.

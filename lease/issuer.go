@@ -113,15 +113,23 @@ func (i *Issuer) With(opts ...Option) *Issuer {
 	return &Issuer{i.core, slices.Concat(i.opts, opts)}
 }
 
-// Sealed returns an issuer with seal as its [Config.Seal], also for [Issuer.Lead]; if the Config of
-// i has a Seal, it returns i itself. Everything else is shared with i: its leases, its waiters, and
-// [Issuer.Close]. Package guard uses it for work that has to be sealed.
+// Sealed returns an issuer with seal as its [Config.Seal], also for [Issuer.Lead]; if i has one
+// already, that runs first, since seal may be of another data store. Everything else is shared with
+// i: its leases, its waiters, and [Issuer.Close]. Package guard uses it for work that has to be
+// sealed.
 func (i *Issuer) Sealed(seal func(ctx context.Context, grants ...Grant) error) *Issuer {
-	if i == nil || i.core == nil || i.cfg.Seal != nil {
+	if i == nil || i.core == nil || seal == nil {
 		return i
 	}
-	sealing := *i.core
-	sealing.cfg.Seal = seal
+	sealing, first := *i.core, i.cfg.Seal
+	sealing.cfg.Seal = func(ctx context.Context, grants ...Grant) error {
+		if first != nil {
+			if err := first(ctx, grants...); err != nil {
+				return err
+			}
+		}
+		return seal(ctx, grants...)
+	}
 	return &Issuer{&sealing, i.opts}
 }
 

@@ -68,15 +68,43 @@ func TestASealedIssuerIsTheSameIssuer(t *testing.T) {
 	})
 }
 
-func TestAnIssuerKeepsTheSealOfItsConfig(t *testing.T) {
+// They may be of two data stores.
+func TestTheSealOfAConfigRunsBeforeAnother(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		var by []string
+		var failing string
+		failed := errors.New("refused")
 		seal := func(who string) func(context.Context, ...lease.Grant) error {
-			return func(context.Context, ...lease.Grant) error { by = append(by, who); return nil }
+			return func(context.Context, ...lease.Grant) error {
+				by = append(by, who)
+				if who == failing {
+					return failed
+				}
+				return nil
+			}
 		}
 		issuer := w.issuer(t, lease.Config{TTL: 9 * time.Second, Seal: seal("its own")})
-		require.NoError(t, issuer.Sealed(seal("another")).Do(t.Context(), "a", func(context.Context, *lease.Lease) error { return nil }))
-		require.Equal(t, []string{"its own"}, by)
+		for _, c := range []struct {
+			issuer  *lease.Issuer
+			failing string
+			by      []string
+		}{
+			{issuer, "", []string{"its own"}},
+			{issuer.Sealed(nil), "", []string{"its own"}},
+			{issuer.Sealed(seal("another")), "", []string{"its own", "another"}},
+			{issuer.Sealed(seal("another")), "its own", []string{"its own"}},
+			{issuer.Sealed(seal("another")), "another", []string{"its own", "another"}},
+			{issuer.Sealed(seal("another")).Sealed(seal("a third")), "", []string{"its own", "another", "a third"}},
+		} {
+			by, failing = nil, c.failing
+			err := c.issuer.Do(t.Context(), "a", func(context.Context, *lease.Lease) error { return nil })
+			if failing == "" {
+				require.NoError(t, err)
+			} else {
+				require.ErrorIs(t, err, failed)
+			}
+			require.Equal(t, c.by, by)
+		}
 	})
 	require.Nil(t, (*lease.Issuer)(nil).Sealed(nil))
 	_, err := new(lease.Issuer).Sealed(nil).Acquire(t.Context(), "a")
