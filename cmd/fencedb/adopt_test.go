@@ -5,11 +5,14 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/app"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/look"
 )
 
-func (w *world) adopted(table string) *adoption {
+func (w *world) adopted(table string) *look.Adoption {
 	w.Helper()
-	var found adoption
+	var found look.Adoption
 	w.json("adopt", &found, "adopt", table)
 	return &found
 }
@@ -99,7 +102,7 @@ func TestAdoptRefusesARoleThatSeesNoWriters(t *testing.T) {
 
 	got := w.run("--postgres", w.login("app", `SELECT fencedb.allow(%[1]s)`), "adopt", "seats")
 
-	require.Equal(t, exitFailed, got.code)
+	require.Equal(t, app.ExitFailed, got.code)
 	require.Contains(t, got.errOut, "operator => true")
 	require.Empty(t, got.out)
 	require.Contains(t, w.ok("--postgres", w.login("owner", `ALTER TABLE seats OWNER TO %[2]s`), "adopt", "seats"), "INSERT")
@@ -137,17 +140,17 @@ func TestAdoptSaysWhatIsWrongWithATable(t *testing.T) {
 		code int
 		says string
 	}{
-		`rooms`:          {exitFailed, `table rooms is not protected; its owner can observe it with SELECT fencedb.protect(`},
-		`nowhere`:        {exitFailed, `table nowhere does not exist, or is not in the search_path; write its name as in SQL`},
-		`no.such`:        {exitFailed, `table no.such does not exist`},
-		`orders`:         {exitFailed, `table orders does not exist; did you mean shop.orders?`},
-		`"order items"`:  {exitFailed, `table "order items" does not exist; did you mean "Order Items"?`},
-		`Order Items`:    {exitUsage, `Order Items is not the name of a table, as SQL writes it: in double quotes if it has spaces or signs, as in fencedb adopt '"Order Items"'`},
-		`seats;`:         {exitUsage, `seats; is not the name of a table`},
-		"seats\xff":      {exitUsage, `"seats\xff" is not valid UTF-8`},
-		`"Order Items"`:  {exitDone, ``},
-		`shop . orders`:  {exitDone, ``},
-		` public.SEATS `: {exitDone, ``},
+		`rooms`:          {app.ExitFailed, `table rooms is not protected; its owner can observe it with SELECT fencedb.protect(`},
+		`nowhere`:        {app.ExitFailed, `table nowhere does not exist, or is not in the search_path; write its name as in SQL`},
+		`no.such`:        {app.ExitFailed, `table no.such does not exist`},
+		`orders`:         {app.ExitFailed, `table orders does not exist; did you mean shop.orders?`},
+		`"order items"`:  {app.ExitFailed, `table "order items" does not exist; did you mean "Order Items"?`},
+		`Order Items`:    {app.ExitUsage, `Order Items is not the name of a table, as SQL writes it: in double quotes if it has spaces or signs, as in fencedb adopt '"Order Items"'`},
+		`seats;`:         {app.ExitUsage, `seats; is not the name of a table`},
+		"seats\xff":      {app.ExitUsage, `"seats\xff" is not valid UTF-8`},
+		`"Order Items"`:  {app.ExitDone, ``},
+		`shop . orders`:  {app.ExitDone, ``},
+		` public.SEATS `: {app.ExitDone, ``},
 	} {
 		got := w.run("adopt", call)
 		require.Equal(t, c.code, got.code, call)
@@ -165,7 +168,7 @@ func TestAdoptWithoutATableListsAll(t *testing.T) {
 		ALTER TABLE "Order Items" DISABLE TRIGGER ALL;
 		SET application_name = 'cron'; INSERT INTO rooms VALUES (1); INSERT INTO rooms VALUES (2)`)
 
-	var found adoptions
+	var found look.Adoptions
 	w.json("adoptions", &found, "adopt")
 	require.Len(t, found.Tables, 3)
 	for _, one := range found.Tables {

@@ -10,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/app"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/look"
 	"github.com/fencedb/fencedb/observe/feed"
 )
 
@@ -19,7 +21,7 @@ var passing = regexp.MustCompile(`\b(\d+(\.\d+)?(ns|µs|ms|s|m|h|d))+\b`)
 // prints requires that a command prints to a person what its JSON has.
 func (n *night) prints(command []string, json ...string) {
 	n.Helper()
-	n.screen.width = 120
+	n.screen.Width = 120
 	printed := passing.ReplaceAllString(flowing(n.run(command...).out), "a time")
 	for _, text := range json {
 		require.Contains(n, printed, passing.ReplaceAllString(flowing(text), "a time"))
@@ -29,17 +31,17 @@ func (n *night) prints(command []string, json ...string) {
 // read requires that what inspect says of table 12 is true, as far as its servers answer it.
 func (n *night) read() {
 	n.Helper()
-	var found inspection
+	var found look.Inspection
 	n.decode("inspect", &found, n.run("--json", "inspect", "table:12").out)
 	key := "lease:v1:{" + n.namespace + "/table:12}:"
 	holder, last, fence := n.holds(), int64(0), int64(0)
-	if found.lacks("redis") == "" {
+	if found.Lacks("redis") == "" {
 		last = number(n.redis.Get(n.Context(), key+"fence").Val())
-		require.Equal(n, []int64{holder, last}, []int64{value(found.Holder).Token, value(found.LastToken)})
+		require.Equal(n, []int64{holder, last}, []int64{app.Value(found.Holder).Token, app.Value(found.LastToken)})
 	}
-	if found.lacks("postgres") == "" {
+	if found.Lacks("postgres") == "" {
 		fence = number(n.one(`SELECT coalesce(max(last_fencing_token), 0) FROM fencedb.fences WHERE resource = 'table:12'`))
-		require.Equal(n, fence, value(found.Fence).Token)
+		require.Equal(n, fence, app.Value(found.Fence).Token)
 		var keep string
 		for _, t := range found.Transactions {
 			keep += fmt.Sprintln(t.PID, t.Application)
@@ -57,7 +59,7 @@ func (n *night) read() {
 	for _, said := range found.Notes {
 		texts = append(texts, "* "+said.Text)
 		so, known := map[string]bool{
-			"redis_away":           found.lacks("redis") != "" && (n.redis.Ping(n.Context()).Err() != nil || n.redis.Get(n.Context(), key+"owner").Val() == "by hand"),
+			"redis_away":           found.Lacks("redis") != "" && (n.redis.Ping(n.Context()).Err() != nil || n.redis.Get(n.Context(), key+"owner").Val() == "by hand"),
 			"current":              holder > 0 && holder == fence,
 			"stale_holder":         holder > 0 && holder < fence,
 			"not_entered":          holder > fence,
@@ -67,7 +69,7 @@ func (n *night) read() {
 			"seal_missing":         last > fence,
 			"unknown_to_redis":     last == 0,
 			"kept_without_lease":   holder == 0 && len(found.Transactions) > 0,
-			"held_elsewhere":       len(rivals(found.Elsewhere)) > 0,
+			"held_elsewhere":       len(look.Rivals(found.Elsewhere)) > 0,
 			"known_elsewhere":      len(found.Elsewhere) > 0 && last == 0,
 			"revoked":              n.redis.Exists(n.Context(), key+"ended").Val() == 1,
 			"feed_unreadable":      n.redis.Type(n.Context(), "fencedb:v1:"+n.namespace+":events").Val() != "stream",
@@ -92,7 +94,7 @@ func (n *night) holds() int64 {
 // examined are the codes of what doctor finds, but for the role of the drill itself.
 func (n *night) examined() (codes []string) {
 	n.Helper()
-	var d diagnosis
+	var d look.Diagnosis
 	n.decode("doctor", &d, n.run("--json", "doctor").out)
 	var texts []string
 	for _, f := range d.Findings {
@@ -122,26 +124,26 @@ func (n *night) published() (all, ours []feed.Event) {
 // it reaches, who holds, and what has entered.
 func (n *night) recall() {
 	n.Helper()
-	var told history
+	var told look.Timeline
 	all, events := n.published()
 	for settled := false; !settled; { // events come a moment later
-		told = history{}
+		told = look.Timeline{}
 		n.decode("history", &told, n.run("--json", "history", "table:12").out)
 		before := len(all)
 		all, events = n.published()
 		settled = len(all) == before
 	}
 	has := map[string]string{
-		ofHistory: n.queried(`SELECT lower(event), coalesce(token, 0), coalesce(former_token, 0) FROM fencedb.history WHERE resource = 'table:12' ORDER BY at`),
-		ofAudit: n.queried(`SELECT event, coalesce((details ->> 'token')::bigint, 0), coalesce((details ->> 'former_token')::bigint, 0) FROM fencedb.audit
+		look.SourceHistory: n.queried(`SELECT lower(event), coalesce(token, 0), coalesce(former_token, 0) FROM fencedb.history WHERE resource = 'table:12' ORDER BY at`),
+		look.SourceAudit: n.queried(`SELECT event, coalesce((details ->> 'token')::bigint, 0), coalesce((details ->> 'former_token')::bigint, 0) FROM fencedb.audit
 			WHERE resource = 'table:12' OR event = 'keep_history' OR details ->> 'resource' LIKE '%table:{%' ORDER BY at, id`),
 	}
 	granted := map[int64]bool{}
 	for _, e := range events {
-		has[ofFeed] += fmt.Sprintln(e.Kind, e.Token, e.Stored)
+		has[look.SourceFeed] += fmt.Sprintln(e.Kind, e.Token, e.Stored)
 		granted[e.Token] = granted[e.Token] || e.Kind == feed.Granted
 	}
-	for _, source := range []string{ofHistory, ofLedger, ofAudit, ofFeed} {
+	for _, source := range []string{look.SourceHistory, look.SourceLedger, look.SourceAudit, look.SourceFeed} {
 		shown := ""
 		for _, h := range told.Events {
 			if h.Source == source {
@@ -155,9 +157,9 @@ func (n *night) recall() {
 	}
 
 	holder, fence := n.holds(), number(n.one(`SELECT coalesce(max(last_fencing_token), 0) FROM fencedb.fences WHERE resource = 'table:12'`))
-	require.Equal(n, fence, value(told.Last).Token)
-	if !told.lacks("redis") {
-		renewed := value(told.Renewed)
+	require.Equal(n, fence, app.Value(told.Last).Token)
+	if !told.Lacks("redis") {
+		renewed := app.Value(told.Renewed)
 		over := renewed.At.Add(time.Duration(renewed.TTLMS) * time.Millisecond).Before(n.redis.Time(n.Context()).Val())
 		require.Equal(n, granted[holder], told.Granted != nil && told.Ended == nil && !over, "who holds: %v, %v, %v", told.Granted, told.Ended, renewed)
 		require.True(n, !granted[holder] || told.Granted.Token == holder)
@@ -165,7 +167,7 @@ func (n *night) recall() {
 	n.recalled(told, all)
 	text := n.run("history", "table:12", "--at", n.one(`SELECT to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')`)).out
 	who, entered := `(nobody that is known|not known)`, `no token had entered`
-	if granted[holder] && !told.lacks("redis") {
+	if granted[holder] && !told.Lacks("redis") {
 		who = fmt.Sprintf(`\S+ with token %d,`, holder)
 	}
 	if fence > 0 {
@@ -176,7 +178,7 @@ func (n *night) recall() {
 }
 
 // recalled requires that the notes of a history are true.
-func (n *night) recalled(told history, all []feed.Event) {
+func (n *night) recalled(told look.Timeline, all []feed.Event) {
 	n.Helper()
 	feedSince := time.Time{}
 	if len(all) > 0 {
@@ -188,13 +190,13 @@ func (n *night) recalled(told history, all []feed.Event) {
 	for _, said := range told.Notes {
 		texts = append(texts, "* "+said.Text)
 		so, known := map[string]bool{
-			"history_since":    told.Period == "30 days" && is(fmt.Sprintf(`since = '%s' FROM fencedb.history_kept`, value(told.KeptSince).Format(time.RFC3339Nano))),
+			"history_since":    told.Period == "30 days" && is(fmt.Sprintf(`since = '%s' FROM fencedb.history_kept`, app.Value(told.KeptSince).Format(time.RFC3339Nano))),
 			"gap":              strings.Contains(said.Text, "others are missing"),
-			"unbroken_since":   is(fmt.Sprintf(`pg_sequence_last_value('fencedb.unbroken_since') = %d`, value(told.UnbrokenSince).UnixMilli())),
+			"unbroken_since":   is(fmt.Sprintf(`pg_sequence_last_value('fencedb.unbroken_since') = %d`, app.Value(told.UnbrokenSince).UnixMilli())),
 			"unbroken_unknown": is(`pg_sequence_last_value('fencedb.server_epoch') & 16777215 IS DISTINCT FROM fencedb.started()`),
 			"writes_not_kept":  is(`EXISTS (` + kept + ` AND history_since IS NULL)`),
 			"no_table":         is(`NOT EXISTS (` + kept + `)`),
-			"feed_since":       value(told.FeedSince).Equal(feedSince),
+			"feed_since":       app.Value(told.FeedSince).Equal(feedSince),
 			"feed_none":        len(all) == 0 && n.redis.Exists(n.Context(), "fencedb:v1:"+n.namespace+":events").Val() == 0,
 			"feed_unreadable":  n.redis.Type(n.Context(), "fencedb:v1:"+n.namespace+":events").Val() != "stream",
 			"known_elsewhere":  n.redis.Exists(n.Context(), "lease:v1:{shopp/table:12}:fence").Val() == 1,

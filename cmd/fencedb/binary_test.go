@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/app"
 )
 
 // built is the command as make fencedb builds it.
@@ -59,7 +61,7 @@ func oneLine(t *testing.T, path string) {
 	var exit *exec.ExitError
 	require.ErrorAs(t, leases.Run(), &exit)
 
-	require.Equal(t, exitFailed, exit.ExitCode())
+	require.Equal(t, app.ExitFailed, exit.ExitCode())
 	require.Equal(t, 1, strings.Count(errOut.String(), "\n"), errOut.String())
 	require.True(t, strings.HasPrefix(errOut.String(), "fencedb: redis: "), errOut.String())
 }

@@ -1,5 +1,3 @@
-//go:build unix
-
 package main
 
 import (
@@ -14,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/app"
 	"github.com/fencedb/fencedb/cmd/fencedb/internal/chaos"
 )
 
@@ -43,7 +42,7 @@ func TestChaosPassesAndLeavesNothing(t *testing.T) {
 
 	got := w.run("--json", "chaos", "--for", "4s", "--ttl", "500ms", "--seed", "41", "--html", page)
 
-	require.Equal(t, exitDone, got.code, got.errOut+got.out)
+	require.Equal(t, app.ExitDone, got.code, got.errOut+got.out)
 	require.Contains(t, got.errOut, "seed 41", "the time line is not in the way of JSON")
 	w.decode("chaos", &v, got.out)
 	require.Positive(t, v.Outcomes[chaos.Committed])
@@ -110,7 +109,7 @@ func TestChaosAndDrillGiveUpOnAServerThatHangs(t *testing.T) {
 	w := bare(t).as("--timeout", "1s").as("--postgres", "postgres://ann@"+silent(t)+"/none?sslmode=disable")
 	for _, command := range []string{"chaos", "drill"} {
 		got := w.run(command)
-		require.Equal(t, exitFailed, got.code)
+		require.Equal(t, app.ExitFailed, got.code)
 		require.Contains(t, got.errOut, "postgres: no answer from 127.0.0.1:")
 	}
 }
@@ -121,12 +120,12 @@ func TestChaosFailsWithAControl(t *testing.T) {
 
 	got := w.run("chaos", "--for", "5s", "--ttl", "500ms", "--control", "no-fence", "--only", "pause")
 	for range 3 { // a busy machine may leave no time for a violation
-		if got.code != exitFailed {
+		if got.code != app.ExitFailed {
 			got = w.run("chaos", "--for", "5s", "--ttl", "500ms", "--control", "no-fence", "--only", "pause")
 		}
 	}
 
-	require.Equal(t, exitFailed, got.code, got.out)
+	require.Equal(t, app.ExitFailed, got.code, got.out)
 	require.Contains(t, got.out, "VIOLATED  ")
 	require.Empty(t, w.one(`SELECT coalesce(string_agg(nspname, ' '), '') FROM pg_namespace WHERE nspname ~ '^(chaos_|fencedb)'`))
 }
@@ -172,7 +171,7 @@ func TestNoProcessOutlivesADrill(t *testing.T) {
 			_, _ = io.Copy(io.Discard, out)
 			var exit *exec.ExitError
 			require.ErrorAs(t, command.Wait(), &exit)
-			require.Equal(t, map[os.Signal]int{os.Interrupt: exitFailed, os.Kill: -1}[s], exit.ExitCode())
+			require.Equal(t, map[os.Signal]int{os.Interrupt: app.ExitFailed, os.Kill: -1}[s], exit.ExitCode())
 			require.NoError(t, stderr.SetReadDeadline(time.Now().Add(20*time.Second)))
 			said, err := io.ReadAll(stderr)
 			require.NoError(t, err, "a process lives on; %s", said)
@@ -185,7 +184,7 @@ func TestNoProcessOutlivesADrill(t *testing.T) {
 func TestDrillAndChaosLeaveNothingThatDoctorOrHistoryNames(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	found := w.diagnosed(exitDone)
+	found := w.diagnosed(app.ExitDone)
 	told := said(w.told("seat:1"))
 
 	w.ok("drill", "--ttl", "1s")
@@ -195,7 +194,7 @@ func TestDrillAndChaosLeaveNothingThatDoctorOrHistoryNames(t *testing.T) {
 	_, _ = io.Copy(io.Discard, out)
 	require.NoError(t, command.Wait(), errOut)
 
-	require.Equal(t, found, w.diagnosed(exitDone))
+	require.Equal(t, found, w.diagnosed(app.ExitDone))
 	require.Equal(t, told, said(w.told("seat:1")))
 	require.Equal(t, "5 5", w.one(`SELECT concat_ws(' ', count(*) FILTER (WHERE event = 'protect'), count(*) FILTER (WHERE event = 'unprotect'))
 		FROM fencedb.audit WHERE details ->> 'table' ~ '^chaos_'`))
@@ -220,7 +219,7 @@ func TestChaosRefusesWhatItCannotDo(t *testing.T) {
 		{"--postgres", "", "chaos"},
 		{"--redis", "http://cache", "chaos"},
 	} {
-		require.Equal(t, exitUsage, w.run(args...).code, args)
+		require.Equal(t, app.ExitUsage, w.run(args...).code, args)
 	}
 }
 
@@ -234,7 +233,7 @@ func TestChaosThatCannotBeginKeepsAnEarlierVerdict(t *testing.T) {
 
 	got := w.run("chaos", "--html", page)
 
-	require.Equal(t, exitFailed, got.code, got.errOut)
+	require.Equal(t, app.ExitFailed, got.code, got.errOut)
 	require.Contains(t, got.errOut, "may not enter fences")
 	kept, err := os.ReadFile(page)
 	require.NoError(t, err)

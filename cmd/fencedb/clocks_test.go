@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/app"
 )
 
 // shiftPostgres has the command see another time of Postgres. What Postgres has written so far is
@@ -94,12 +96,12 @@ func TestCountersOfIdleResourcesThatAreAheadOfTheClock(t *testing.T) {
 	w := sound(t)
 	l := w.acquire("seat:1")
 	require.NoError(t, l.Release(t.Context()))
-	require.Empty(t, w.diagnosed(exitDone))
+	require.Empty(t, w.diagnosed(app.ExitDone))
 	_, err := w.issuer.Raise(t.Context(), "seat:1", time.Now().Add(time.Hour).UnixMicro())
 	require.NoError(t, err)
 
 	require.Equal(t, "0", w.one(`SELECT count(*) FROM fencedb.fences`))
-	require.Equal(t, []string{"warning tokens_ahead"}, w.diagnosed(exitDone))
+	require.Equal(t, []string{"warning tokens_ahead"}, w.diagnosed(app.ExitDone))
 	require.Regexp(t, `that of seat:1 the furthest, until .* UTC, for another (59m\d+s|1h)`, flowing(w.ok("doctor")))
 }
 

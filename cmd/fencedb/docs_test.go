@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/urfave/cli/v3"
 
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/app"
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/internal/testenv"
 )
@@ -88,7 +89,7 @@ type restaurant struct {
 func newRestaurant(t *testing.T) *restaurant {
 	t.Helper()
 	w := sound(t, "--appendonly", "no")
-	w.screen.width, w.answer = 100, "y\n"
+	w.screen.Width, w.answer = 100, "y\n"
 	w.exec(`CREATE TABLE waitlist (last_fencing_token bigint)`)
 	r := &restaurant{world: w, tables: map[string]fencedb.Grant{}}
 	for _, table := range []string{"table:11", "table:12", "table:13"} {
@@ -120,8 +121,8 @@ func (r *restaurant) typed(line string, lines int) string {
 		args = append(args, strings.Trim(word, "'"))
 	}
 	r.prepare(args[0])
-	if r.screen.width = 100; args[0] == "history" {
-		r.screen.width = 120
+	if r.screen.Width = 100; args[0] == "history" {
+		r.screen.Width = 120
 	}
 	if args[0] == "watch" {
 		watching, seen := r.start(args...), ""
@@ -131,7 +132,7 @@ func (r *restaurant) typed(line string, lines int) string {
 		return seen
 	}
 	got := r.run(args...)
-	require.Equal(r, map[string]int{"doctor": exitFailed}[args[0]], got.code, got.errOut) // it names a table that is not protected
+	require.Equal(r, map[string]int{"doctor": app.ExitFailed}[args[0]], got.code, got.errOut) // it names a table that is not protected
 	switch args[0] {
 	case "with": // it asks nothing
 		return got.out + got.errOut
@@ -222,7 +223,7 @@ func TestTheRunbookNamesCommandsAndFlagsThatExist(t *testing.T) {
 	t.Parallel()
 	adopting, err := os.ReadFile("../../docs/adopting.md")
 	require.NoError(t, err)
-	root := (&app{}).root()
+	root := root(&app.State{})
 	calls := regexp.MustCompile("(?m)(?:^    |`)fencedb ([a-z]+)([^`#\n]*)").FindAllStringSubmatch(runbook(t)+string(adopting), -1)
 	require.NotEmpty(t, calls)
 	for _, call := range calls {

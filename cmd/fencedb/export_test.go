@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/app"
 	"github.com/fencedb/fencedb/migrations"
 )
 
@@ -86,7 +87,7 @@ func TestExportOverwritesNothing(t *testing.T) {
 
 	got := c.run("migrate", "export", "--for", "dbmate", dir)
 
-	require.Equal(t, exitFailed, got.code)
+	require.Equal(t, app.ExitFailed, got.code)
 	require.Contains(t, got.errOut, names[1])
 	require.Equal(t, names[1:], files(t, dir), "nothing was written")
 	text, err := os.ReadFile(edited)

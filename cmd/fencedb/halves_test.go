@@ -7,6 +7,9 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/act"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/app"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/look"
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/internal/protocol"
 )
@@ -34,11 +37,11 @@ func TestInspectTellsWhatTheLivingServerKnows(t *testing.T) {
 
 			got := w.run("--json", "inspect", "seat:1")
 
-			require.Equal(t, exitFailed, got.code)
+			require.Equal(t, app.ExitFailed, got.code)
 			require.Contains(t, got.errOut, "this is only what the other server knows: "+test.missing+":")
 			require.NotContains(t, got.errOut, "context")
 			require.Contains(t, got.errOut, test.says)
-			var found inspection
+			var found look.Inspection
 			w.decode("inspect", &found, got.out)
 			require.Len(t, found.Missing, 1)
 			require.Equal(t, test.missing, found.Missing[0].Server)
@@ -52,7 +55,7 @@ func TestInspectTellsWhatTheLivingServerKnows(t *testing.T) {
 	}
 	w := newWorld(t)
 	got := w.run("--redis", noRedis, "--postgres", noPostgres, "inspect", "seat:1")
-	require.Equal(t, exitFailed, got.code)
+	require.Equal(t, app.ExitFailed, got.code)
 	require.Contains(t, got.errOut, "neither server answers: redis: ")
 	require.Empty(t, got.out)
 }
@@ -62,7 +65,7 @@ func TestWhoCanWriteIsSaidByTheLedgerAlone(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	said := func() string {
-		var found inspection
+		var found look.Inspection
 		w.decode("inspect", &found, w.run("--json", "--redis", noRedis, "inspect", "seat:1").out)
 		return found.Notes[0].Text
 	}
@@ -87,15 +90,15 @@ func TestLeasesWithoutRedisListsWhatHasEntered(t *testing.T) {
 
 	got := w.run("--json", "leases", "seat:")
 
-	require.Equal(t, exitFailed, got.code)
+	require.Equal(t, app.ExitFailed, got.code)
 	require.Contains(t, got.errOut, "redis: ")
-	var found leaseList
+	var found look.LeaseList
 	w.decode("leases", &found, got.out)
 	require.Len(t, found.Entered, 1)
 	require.Equal(t, []any{"seat:1", l.Token(), l.LeaseID()}, []any{found.Entered[0].Resource, found.Entered[0].Token, found.Entered[0].LeaseID})
 	require.Regexp(t, `(?s)Who holds what is not known.*table:2 .*seat:1 `, w.run("leases").out, "the newest first")
 	got = newConsole(t, "--redis", noRedis).run("leases")
-	require.Equal(t, exitFailed, got.code)
+	require.Equal(t, app.ExitFailed, got.code)
 	require.Empty(t, got.out)
 }
 
@@ -115,16 +118,16 @@ func TestAHolderIsShutOutWhileRedisIsAwayOrRefuses(t *testing.T) {
 			away(w)
 
 			got := w.run("revoke", "seat:1", "--reason", "it hangs", "--yes")
-			require.Equal(t, exitFailed, got.code)
+			require.Equal(t, app.ExitFailed, got.code)
 			require.Contains(t, got.errOut, "nothing was changed")
 			require.Contains(t, got.errOut, "--seal-only")
 			require.NoError(t, w.book(l))
 			require.Equal(t, before, w.fences())
 			require.Equal(t, "0", w.one(`SELECT count(*) FROM fencedb.audit WHERE event = 'revoke'`))
 
-			require.Equal(t, exitDeclined, w.run("revoke", "seat:1", "--seal-only", "--reason", "it hangs").code)
+			require.Equal(t, app.ExitDeclined, w.run("revoke", "seat:1", "--seal-only", "--reason", "it hangs").code)
 			require.NoError(t, w.book(l))
-			var done revocation
+			var done act.Revocation
 			w.json("revoke", &done, "revoke", "seat:1", "--seal-only", "--reason", "it hangs", "--yes")
 			require.True(t, done.SealOnly)
 			require.ErrorIs(t, w.book(l), fencedb.ErrStale)
@@ -155,7 +158,7 @@ func TestASealThatCannotBeMadeSaysSo(t *testing.T) {
 	}
 
 	got := seal("seat:1")
-	require.Equal(t, exitFailed, got.code)
+	require.Equal(t, app.ExitFailed, got.code)
 	require.Contains(t, got.errOut, "idle in transaction")
 	require.Contains(t, got.errOut, "the former holder can still write")
 	require.NoError(t, tx.Commit(t.Context()))
@@ -164,7 +167,7 @@ func TestASealThatCannotBeMadeSaysSo(t *testing.T) {
 	w.exec(fmt.Sprintf(`INSERT INTO fencedb.foreign_issuers VALUES ('zxid'); SELECT fencedb.enter('zxid:1', 7, gen_random_uuid()), fencedb.enter('seat:2', %d, gen_random_uuid())`, int64(protocol.MaxNumber)))
 	for resource, says := range map[string]string{"zxid:1": "another issuer", "seat:2": "no token is above that"} {
 		got = seal(resource)
-		require.Equal(t, exitFailed, got.code)
+		require.Equal(t, app.ExitFailed, got.code)
 		require.Contains(t, got.errOut, "nothing was changed")
 		require.Contains(t, got.errOut, says)
 	}
@@ -179,7 +182,7 @@ func TestACommandWithoutItsServersHasChangedNothing(t *testing.T) {
 			{"revoke", "seat:1", "--reason", "x", "--yes"}, {"revoke", "--behind", "--reason", "x", "--yes"}, {"reset", "seat:1", "--to", "1", "--reason", "x", "--yes"},
 		} {
 			got := w.run(append(flags, args...)...)
-			require.Equal(t, exitFailed, got.code)
+			require.Equal(t, app.ExitFailed, got.code)
 			require.Contains(t, got.errOut, "nothing was changed", args)
 		}
 	}

@@ -13,54 +13,27 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/app"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/look"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/term"
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/guard"
 	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/observe/feed"
 )
 
-func TestTimesAsPeopleTypeThem(t *testing.T) {
-	t.Parallel()
-	zone := time.FixedZone("there", 2*60*60)
-	now := time.Date(2026, 11, 27, 20, 14, 30, 0, zone) // a Friday
-	for text, want := range map[string]string{
-		"Fri 20:14": "2026-11-27T20:14:00", "fri 20:15": "2026-11-20T20:15:00", "Friday 20:14:30": "2026-11-27T20:14:30", "FRI 20:14:31": "2026-11-20T20:14:31.999999999",
-		"Thu 00:00": "2026-11-26T00:00:00", "saturday 23:59": "2026-11-21T23:59:00",
-		"yesterday 20:14": "2026-11-26T20:14:00", "today 0:05": "2026-11-27T00:05:00", "20:14": "2026-11-27T20:14:00", "20:15": "2026-11-26T20:15:00",
-		"Friday 8:14 PM": "2026-11-27T20:14:00", "fri 8:15pm": "2026-11-20T20:15:00", "8:14 PM": "2026-11-27T20:14:00", "12:05AM": "2026-11-27T00:05:00", "2026-11-20 8:14 PM": "2026-11-20T20:14:00", " 20:14:05.5 ": "2026-11-27T20:14:05.599999999", "20:14:05.123456789": "2026-11-27T20:14:05.123456789",
-		"2026-11-20 20:14": "2026-11-20T20:14:00", "2026-11-20T20:14:05": "2026-11-20T20:14:05.999999999", "2026-11-20T18:14:05Z": "2026-11-20T20:14:05.999999999",
-		// As the command prints them, in each place, and psql.
-		"27 Nov 20:14:05.123": "2026-11-27T20:14:05.123999999", "28 Nov 20:14:05.123": "2025-11-28T20:14:05.123999999", "01 Jan 00:00:00": "2026-01-01T00:00:00.999999999",
-		"Fri 2026-11-20 20:14:05": "2026-11-20T20:14:05.999999999", "Fri 2026-11-20 18:14:05 +00:00": "2026-11-20T20:14:05.999999999",
-		"2026-11-20 18:14:05 UTC": "2026-11-20T20:14:05.999999999", "2026-11-20 18:14:05.123456+00": "2026-11-20T20:14:05.123456999", "2026-11-20 20:14:05.5+02:00": "2026-11-20T20:14:05.599999999",
-		now.Format(time.RFC3339): "2026-11-27T20:14:30",
-	} {
-		at, err := moment(text, now)
-		require.NoError(t, err, text)
-		require.Equal(t, want+"+02:00", at.Format(time.RFC3339Nano), text)
-	}
-	for _, text := range []string{"", "Fri", "25:00", "Fri 20", "some day 20:14", "2026-13-01 20:14", "Fri 20:14 UTC", "Fri 20:14 PM", "PM"} {
-		_, err := moment(text, now)
-		require.ErrorContains(t, err, "as a time", text)
-	}
-	for _, text := range []string{"today 20:15", "2026-11-28 20:14", "2026-11-27T18:14:31Z"} {
-		_, err := moment(text, now)
-		require.ErrorContains(t, err, "still to come", text)
-	}
-}
-
 // told is what the command tells of a resource.
-func (w *world) told(args ...string) *history {
+func (w *world) told(args ...string) *look.Timeline {
 	w.Helper()
-	var found history
+	var found look.Timeline
 	w.json("history", &found, append([]string{"history"}, args...)...)
 	return &found
 }
 
 // said are the events of a history in words.
-func said(r *history) (all []string) {
+func said(r *look.Timeline) (all []string) {
 	for _, h := range r.Events {
-		all = append(all, h.what())
+		all = append(all, h.What())
 	}
 	return all
 }
@@ -93,10 +66,10 @@ func TestHistoryTellsTheWholeStory(t *testing.T) {
 
 	ofPostgres, ofRedis := []string{}, []string{}
 	for _, h := range r.Events {
-		if h.Source == ofFeed {
+		if h.Source == look.SourceFeed {
 			ofRedis = append(ofRedis, h.Kind)
 		} else {
-			ofPostgres = append(ofPostgres, h.what())
+			ofPostgres = append(ofPostgres, h.What())
 		}
 	}
 	require.Equal(t, []string{"keep_history for 30 days"}, slices.DeleteFunc(slices.Clone(ofPostgres), func(s string) bool { return !strings.HasPrefix(s, "keep") }))
@@ -107,13 +80,13 @@ func TestHistoryTellsTheWholeStory(t *testing.T) {
 	require.Len(t, slices.DeleteFunc(slices.Clone(ofPostgres), func(s string) bool { return !strings.HasPrefix(s, "reset") }), 1, "once")
 	require.Equal(t, []string{"granted", "granted", "refused", "revoked"}, ofRedis, "what is committed, the history tells better")
 	for _, h := range r.Events {
-		if h.Rows > 0 || h.Kind == kindEnter && h.Token == second.Token() {
+		if h.Rows > 0 || h.Kind == look.KindEnter && h.Token == second.Token() {
 			require.Equal(t, "worker-7", h.Label, "by the feed")
-			require.Equal(t, h.Kind == kindEnter, strings.Contains(h.by(), "worker-7 ("), "the role and the address of an entry")
+			require.Equal(t, h.Kind == look.KindEnter, strings.Contains(h.By(), "worker-7 ("), "the role and the address of an entry")
 		}
 	}
 	require.Equal(t, "feed_since history_since writes_since", strings.Join(slices.Sorted(slices.Values(codes(r.Notes))), " "))
-	require.Equal(t, kindReset, r.Last.Kind)
+	require.Equal(t, look.KindReset, r.Last.Kind)
 	require.Greater(t, sealed.Token, second.Token())
 
 	at := w.one(`SELECT to_char((SELECT at FROM fencedb.history WHERE event = 'INSERT' ORDER BY at LIMIT 1) AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')`)
@@ -128,7 +101,7 @@ func TestHistoryTellsTheWholeStory(t *testing.T) {
 	require.Regexp(t, fmt.Sprintf(`(?m)insert 1 row of public.seats +%d +(\d\d [A-Z][a-z]{2} )?%s +worker-7`, first.Token(), issued.Format("15:04:05")), text)
 	text = w.ok("history", "seat:1")
 	require.Regexp(t, `^RESOURCE  seat:1\nSINCE     [A-Z][a-z]{2} \d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d\d:\d\d\n`, text)
-	w.screen.width = 100
+	w.screen.Width = 100
 	require.NotContains(t, w.ok("history", "seat:1"), "ISSUED", "there is no room")
 }
 
@@ -250,17 +223,17 @@ func TestHistoryOfABusyResource(t *testing.T) {
 		UNION ALL SELECT 'history', at + interval '40 s', 'seat:1', 'reset', 0, gen_random_uuid(), NULL FROM entered
 		UNION ALL SELECT 'history', at + interval '41 s', 'seat:1', 'UPDATE', NULL, NULL, 1 FROM entered`)
 	r := w.told("seat:1", "--timeout", "10s")
-	require.Len(t, r.Events, mostEvents)
+	require.Len(t, r.Events, 200, "the last")
 	require.True(t, r.More)
 	for i, h := range r.Events {
 		want := ""
 		switch {
-		case h.Source != ofHistory || h.Kind == kindReset:
+		case h.Source != look.SourceHistory || h.Kind == look.KindReset:
 			continue
 		case h.Token == 41:
 			want = w.one(`SELECT lease_id::text FROM fencedb.history WHERE event = 'enter'`)
 		}
-		require.Equal(t, want, h.Lease, "event %d: %s", i, h.what())
+		require.Equal(t, want, h.Lease, "event %d: %s", i, h.What())
 	}
 }
 
@@ -294,9 +267,9 @@ func TestHistorySaysWhatIsNotKnown(t *testing.T) {
 
 	for flag, server := range map[string]string{"--redis": "redis", "--postgres": "postgres"} {
 		got := w.run("--json", flag, map[string]string{"redis": noRedis, "postgres": noPostgres}[server], "history", "seat:1")
-		require.Equal(t, exitFailed, got.code)
+		require.Equal(t, app.ExitFailed, got.code)
 		require.Contains(t, got.errOut, "this is only what the other server knows: "+server)
-		var half history
+		var half look.Timeline
 		w.decode("history", &half, got.out)
 		require.Equal(t, server, half.Missing[0].Server)
 		require.Contains(t, codes(half.Notes), server+"_away")
@@ -324,27 +297,9 @@ func TestHistoryIsOneScreen(t *testing.T) {
 	require.Len(t, r.Events, 20)
 	require.Equal(t, []int64{975, 994}, []int64{r.Events[0].Token, r.Events[19].Token})
 	require.Less(t, strings.Count(w.ok("history", "seat:1", "--at", at), "\n"), 40)
-	require.Len(t, slices.DeleteFunc(w.told("seat:1", "--since", "73h").Events, func(h happening) bool { return h.Token == 0 }), 3)
-	require.Empty(t, slices.DeleteFunc(w.told("seat:1", "--since", "1h").Events, func(h happening) bool { return h.Token == 0 }))
+	require.Len(t, slices.DeleteFunc(w.told("seat:1", "--since", "73h").Events, func(h look.Happening) bool { return h.Token == 0 }), 3)
+	require.Empty(t, slices.DeleteFunc(w.told("seat:1", "--since", "1h").Events, func(h look.Happening) bool { return h.Token == 0 }))
 	require.False(t, w.told("seat:1", "--since", "73h").More)
-}
-
-// The clocks of the two servers are compared, since the time line mixes them.
-func TestHistoryNamesClocksThatAreApart(t *testing.T) {
-	t.Parallel()
-	for _, test := range []struct {
-		read  clocks
-		apart bool
-	}{
-		{clocks{-3 * time.Second, 0, time.Millisecond, time.Millisecond}, true},
-		{clocks{time.Minute, time.Minute + 3*time.Second, time.Millisecond, time.Millisecond}, true},
-		{clocks{time.Second / 2, 0, time.Millisecond, time.Millisecond}, false},
-		{clocks{3 * time.Second, 0, time.Second, 2 * time.Second}, false}, // the answers were that slow
-		{clocks{3 * time.Second, 0, 0, time.Millisecond}, false},          // Redis did not tell its time
-		{clocks{0, 3 * time.Second, time.Millisecond, 0}, false},
-	} {
-		require.Equal(t, test.apart, slices.Contains(codes((&history{ahead: test.read}).conclude()), "clock_difference"), "%+v", test)
-	}
 }
 
 // The time that history spends on reading is no difference between the two clocks.
@@ -355,7 +310,7 @@ func TestHistoryDoesNotTakeItsOwnTimeForADifferenceOfClocks(t *testing.T) {
 	require.NoError(t, err)
 	_, err = tx.Exec(t.Context(), `LOCK TABLE fencedb.history_kept`)
 	require.NoError(t, err)
-	blocked := time.AfterFunc(rounding+time.Second, func() { _ = tx.Rollback(context.Background()) })
+	blocked := time.AfterFunc(term.Rounding+time.Second, func() { _ = tx.Rollback(context.Background()) })
 	defer blocked.Stop()
 
 	require.NotContains(t, codes(w.told("seat:1").Notes), "clock_difference")
@@ -479,7 +434,7 @@ func TestHistoryDatesAGrantByTheEntryOfItsToken(t *testing.T) {
 	w.entered(hourAgo(20), 42, 41)
 	w.eventAt(hourAgo(30), "granted", 42) // by a clock that is ahead, or late
 
-	require.Contains(t, w.toldAt(hourAgo(25)), "HOLDER worker-7 with token 42, granted "+hourAgo(20).Local().Format(whenLayout))
+	require.Contains(t, w.toldAt(hourAgo(25)), "HOLDER worker-7 with token 42, granted "+hourAgo(20).Local().Format(term.TimeLayout))
 }
 
 // A date of the next day is one for this clock, which may be behind the servers'.
@@ -489,7 +444,7 @@ func TestHistoryComparesATimeWithTheClockThatIsRight(t *testing.T) {
 
 	got := w.run("history", "seat:1", "--at", time.Now().Add(time.Hour).Format(time.RFC3339))
 
-	require.Equal(t, exitUsage, got.code)
+	require.Equal(t, app.ExitUsage, got.code)
 	require.Regexp(t, `is still to come: it is `+time.Now().Format("2006-01-02")+`|`+time.Now().Add(-time.Minute).Format("2006-01-02"), got.errOut)
 	w.shiftPostgres(2 * time.Hour)
 	w.ok("history", "seat:1", "--at", time.Now().Add(time.Hour).Format(time.RFC3339))
@@ -503,7 +458,7 @@ func (r *restaurant) evening() {
 	r.exec(`SELECT fencedb.unprotect('bookings'); DROP TABLE bookings; -- of another page
 		CREATE TABLE bookings (table_id int PRIMARY KEY, guest text NOT NULL);
 		SELECT fencedb.keep_history('30 days'), fencedb.protect('bookings', 'table:{table_id}', history => true)`)
-	friday, err := moment("Fri 20:14", time.Now())
+	friday, err := term.ParseTime("Fri 20:14", time.Now())
 	require.NoError(r, err)
 	reserve := func(name, guest string, check func()) error {
 		config := r.pool.Config()
@@ -531,7 +486,7 @@ func (r *restaurant) evening() {
 
 func (r *restaurant) move(friday time.Time) {
 	r.Helper()
-	began := friday.Add(-9 * day)
+	began := friday.Add(-9 * term.Day)
 	_, err := r.pool.Exec(r.Context(), fmt.Sprintf(`
 		ALTER TABLE fencedb.events DISABLE TRIGGER keep;
 		UPDATE fencedb.events h SET role = CASE event WHEN 'enter' THEN 'shop' END, client = CASE event WHEN 'enter' THEN '10.0.0.3'::inet END, at = '%[1]s'::timestamptz + t.after

@@ -11,8 +11,11 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/act"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/app"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/conn"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/look"
 	"github.com/fencedb/fencedb/fencedb"
-	"github.com/fencedb/fencedb/internal/protocol"
 	"github.com/fencedb/fencedb/observe/feed"
 )
 
@@ -23,7 +26,7 @@ func TestInspectFollowsALeaseThroughItsLife(t *testing.T) {
 	found := w.inspected("seat:1")
 	require.Equal(t, []string{"unknown_to_redis"}, codes(found.Notes))
 	found.Notes = nil
-	require.Equal(t, &inspection{Resource: "seat:1", Transactions: []transaction{}, Elsewhere: []location{}, Missing: []missing{}}, found)
+	require.Equal(t, &look.Inspection{Resource: "seat:1", Transactions: []conn.Transaction{}, Elsewhere: []look.Location{}, Missing: []look.Missing{}}, found)
 
 	l := w.acquire("seat:1")
 	found = w.inspected("seat:1")
@@ -83,7 +86,7 @@ func TestInspectNamesTheTokensOfWhoCouldStillWrite(t *testing.T) {
 	w.acquire("seat:1")
 	require.Contains(t, said(), fmt.Sprintf("a token above %d", w.inspected("seat:1").Fence.Token))
 
-	w.json("reset", &setBack{}, "reset", "seat:1", "--to", "41", "--reason", "x", "--yes", "--force")
+	w.json("reset", &act.SetBack{}, "reset", "seat:1", "--to", "41", "--reason", "x", "--yes", "--force")
 	require.Contains(t, said(), "a token above 41")
 }
 
@@ -140,7 +143,7 @@ func TestInspectNamesTheTransactionsThatHoldTheFence(t *testing.T) {
 	require.Equal(t, "worker-7", found.Transactions[0].Application)
 	require.Equal(t, "idle in transaction", found.Transactions[0].State)
 
-	w.screen.width = 80
+	w.screen.Width = 80
 	shown := w.ok("inspect", "seat:1")
 	require.Contains(t, shown, l.LeaseID().String())
 	require.Contains(t, shown, "worker-7")
@@ -165,7 +168,7 @@ func TestInspectSaysWhoseTransactionHoldsTheFence(t *testing.T) {
 	require.NoError(t, err)
 	_, err = waits.Exec(t.Context(), fmt.Sprintf(`BEGIN; SELECT fencedb.enter('seat:1', %d, '%s')`, l.Token(), l.LeaseID()))
 	require.NoError(t, err)
-	look := func() transaction { w.Helper(); return w.inspected("seat:1").Transactions[0] }
+	look := func() conn.Transaction { w.Helper(); return w.inspected("seat:1").Transactions[0] }
 	require.Equal(t, "Client ClientRead", look().WaitsFor)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -269,22 +272,6 @@ func TestInspectWorksOutWhenTheHolderRenewedLast(t *testing.T) {
 	}
 }
 
-// A slow answer tells the time of Redis less well, and the renewal is as long ago as the grant.
-func TestInspectKnowsTheClockAsWellAsTheAnswerWasFast(t *testing.T) {
-	t.Parallel()
-	for within, known := range map[time.Duration]bool{0: false, 400 * time.Millisecond: true} {
-		token, left := int64(42), protocol.FenceRetention-time.Hour-300*time.Millisecond
-		remembered := left.Milliseconds()
-		r := inspection{heldFor: time.Hour, within: within}
-		r.LastToken, r.RememberedForMS, r.Holder = &token, &remembered, &holder{Token: token}
-
-		renewal := r.workOutRenewal()
-
-		require.Equal(t, known, renewal != nil, within)
-		require.Equal(t, known, value(renewal).First, within)
-	}
-}
-
 // fencedb.blockers looks as the owner of the schema.
 func TestInspectSaysWhatTheOwnerOfTheSchemaDoesNotSee(t *testing.T) {
 	t.Parallel()
@@ -315,7 +302,7 @@ func TestInspectWithoutTheSchemaSaysWhatToDo(t *testing.T) {
 
 	got := w.run("inspect", "seat:1")
 
-	require.Equal(t, exitFailed, got.code)
+	require.Equal(t, app.ExitFailed, got.code)
 	require.Contains(t, got.errOut, "fencedb migrate up")
 }
 
@@ -329,9 +316,9 @@ func TestInspectNamesTheLastRefusals(t *testing.T) {
 	require.Len(t, found.Refusals, 1)
 	require.WithinDuration(t, time.Now(), found.Refusals[0].At, time.Minute)
 	found.Refusals[0].At = time.Time{}
-	require.Equal(t, refused{Worker: "worker-7", Token: stale, Stored: stored}, found.Refusals[0])
+	require.Equal(t, look.Refused{Worker: "worker-7", Token: stale, Stored: stored}, found.Refusals[0])
 	require.Contains(t, w.ok("inspect", "seat:1"), "REFUSED")
-	require.Equal(t, []refused{}, w.inspected("seat:2").Refusals, "somebody publishes, and it was not refused")
+	require.Equal(t, []look.Refused{}, w.inspected("seat:2").Refusals, "somebody publishes, and it was not refused")
 
 	for n := range 7 {
 		w.publish(fmt.Sprintf(`{"kind":"refused","resource":"%s","worker":"w","token":%d,"stored":99}`, feed.Hashed("seat:1"), n))
@@ -349,12 +336,12 @@ func TestInspectNamesTheServerThatDoesNotAnswer(t *testing.T) {
 
 	got := w.run("--timeout", "1s", "inspect", "seat:1")
 
-	require.Equal(t, exitFailed, got.code)
+	require.Equal(t, app.ExitFailed, got.code)
 	require.Contains(t, got.errOut, "postgres: no answer in time")
 	require.NoError(t, tx.Rollback(t.Context()))
 }
 
-func tokensOf(all []refused) (tokens []int64) {
+func tokensOf(all []look.Refused) (tokens []int64) {
 	for _, r := range all {
 		tokens = append(tokens, r.Token)
 	}
@@ -373,9 +360,9 @@ func TestInspectInAWrongNamespaceSaysWhereItIsHeld(t *testing.T) {
 
 		found := w.inspected("seat:1")
 		require.Equal(t, []string{"old_holder_may_write", "held_elsewhere"}, codes(found.Notes))
-		require.Equal(t, []location{{Namespace: "shop", Kind: "lease", LastToken: new(l.Token()), Holder: found.Elsewhere[0].Holder}}, found.Elsewhere)
+		require.Equal(t, []look.Location{{Namespace: "shop", Kind: "lease", LastToken: new(l.Token()), Holder: found.Elsewhere[0].Holder}}, found.Elsewhere)
 		require.Equal(t, l.LeaseID(), found.Elsewhere[0].Holder.LeaseID)
-		require.Contains(t, w.ok("inspect", "seat:1"), "nobody "+inNamespace(wrong))
+		require.Contains(t, w.ok("inspect", "seat:1"), "nobody "+app.InNamespace(wrong))
 		require.Contains(t, w.run("revoke", "seat:1", "--reason", "it hangs").errOut, `as a lease in namespace "shop"`)
 	}
 }

@@ -12,12 +12,15 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/app"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/look"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/term"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/lease/once"
 )
 
-func (w *world) listed(args ...string) (names []string, list leaseList) {
+func (w *world) listed(args ...string) (names []string, list look.LeaseList) {
 	w.Helper()
 	w.json("leases", &list, append([]string{"leases"}, args...)...)
 	for _, l := range list.Leases {
@@ -83,7 +86,7 @@ func TestLeasesFitOnAScreen(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.acquire("table:" + strings.Repeat("x", 200))
-	w.screen.width = 80
+	w.screen.Width = 80
 
 	for line := range strings.Lines(w.ok("leases")) {
 		require.LessOrEqual(t, utf8.RuneCountInString(strings.TrimSuffix(line, "\n")), 80)
@@ -119,7 +122,7 @@ func TestLeasesOfHashedResourcesAndWithoutNamespace(t *testing.T) {
 	require.Len(t, list.Leases, 1)
 	require.Equal(t, l.LeaseID(), list.Leases[0].LeaseID)
 	require.True(t, strings.HasPrefix(list.Leases[0].Resource, "sha256:"))
-	require.Equal(t, exitUsage, w.run("leases", "guest:").code)
+	require.Equal(t, app.ExitUsage, w.run("leases", "guest:").code)
 }
 
 func TestLeasesOfACluster(t *testing.T) {
@@ -149,7 +152,7 @@ func TestLeasesByAge(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.acquire("a:new")
-	for resource, age := range map[string]time.Duration{"a:hour": time.Hour, "b:day": day, "c:minutes": 10 * time.Minute} {
+	for resource, age := range map[string]time.Duration{"a:hour": time.Hour, "b:day": term.Day, "c:minutes": 10 * time.Minute} {
 		w.heldSince(resource, age)
 	}
 	require.NoError(t, w.redis.Set(t.Context(), "lease:v1:{"+w.namespace+"/d:list}:owner", uuid.NewString()+":7:ca11", time.Minute).Err())

@@ -4,48 +4,31 @@
 package main
 
 import (
-	"cmp"
 	"context"
-	"errors"
-	"fmt"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
-	"time"
 
 	"github.com/redis/go-redis/v9/logging"
 	"github.com/urfave/cli/v3"
-	"golang.org/x/term"
+
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/act"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/app"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/conn"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/look"
 )
 
 func main() {
 	become()
 	logging.Disable() // go-redis would print the errors that the command reports
-	ctx, stop := signal.NotifyContext(context.Background(), heeded(os.Interrupt, syscall.SIGHUP)...)
-	a := &app{in: os.Stdin, out: os.Stdout, errOut: os.Stderr, screen: screenOf(os.Stdout),
-		watched: term.IsTerminal(int(os.Stderr.Fd()))}
-	code := a.run(ctx, os.Args)
+	ctx, stop := signal.NotifyContext(context.Background(), app.Heeded(os.Interrupt, syscall.SIGHUP)...)
+	code := run(ctx, app.New(os.Stdin, os.Stdout, os.Stderr), os.Args)
 	stop()
 	os.Exit(code)
 }
 
 // run carries one command out and returns the exit code.
-func (a *app) run(ctx context.Context, args []string) int {
-	err := cmp.Or(a.root().Run(ctx, args), a.noHelp)
-	if err == nil {
-		return exitDone
-	}
-	own := withCode{code: exitFailed}
-	if !errors.As(err, &own) && !a.checked {
-		err, own.code = usage("%w", err), exitUsage // of the parser
-	}
-	fmt.Fprintln(a.errOut, "fencedb:", a.outcome(err, ctx.Err() != nil))
-	if hint := hint(err); hint != "" && !strings.Contains(err.Error(), hint) {
-		fmt.Fprintln(a.errOut, "hint:", hint)
-	}
-	return own.code
-}
+func run(ctx context.Context, a *app.State, args []string) int { return a.Run(ctx, root(a), args) }
 
 const description = `Leases live in Redis, fences in Postgres. The two addresses come from
 flags or from the environment:
@@ -55,7 +38,7 @@ flags or from the environment:
 
 The URL of Redis has one of these forms:
 
-` + redisForms + `
+` + conn.RedisForms + `
 
 What to call when:
 
@@ -85,60 +68,17 @@ Exit codes:
 
 fencedb with has codes of its own.`
 
-func (a *app) root() *cli.Command {
-	all := []*cli.Command{a.migrate(), a.inspect(), a.history(), a.leases(), a.watch(), a.revoke(), a.reset(),
-		a.ttl(), a.explain(), a.adopt(), a.prune(), a.doctor(), a.version()}
-	root := &cli.Command{
-		Name:                            "fencedb",
-		Usage:                           "operate leases and fences",
-		Description:                     description,
-		Commands:                        append(all, a.ofUnix()...),
-		EnableShellCompletion:           true,
-		Version:                         builtFrom().Version,
-		ConfigureShellCompletionCommand: a.completion,
-		Reader:                          a.in,
-		Writer:                          a.out,
-		ErrWriter:                       a.errOut,
-		ExitErrHandler:                  func(context.Context, *cli.Command, error) {}, // only run exits
-		Action:                          unknownCommand,
-		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "postgres", Destination: &a.postgresURL, Usage: "`URL` of the database with the fences", Sources: cli.EnvVars("FENCEDB_POSTGRES_URL")},
-			&cli.StringFlag{Name: "redis", Destination: &a.redisURL, Usage: "`URL` of the Redis with the leases", Sources: cli.EnvVars("FENCEDB_REDIS_URL")},
-			&cli.StringFlag{Name: "namespace", Destination: &a.names.namespace, Usage: "`NAME` in lease.Config.Namespace", Sources: cli.EnvVars("FENCEDB_NAMESPACE")},
-			&cli.BoolFlag{Name: "hash-resources", Destination: &a.names.hashed, Usage: "as in lease.Config", Sources: cli.EnvVars("FENCEDB_HASH_RESOURCES")},
-			&cli.BoolFlag{Name: "json", Destination: &a.json, Usage: "print JSON, see schema.json", Sources: cli.EnvVars("FENCEDB_JSON")},
-			&cli.DurationFlag{Name: "timeout", Destination: &a.timeout, Usage: "give up after this `TIME`",
-				Value: 30 * time.Second, Validator: positive, Sources: cli.EnvVars("FENCEDB_TIMEOUT")},
-		},
+// root has all commands.
+func root(a *app.State) *cli.Command {
+	all := []*cli.Command{
+		act.Migrate(a), look.Inspect(a), look.History(a), look.Leases(a), look.Watch(a), act.Revoke(a), act.Reset(a),
+		look.TTL(a), look.Explain(a), look.Adopt(a), act.Prune(a), look.Doctor(a), look.Version(a),
 	}
-	_ = root.Walk(func(c *cli.Command) error {
-		c.OnUsageError = wrongFlag
-		c.CommandNotFound = func(_ context.Context, cmd *cli.Command, name string) { a.noHelp = noCommand(cmd, name) }
-		if c.Commands == nil {
-			c.ArgValidator = a.checkCall
-		}
-		return nil
+	return a.Root(&cli.Command{
+		Name:        "fencedb",
+		Usage:       "operate leases and fences",
+		Description: description,
+		Version:     look.BuiltFrom().Version,
+		Commands:    append(all, ofUnix(a)...),
 	})
-	return root
-}
-
-// completion is the command of the library, checked as ours are.
-func (a *app) completion(c *cli.Command) {
-	c.Hidden, c.Action = false, unknownCommand
-	for _, shell := range c.Commands {
-		shell.ArgValidator = a.checkCall
-	}
-}
-
-// wrongFlag is what the parser says of a flag, with the one that may have been meant.
-func wrongFlag(_ context.Context, cmd *cli.Command, err error, _ bool) error {
-	text := strings.Replace(err.Error(), "for flag -", "for flag --", 1)
-	if name, unknown := strings.CutPrefix(text, "flag provided but not defined: -"); unknown {
-		var flags []cli.Flag
-		for _, c := range cmd.Lineage() {
-			flags = append(flags, c.VisibleFlags()...)
-		}
-		text = fmt.Sprintf("there is no flag --%s; did you mean %s?", name, cli.SuggestFlag(flags, name, false))
-	}
-	return usage("%s; see %s --help", text, cmd.FullName())
 }

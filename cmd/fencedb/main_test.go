@@ -17,6 +17,9 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/act"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/app"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/term"
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
@@ -44,7 +47,7 @@ type console struct {
 	*testing.T
 	flags   []string
 	answer  string // to every question
-	screen  screen
+	screen  term.Screen
 	watched bool // a terminal shows its stderr
 }
 
@@ -67,8 +70,8 @@ func (c *console) run(args ...string) answer {
 		_ = command.Run()
 		return answer{command.ProcessState.ExitCode(), out.String(), errOut.String()}
 	}
-	a := &app{in: strings.NewReader(c.answer), out: &out, errOut: &errOut, screen: c.screen}
-	code := a.run(c.Context(), append(append([]string{"fencedb"}, c.flags...), args...))
+	a := &app.State{In: strings.NewReader(c.answer), Out: &out, ErrOut: &errOut, Screen: c.screen}
+	code := run(c.Context(), a, append(append([]string{"fencedb"}, c.flags...), args...))
 	return answer{code, out.String(), errOut.String()}
 }
 
@@ -88,7 +91,7 @@ func (c *console) process(args ...string) (command *exec.Cmd, errOut *bytes.Buff
 func (c *console) ok(args ...string) string {
 	c.Helper()
 	got := c.run(args...)
-	require.Equal(c, exitDone, got.code, got.errOut)
+	require.Equal(c, app.ExitDone, got.code, got.errOut)
 	return got.out
 }
 
@@ -175,7 +178,7 @@ func TestAWrongCallSaysWhatIsWrong(t *testing.T) {
 	} {
 		got := newConsole(t).run(test.args...)
 
-		require.Equal(t, exitUsage, got.code, name)
+		require.Equal(t, app.ExitUsage, got.code, name)
 		require.Contains(t, got.errOut, test.says, name)
 		require.NotContains(t, got.errOut, "hunter2", name)
 		require.Empty(t, got.out, name)
@@ -194,7 +197,7 @@ func TestATypingErrorGetsWhatWasMeant(t *testing.T) {
 	} {
 		for _, args := range calls {
 			got := newConsole(t).run(args...)
-			require.Equal(t, exitUsage, got.code, args)
+			require.Equal(t, app.ExitUsage, got.code, args)
 			require.Contains(t, got.errOut, says, args)
 		}
 	}
@@ -209,7 +212,7 @@ func TestANameThatCannotBeIsAUsageError(t *testing.T) {
 			{"reset", name, "--to", "1", "--reason", "typed", "--yes"}, {"with", name, "--", "true"},
 		} {
 			got := w.run(args...)
-			require.Equal(t, exitUsage, got.code, args)
+			require.Equal(t, app.ExitUsage, got.code, args)
 			require.Contains(t, got.errOut, "usage error: ", args)
 			require.Contains(t, got.errOut, says, args)
 		}
@@ -220,7 +223,7 @@ func TestAServerThatIsAwayIsAFailure(t *testing.T) {
 	t.Parallel()
 	got := newConsole(t, "--postgres", "postgres://nobody:hunter2@127.0.0.1:1/none").run("migrate", "up")
 
-	require.Equal(t, exitFailed, got.code)
+	require.Equal(t, app.ExitFailed, got.code)
 	require.Contains(t, got.errOut, "postgres:")
 	require.NotContains(t, got.errOut, "hunter2")
 }
@@ -228,7 +231,7 @@ func TestAServerThatIsAwayIsAFailure(t *testing.T) {
 func TestTheEnvironmentConfigures(t *testing.T) {
 	t.Setenv("FENCEDB_POSTGRES_URL", testenv.PostgresURL(t))
 	t.Setenv("FENCEDB_JSON", "true")
-	var got schemaReport
+	var got act.SchemaReport
 
 	newConsole(t).json("migrate", &got, "migrate", "up")
 
@@ -240,7 +243,7 @@ func TestAnEnvironmentThatIsWrongIsAUsageError(t *testing.T) {
 	for _, args := range [][]string{{"leases"}, {"with", "table:12", "--", "true"}} {
 		got := newConsole(t).run(args...)
 
-		require.Equal(t, exitUsage, got.code)
+		require.Equal(t, app.ExitUsage, got.code)
 		require.Contains(t, got.errOut, "FENCEDB_TIMEOUT")
 	}
 }
@@ -260,7 +263,7 @@ func TestHelpIsHelp(t *testing.T) {
 	require.Contains(t, c.ok(), "Exit codes:")
 	require.Contains(t, c.ok("migrate"), "status")
 	require.Contains(t, c.ok("--version"), "fencedb version")
-	for _, command := range (&app{}).root().Commands {
+	for _, command := range root(&app.State{}).Commands {
 		help := c.ok(command.Name, "--help")
 		require.Contains(t, help, "fencedb "+command.Name, "it teaches by example")
 		requireNarrow(t, help)
@@ -269,4 +272,21 @@ func TestHelpIsHelp(t *testing.T) {
 		}
 	}
 	requireNarrow(t, c.ok())
+}
+
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
+
+// Whoever reads the file would take what is not in it for what is not held.
+func TestAnAnswerThatCannotBeWrittenIsAFailure(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{{"leases"}, {"leases", "--json"}, {"migrate", "print"}, {"completion", "bash"}, {"completion", "fish"}, {"version"}} {
+		var errOut bytes.Buffer
+		a := &app.State{Out: full{}, ErrOut: &errOut}
+		code := run(t.Context(), a, append([]string{"fencedb", "--redis", redisURL(testenv.Redis(t))}, args...))
+
+		require.Equal(t, app.ExitFailed, code, args)
+		require.Contains(t, errOut.String(), syscall.ENOSPC.Error())
+	}
 }

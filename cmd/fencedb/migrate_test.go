@@ -8,6 +8,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/act"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/app"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/migrations"
 )
@@ -15,7 +17,7 @@ import (
 func TestMigrateUpStatusDownAndReset(t *testing.T) {
 	t.Parallel()
 	c := newConsole(t, "--postgres", testenv.PostgresURL(t))
-	var before, up, again, down, reset schemaReport
+	var before, up, again, down, reset act.SchemaReport
 
 	c.json("migrate", &before, "migrate", "status")
 	require.Empty(t, before.Changed)
@@ -40,7 +42,7 @@ func TestMigrateUpStatusDownAndReset(t *testing.T) {
 
 	for _, nothing := range []string{"down", "reset"} {
 		got := c.run("migrate", nothing)
-		require.Equal(t, exitDone, got.code, got.errOut)
+		require.Equal(t, app.ExitDone, got.code, got.errOut)
 		require.Empty(t, got.errOut, "there is nothing to ask about")
 	}
 }
@@ -55,10 +57,10 @@ func TestMigrateUndoesNothingUnlessConfirmed(t *testing.T) {
 	for _, no := range []string{"no\n", "\n", ""} {
 		c.answer = no
 		got := c.run("migrate", "down")
-		require.Equal(t, exitDeclined, got.code)
+		require.Equal(t, app.ExitDeclined, got.code)
 		require.Contains(t, got.errOut, fmt.Sprintf("Undo %05d_%s.sql? What it made is dropped", newest.Version, newest.Name))
 		got = c.run("migrate", "reset")
-		require.Equal(t, exitDeclined, got.code)
+		require.Equal(t, app.ExitDeclined, got.code)
 		require.Contains(t, got.errOut, "forgets every fence and the audit")
 	}
 	require.NotContains(t, c.ok("migrate", "status"), "pending")

@@ -9,6 +9,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/act"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/app"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/look"
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
@@ -60,7 +63,7 @@ func TestSealsThatPostgresHasLostAreNamedAndMadeAnew(t *testing.T) {
 				holds = w.acquire("seat:2")
 			})
 
-			require.Equal(t, []string{"error seals_missing"}, w.diagnosed(exitFailed))
+			require.Equal(t, []string{"error seals_missing"}, w.diagnosed(app.ExitFailed))
 			require.Contains(t, flowing(w.run("doctor").out), fmt.Sprintf("token %d of seat:1 has entered or was revoked, and the ledger has none", token))
 			require.Contains(t, codes(w.inspected("seat:1").Notes), "seal_missing")
 			require.NotContains(t, codes(w.inspected("seat:2").Notes), "seal_missing", "nobody has seen it enter")
@@ -70,12 +73,12 @@ func TestSealsThatPostgresHasLostAreNamedAndMadeAnew(t *testing.T) {
 			require.NoError(t, err, "it can write again: that is what is said")
 			require.NoError(t, tx.Rollback(t.Context()))
 
-			require.Equal(t, exitDeclined, w.run("revoke", "--behind", "--reason", "fail-over").code)
+			require.Equal(t, app.ExitDeclined, w.run("revoke", "--behind", "--reason", "fail-over").code)
 			require.Equal(t, "0", w.one(`SELECT count(*) FROM fencedb.fences`), "nothing was changed")
-			var done sealing
+			var done act.Sealing
 			w.json("behind", &done, "revoke", "--behind", "--reason", "fail-over", "--yes")
 
-			require.Equal(t, []unsealed{{"seat:1", token, 0}, {"seat:2", holds.Token(), 0}}, done.Sealed)
+			require.Equal(t, []look.Unsealed{{Resource: "seat:1", Token: token, Ledger: 0}, {Resource: "seat:2", Token: holds.Token(), Ledger: 0}}, done.Sealed)
 			require.Empty(t, done.Failed)
 			require.Equal(t, fmt.Sprint(done.AuditID), w.one(`SELECT id FROM fencedb.audit WHERE event = 'revoke' AND details = '{"behind": 2, "raised": 0, "sealed": 2}'`))
 			require.ErrorIs(t, w.book(shutOut), fencedb.ErrStale)
@@ -84,7 +87,7 @@ func TestSealsThatPostgresHasLostAreNamedAndMadeAnew(t *testing.T) {
 			require.ErrorIs(t, err, fencedb.ErrStale)
 			_, err = fencedb.Exec(t.Context(), w.pool, fencedb.NewGrant("seat:2", holds.Token(), holds.LeaseID(), fencedb.NoEnd), `INSERT INTO seats VALUES (2)`)
 			require.NoError(t, err, "who holds it now goes on")
-			require.Empty(t, w.diagnosed(exitDone))
+			require.Empty(t, w.diagnosed(app.ExitDone))
 			require.NotContains(t, codes(w.inspected("seat:1").Notes), "seal_missing")
 			require.Contains(t, w.ok("revoke", "--behind", "--reason", "fail-over", "--yes"), "Nothing to seal")
 		})
@@ -101,12 +104,12 @@ func TestCommitsThatPostgresHasLostAreKnownFromTheFeed(t *testing.T) {
 		fmt.Sprintf(`{"kind":"sealed","resource":"seat:3","worker":"w","token":%d}`, w.acquire("seat:3").Token()),
 		fmt.Sprintf(`{"kind":"committed","resource":"seat:38ab6cd93feb","worker":"w","token":%d}`, l.Token())) // hashed
 
-	require.Equal(t, []string{"error seals_missing", "error seals_missing"}, w.diagnosed(exitFailed))
+	require.Equal(t, []string{"error seals_missing", "error seals_missing"}, w.diagnosed(app.ExitFailed))
 	require.Contains(t, codes(w.inspected("seat:1").Notes), "seal_missing")
 	require.Contains(t, codes(w.inspected("seat:3").Notes), "seal_missing", "its holder has written nothing")
 
 	w.ok("revoke", "--behind", "--reason", "fail-over", "--yes")
-	require.Empty(t, w.diagnosed(exitDone))
+	require.Empty(t, w.diagnosed(app.ExitDone))
 }
 
 // One that was set back is below what has entered, on purpose.
@@ -118,7 +121,7 @@ func TestAFenceThatWasSetBackLacksNoSeal(t *testing.T) {
 	w.publish(fmt.Sprintf(`{"kind":"committed","resource":"seat:1","worker":"w","token":%d}`, l.Token()))
 	w.ok("reset", "seat:1", "--to", "41", "--reason", "typed", "--yes", "--force")
 
-	require.Empty(t, w.diagnosed(exitDone))
+	require.Empty(t, w.diagnosed(app.ExitDone))
 	require.NotContains(t, codes(w.inspected("seat:1").Notes), "seal_missing")
 	require.Contains(t, w.ok("revoke", "--behind", "--reason", "fail-over", "--yes"), "Nothing to seal")
 }
@@ -138,7 +141,7 @@ func TestSealingAllNamesWhatIsInTheWay(t *testing.T) {
 
 	got := w.run("revoke", "--behind", "--reason", "fail-over", "--yes")
 
-	require.Equal(t, exitFailed, got.code)
+	require.Equal(t, app.ExitFailed, got.code)
 	require.Contains(t, got.out, "seat:1 was not changed: ")
 	require.Contains(t, got.out, "idle in transaction")
 	require.Contains(t, got.errOut, "not all were sealed")
@@ -159,7 +162,7 @@ func TestSealsOfHashedResources(t *testing.T) {
 	_, err = i.Acquire(t.Context(), "seat:1", lease.NoWait())
 	require.NoError(t, err)
 
-	var done sealing
+	var done act.Sealing
 	w.json("behind", &done, "revoke", "--behind", "--reason", "fail-over", "--yes")
 
 	require.Len(t, done.Sealed, 1)
@@ -187,16 +190,16 @@ func TestHashedResourcesThatTheLedgerHasLostAreCounted(t *testing.T) {
 	w.exec(`DELETE FROM fencedb.fences`)
 	got := w.run(revoke...)
 
-	require.Equal(t, exitFailed, got.code)
+	require.Equal(t, app.ExitFailed, got.code)
 	require.Contains(t, got.errOut, "Redis knows only the hash")
 	require.Contains(t, flowing(got.out), `Nothing to seal or to raise in namespace "shop" that is known by name. Nothing was changed. * Resources of which Redis knows only the hash, and which are not in the ledger: 2.`)
 
 	w.exec(`SELECT fencedb.enter('seat:2', 41, gen_random_uuid())`)
 	got = w.run(append([]string{"--json"}, revoke...)...)
-	var done sealing
+	var done act.Sealing
 	w.decode("behind", &done, got.out)
-	require.Equal(t, exitFailed, got.code)
-	require.Equal(t, sealing{Sealed: []unsealed{{"seat:2", kept.Token(), 41}}, Raised: []raised{}, Failed: []failed{}, Unnamed: 1, AuditID: done.AuditID}, done)
+	require.Equal(t, app.ExitFailed, got.code)
+	require.Equal(t, act.Sealing{Sealed: []look.Unsealed{{Resource: "seat:2", Token: kept.Token(), Ledger: 41}}, Raised: []act.Raised{}, Failed: []act.Failed{}, Unnamed: 1, AuditID: done.AuditID}, done)
 
 	sealed := newIssuer(t, w.redis, lease.Config{
 		Namespace: w.namespace, HashResources: true, Seal: fencedb.Sealer(w.pool),
@@ -249,14 +252,14 @@ func TestWhatIsBehindInAnotherNamespaceIsNamed(t *testing.T) {
 			revoke := append(flags, "revoke", "--behind", "--reason", "restored", "--yes")
 
 			got := w.run(revoke...)
-			require.Equal(t, exitFailed, got.code)
+			require.Equal(t, app.ExitFailed, got.code)
 			require.Contains(t, flowing(got.out), `Redis has tokens above the ledger's in namespace "shop" too, of 1 resources, such as seat:1.`)
 			require.NotContains(t, got.out, "in any namespace")
 			require.Contains(t, got.errOut, "other namespaces have tokens above the ledger's, and were left alone")
 			got = w.run(append([]string{"--json"}, revoke...)...)
-			var done sealing
+			var done act.Sealing
 			w.decode("behind", &done, got.out)
-			require.Equal(t, []leftAlone{{"shop", 1, "seat:1"}}, done.Elsewhere)
+			require.Equal(t, []act.LeftAlone{{Namespace: "shop", Resources: 1, Example: "seat:1"}}, done.Elsewhere)
 			require.Zero(t, done.AuditID)
 			require.Equal(t, "0", w.one(`SELECT count(*) FROM fencedb.fences`))
 			w.ok(append(revoke, "--force")...)
@@ -278,10 +281,10 @@ func TestSealsAreOfBothFormsOfAName(t *testing.T) {
 		digested, err := newIssuer(t, w.redis, lease.Config{Namespace: w.namespace, HashResources: true}).Acquire(t.Context(), "seat:1", lease.NoWait())
 		require.NoError(t, err)
 
-		var done sealing
+		var done act.Sealing
 		w.json("behind", &done, append(flags, "revoke", "--behind", "--reason", "restored", "--yes")...)
 
-		require.Equal(t, []unsealed{{"seat:1", digested.Token(), plain.Token()}}, done.Sealed, flags)
+		require.Equal(t, []look.Unsealed{{Resource: "seat:1", Token: digested.Token(), Ledger: plain.Token()}}, done.Sealed, flags)
 		require.ErrorIs(t, w.book(plain), fencedb.ErrStale)
 		require.NoError(t, w.book(digested), "who holds it goes on")
 	}
@@ -303,13 +306,13 @@ func TestCountersThatAreBehindAreRaisedAtOnce(t *testing.T) {
 	require.ErrorIs(t, w.book(w.acquire("seat:1")), fencedb.ErrStale)
 
 	w.answer = "no\n"
-	require.Equal(t, exitDeclined, w.run("revoke", "--behind", "--reason", "clock").code)
+	require.Equal(t, app.ExitDeclined, w.run("revoke", "--behind", "--reason", "clock").code)
 	require.Less(t, w.redis.Get(t.Context(), "lease:v1:{shop/seat:2}:fence").Val(), fmt.Sprint(ahead))
-	var done sealing
+	var done act.Sealing
 	w.json("behind", &done, "revoke", "--behind", "--reason", "clock", "--yes")
 
 	require.Equal(t, []string{"seat:1", "seat:2"}, []string{done.Raised[0].Resource, done.Raised[1].Resource}, "seat:3 is of another namespace")
-	require.Equal(t, raised{Resource: "seat:2", Token: ahead, Redis: stale.Token()}, done.Raised[1])
+	require.Equal(t, act.Raised{Resource: "seat:2", Token: ahead, Redis: stale.Token()}, done.Raised[1])
 	require.Equal(t, fmt.Sprint(done.AuditID), w.one(`SELECT id FROM fencedb.audit WHERE details = '{"behind": 0, "sealed": 0, "raised": 2}'`))
 	require.NoError(t, stale.Release(t.Context()))
 	_, err = fencedb.Exec(t.Context(), w.pool, w.acquire("seat:2"), `INSERT INTO seats VALUES (2)`)

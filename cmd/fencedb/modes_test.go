@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/app"
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
@@ -92,7 +93,7 @@ func TestMigrationsInEachQueryMode(t *testing.T) {
 				{"migrate", "up"}, {"migrate", "up"}, {"migrate", "status"}, {"migrate", "down", "--yes"}, {"migrate", "up"}, {"migrate", "reset", "--yes"},
 			} {
 				got := c.run(call...)
-				require.Equal(t, exitDone, got.code, "%v: %s", call, got.errOut)
+				require.Equal(t, app.ExitDone, got.code, "%v: %s", call, got.errOut)
 			}
 		})
 	}
@@ -113,7 +114,7 @@ func TestDrillAndChaosInQueryModesAndBehindPgBouncer(t *testing.T) {
 		}
 		for _, call := range calls {
 			got := w.run(call...)
-			if got.code != exitDone {
+			if got.code != app.ExitDone {
 				got = w.run(append(call, "--ttl", "8s")...) // a busy machine takes seconds to answer
 			}
 			require.Zero(t, got.code, "%v with %s: %s%s", call, address, got.errOut, got.out)
@@ -129,10 +130,10 @@ func TestDrillAndChaosInQueryModesAndBehindPgBouncer(t *testing.T) {
 		w.as("--postgres", bouncer.URL()+mode)
 		for _, call := range [][]string{{"drill", "--ttl", "1s"}, {"chaos", "--for", "1s"}} {
 			got := w.run(call...)
-			if got.code == exitDone && !strings.HasSuffix(mode, "describe_exec") {
+			if got.code == app.ExitDone && !strings.HasSuffix(mode, "describe_exec") {
 				continue // of a PgBouncer that tracks prepared statements
 			}
-			require.Equal(t, exitFailed, got.code)
+			require.Equal(t, app.ExitFailed, got.code)
 			require.Regexp(t, `^fencedb: nothing was changed: postgres: the query mode ".+" needs a session, .*default_query_exec_mode=exec`, got.errOut)
 			require.Empty(t, got.out)
 		}

@@ -1,15 +1,15 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/act"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/app"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/look"
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/lease"
 )
@@ -25,7 +25,7 @@ func TestTwoNamespacesThatOvertakeEachOtherAreNamed(t *testing.T) {
 	for _, enters := range []*lease.Lease{here, there} {
 		require.NoError(t, w.book(enters))
 		for namespace, seen := range map[string]struct{ own, rival *lease.Lease }{"shop": {here, there}, "shop-2": {there, here}} {
-			found := &inspection{}
+			found := &look.Inspection{}
 			w.json("inspect", found, "--namespace", namespace, "inspect", "seat:1")
 			require.Equal(t, seen.own.Token(), found.Holder.Token, namespace)
 			require.Len(t, found.Elsewhere, 1)
@@ -41,7 +41,7 @@ func TestTwoNamespacesThatOvertakeEachOtherAreNamed(t *testing.T) {
 				contains(found.Notes, "The fence is its own"), "%s: %v", namespace, found.Notes)
 		}
 	}
-	require.Equal(t, []string{"error namespaces_overtake", "warning namespaces", "warning stale_holder"}, w.diagnosed(exitFailed))
+	require.Equal(t, []string{"error namespaces_overtake", "warning namespaces", "warning stale_holder"}, w.diagnosed(app.ExitFailed))
 	require.Contains(t, flowing(w.run("doctor").out), `tokens for seat:1 in more than one place within the hour, and its fence has reached all of them: in namespace "shop"; in namespace "shop-2"`)
 
 	for _, args := range [][]string{
@@ -70,7 +70,7 @@ func TestTwoNamespacesThatOvertakeEachOtherAreNamed(t *testing.T) {
 // flowing is text without its line breaks.
 func flowing(text string) string { return strings.Join(strings.Fields(text), " ") }
 
-func contains(notes []note, text string) bool {
+func contains(notes []look.Note, text string) bool {
 	for _, n := range notes {
 		if strings.Contains(n.Text, text) {
 			return true
@@ -87,9 +87,9 @@ func TestDoctorListsNamespacesThatDoNotOvertakeEachOther(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, fencedb.Seal(t.Context(), w.pool, w.acquire("seat:2")))
 
-	require.Equal(t, []string{"warning namespaces"}, w.diagnosed(exitDone))
+	require.Equal(t, []string{"warning namespaces"}, w.diagnosed(app.ExitDone))
 	require.Contains(t, flowing(w.ok("doctor")), `besides the resources in namespace "shop", which are looked at, Redis knows 1 in namespace "shop-2"`)
-	require.Equal(t, []string{"warning namespaces"}, w.as("--namespace", "").diagnosed(exitDone), "in a wrong one too")
+	require.Equal(t, []string{"warning namespaces"}, w.as("--namespace", "").diagnosed(app.ExitDone), "in a wrong one too")
 	require.Contains(t, flowing(w.ok("doctor")), `Redis knows 1 in namespace "shop", 1 in namespace "shop-2"`)
 }
 
@@ -105,45 +105,10 @@ func TestAResourceThatIsRememberedInAnotherNamespaceIsNamedWithIt(t *testing.T) 
 	require.Equal(t, l.Token(), *found.Elsewhere[0].LastToken)
 	require.Nil(t, found.Elsewhere[0].Holder)
 	require.Contains(t, w.run("revoke", "seat:1", "--reason", "it hangs", "--yes").errOut, "nothing was changed: Redis does not know seat:1 here")
-	var done revocation
+	var done act.Revocation
 	w.json("revoke", &done, "revoke", "seat:1", "--reason", "it hangs", "--yes", "--force")
 	require.True(t, done.Unknown)
 	require.Len(t, done.Elsewhere, 1)
-}
-
-// slowScan lets SCAN wait until its time is over, as in a Redis that holds much else.
-type slowScan struct{ redis.Hook }
-
-func (slowScan) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if cmd.Name() != "scan" {
-			return next(ctx, cmd)
-		}
-		<-ctx.Done()
-		cmd.SetErr(ctx.Err())
-		return ctx.Err()
-	}
-}
-func (slowScan) DialHook(next redis.DialHook) redis.DialHook { return next }
-func (slowScan) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-func TestASearchOfTheNamespacesIsGivenUpInTime(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	s := w.servers()
-	s.client = w.own.Client().WithTimeout(time.Minute)
-	s.client.AddHook(slowScan{})
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-
-	found, err := s.look(ctx, "seat:1")
-
-	require.NoError(t, err)
-	require.Equal(t, []string{"unknown_to_redis", "not_searched"}, codes(found.Notes))
-	require.ErrorContains(t, found.unsearched, "redis: SCAN was not done in 5s: Redis is slow, or has many keys; until then it named ")
-	require.Nil(t, found.Elsewhere)
 }
 
 // Who may not SCAN is told so, and may end a holder that is seen, but not one that is not.
@@ -181,9 +146,9 @@ func TestNamespacesThatOvertakeEachOtherAreFoundByTheirTokens(t *testing.T) {
 				require.NoError(t, l.Release(t.Context()))
 			}
 
-			require.Contains(t, w.diagnosed(exitFailed), "error namespaces_overtake")
+			require.Contains(t, w.diagnosed(app.ExitFailed), "error namespaces_overtake")
 			require.Contains(t, flowing(w.run("doctor").out), `its fence has reached all of them: in namespace "shop"; `+name)
-			require.Contains(t, w.as("--namespace", "x").diagnosed(exitFailed), "error namespaces_overtake", "in a wrong one too")
+			require.Contains(t, w.as("--namespace", "x").diagnosed(app.ExitFailed), "error namespaces_overtake", "in a wrong one too")
 		})
 	}
 }

@@ -306,7 +306,7 @@ func (n *night) typed(line string) string {
 	switch words[0] {
 	case "fencedb":
 		n.answer = "y\n"
-		n.screen.width = 120
+		n.screen.Width = 120
 		if words[1] == "watch" {
 			watching := n.start(append(words[1:], "--since", "1h")...)
 			return watching.next(watching.out)

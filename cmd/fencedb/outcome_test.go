@@ -1,12 +1,8 @@
-//go:build unix
-
 package main
 
 import (
 	"bytes"
 	"context"
-	"errors"
-	"fmt"
 	"net"
 	"os"
 	"slices"
@@ -16,12 +12,11 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 	"github.com/urfave/cli/v3"
 
-	"github.com/fencedb/fencedb/fencedb"
-	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/app"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/with"
 )
 
 // calls is one of each command that asks a server.
@@ -52,7 +47,7 @@ func call(name string) []string { return append(strings.Fields(name), calls[name
 
 func TestEachCommandIsCalledHere(t *testing.T) {
 	t.Parallel()
-	root := (&app{}).root()
+	root := root(&app.State{})
 	var asked []string
 	require.NoError(t, root.Walk(func(c *cli.Command) error {
 		for _, sub := range c.Commands {
@@ -102,10 +97,10 @@ func saysUnchanged(t *testing.T, name string, got answer) {
 	require.NotContains(t, got.out+got.errOut, "context", name)
 	switch name {
 	case "with":
-		require.Equal(t, exitNotRun, got.code, got.errOut)
+		require.Equal(t, with.ExitNotRun, got.code, got.errOut)
 		require.Contains(t, got.errOut, "the command was not run")
 	default:
-		require.Equal(t, exitFailed, got.code, "%s: %s", name, got.errOut)
+		require.Equal(t, app.ExitFailed, got.code, "%s: %s", name, got.errOut)
 		require.Equal(t, 1, strings.Count(got.errOut, "nothing was changed"), "%s: %s", name, got.errOut)
 	}
 }
@@ -239,51 +234,6 @@ func TestAFailureOfMigrateSaysWhatWasApplied(t *testing.T) {
 
 	got := w.run("migrate", "up")
 
-	require.Equal(t, exitFailed, got.code)
+	require.Equal(t, app.ExitFailed, got.code)
 	require.Contains(t, got.errOut, "; applied now: 00001_ledger.sql\n")
-}
-
-func TestWhatIsSaidOfAnError(t *testing.T) {
-	t.Parallel()
-	for want, test := range map[string]struct {
-		err         error
-		changed     string
-		interrupted bool
-	}{
-		"redis: interrupted; nothing was changed":             {fmt.Errorf("redis: %w", context.Canceled), "", true},
-		"redis: interrupt signal; nothing was changed":        {errors.New("redis: interrupt signal"), "", true},
-		"redis: no answer in time; nothing was changed":       {fmt.Errorf("redis: %w", context.DeadlineExceeded), "", false},
-		"redis: no answer in time; half of it":                {fmt.Errorf("redis: %w", context.DeadlineExceeded), "half of it", false},
-		"no space":                                            {errors.New("no space"), "", false},
-		"no space; half of it":                                {errors.New("no space"), "half of it", false},
-		"nothing was changed: interrupted":                    {fmt.Errorf("%w: %w", errUnchanged, context.Canceled), "", true},
-		"not confirmed, nothing was changed: interrupted":     {fmt.Errorf("%w: %w", errDeclined, context.Canceled), "", true},
-		"a short text; nothing was changed":                   {fmt.Errorf("%w", inShort{"a short text", context.DeadlineExceeded}), "", false},
-		"ERROR: too late (SQLSTATE 57014); half of it":        {&pgconn.PgError{Severity: "ERROR", Message: "too late", Code: "57014"}, "half of it", false},
-		"ERROR: a lock (SQLSTATE 55P03); nothing was changed": {&pgconn.PgError{Severity: "ERROR", Message: "a lock", Code: "55P03"}, "", false},
-	} {
-		require.Equal(t, want, (&app{changed: test.changed}).outcome(test.err, test.interrupted))
-	}
-}
-
-// Of several errors, that one is advised on which says more.
-func TestTheHintIsOfTheErrorThatSaysMore(t *testing.T) {
-	t.Parallel()
-	taken := errors.Join(fencedb.ErrStale, &pgconn.PgError{Code: "FN001", Hint: "acquire again"})
-	for name, tc := range map[string]struct {
-		err  error
-		want string
-	}{
-		"another holder":             {taken, "acquire again"},
-		"and it holds still":         {errors.Join(taken, lease.ErrHeld), "acquire again"},
-		"a fence that is too high":   {errors.Join(taken, lease.ErrExhausted), "fencedb explain ErrExhausted"},
-		"its counter, the next time": {lease.ErrExhausted, "fencedb explain ErrExhausted"},
-		"a corrupt key":              {errors.Join(taken, lease.ErrCorrupt), ""},
-		"a mistake of its own":       {&pgconn.PgError{Code: "22023", Hint: "declare it"}, "declare it"},
-		"no hint":                    {errors.New("no space"), ""},
-	} {
-		got := hint(tc.err)
-		require.Contains(t, got, tc.want, name)
-		require.Equal(t, tc.want == "", got == "", name)
-	}
 }

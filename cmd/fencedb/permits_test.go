@@ -5,9 +5,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/act"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/app"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/look"
 	"github.com/fencedb/fencedb/lease"
 )
 
@@ -19,9 +21,9 @@ func (w *world) permit(resource string) *lease.Lease {
 	return l
 }
 
-func (w *world) revokedPermits(resource, which string) (ended []revokedPermit) {
+func (w *world) revokedPermits(resource, which string) (ended []act.RevokedPermit) {
 	w.Helper()
-	var done revokedPermits
+	var done act.RevokedPermits
 	w.json("permits", &done, "revoke", resource, "--permit", which, "--reason", "it hangs", "--operator", "ann@host", "--yes")
 	require.Equal(w, resource, done.Resource)
 	return done.Revoked
@@ -59,7 +61,7 @@ func TestInspectShowsWhoHoldsThePermitsOfASemaphore(t *testing.T) {
 	require.Len(t, w.revokedPermits("render", first.LeaseID().String()), 1)
 	require.NoError(t, <-waiter, "its permit goes to who waits")
 	w.revokedPermits("render", "all")
-	require.Equal(t, &permits{Permits: []holder{}}, w.inspected("render").Semaphore, "it is known while nobody holds")
+	require.Equal(t, &look.Permits{Permits: []look.Holder{}}, w.inspected("render").Semaphore, "it is known while nobody holds")
 
 	w.acquire("both")
 	w.permit("both")
@@ -78,13 +80,14 @@ func TestRevokeEndsOnePermit(t *testing.T) {
 
 	w.answer = "no\n"
 	got := w.run("revoke", "render", "--permit", short, "--reason", "it hangs")
-	require.Equal(t, exitDeclined, got.code)
+	require.Equal(t, app.ExitDeclined, got.code)
 	require.Contains(t, got.errOut, stuck.LeaseID().String(), "who it would be is shown before it is asked")
 	require.Contains(t, got.errOut, fmt.Sprintf("Revoke the permit with token %d?", stuck.Token()))
 	require.NoError(t, stuck.Extend(t.Context()))
 
 	ended := w.revokedPermits("render", short)
-	require.Equal(t, []revokedPermit{{former{stuck.LeaseID(), stuck.Token(), label}, ended[0].AuditID}}, ended)
+	former := act.Former{LeaseID: stuck.LeaseID(), Token: stuck.Token(), Label: label}
+	require.Equal(t, []act.RevokedPermit{{Former: former, AuditID: ended[0].AuditID}}, ended)
 	require.ErrorIs(t, stuck.Extend(t.Context()), lease.ErrRevoked)
 	require.NoError(t, other.Extend(t.Context()))
 	require.Equal(t, fmt.Sprintf("%d|render|ann@host|it hangs|false|revoked|%v|%d|%s", ended[0].AuditID, stuck.LeaseID(), stuck.Token(), label),
@@ -106,41 +109,6 @@ func TestRevokeEndsOnePermit(t *testing.T) {
 	require.Equal(t, "3", w.one(`SELECT count(*) FROM fencedb.audit WHERE event = 'revoke'`))
 }
 
-// The permit may have ended: the audit says who wanted that.
-func TestARevocationOfAPermitThatRedisDoesNotAnswerIsRecorded(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	first, second := w.permit("render"), w.permit("render")
-	s := w.servers()
-	found, err := s.look(t.Context(), "render")
-	require.NoError(t, err)
-	s.timeout = 2 * time.Second
-	w.own.Pause()
-
-	_, err = s.revokePermits(t.Context(), event{"revoke", &found.Resource, "ann@host", "it hangs"}, found.Resource, found.Semaphore.Permits)
-
-	w.own.Resume()
-	require.Error(t, err)
-	require.Contains(t, s.changed, "1 of 2 permits were revoked, or the last of these may have been")
-	require.Equal(t, fmt.Sprintf("unanswered %d", first.Token()),
-		w.one(`SELECT string_agg(concat_ws(' ', details ->> 'permit', details ->> 'former_token'), ' ') FROM fencedb.audit WHERE event = 'revoke'`))
-	require.NoError(t, second.Extend(t.Context()))
-}
-
-func TestOnePermitIsRevokedOrAll(t *testing.T) {
-	t.Parallel()
-	a, b := uuid.MustParse("43a7e30e-0000-4000-8000-00000000000a"), uuid.MustParse("43a7e30e-0000-4000-8000-00000000000b")
-	held := &permits{Permits: []holder{{LeaseID: a}, {LeaseID: b}}}
-	all, err := held.chosen("all")
-	require.NoError(t, err)
-	require.Equal(t, held.Permits, all)
-	one, err := held.chosen(b.String())
-	require.NoError(t, err)
-	require.Equal(t, []holder{{LeaseID: b}}, one)
-	_, err = held.chosen("43a7e30e")
-	require.EqualError(t, err, "the lease ids of 2 permits begin with 43a7e30e; see fencedb inspect")
-}
-
 func TestRevokeOfAPermitThatIsNoneChangesNothing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -152,12 +120,12 @@ func TestRevokeOfAPermitThatIsNoneChangesNothing(t *testing.T) {
 		"render is a semaphore here, and no lease; fencedb revoke --permit":                     {"render"},
 	} {
 		got := w.run(append([]string{"revoke", "--reason", "it hangs", "--yes"}, args...)...)
-		require.Equal(t, exitFailed, got.code, args)
+		require.Equal(t, app.ExitFailed, got.code, args)
 		require.Contains(t, got.errOut, "nothing was changed: "+says, args)
 	}
 	for _, wrong := range []string{"", "x"} {
 		got := w.run("--namespace", wrong, "revoke", "render", "--permit", "all", "--reason", "it hangs", "--yes")
-		require.Equal(t, exitFailed, got.code)
+		require.Equal(t, app.ExitFailed, got.code)
 		require.Contains(t, got.errOut, `nobody holds a permit; Redis knows it as a semaphore in namespace "shop", with --hash-resources=false too: see that both flags are right`)
 	}
 	for says, args := range map[string][]string{
@@ -168,7 +136,7 @@ func TestRevokeOfAPermitThatIsNoneChangesNothing(t *testing.T) {
 		"--reason is required":          {"render", "--permit", id, "--reason", ""},
 	} {
 		got := w.run(append([]string{"revoke", "--reason", "it hangs", "--yes"}, args...)...)
-		require.Equal(t, exitUsage, got.code, args)
+		require.Equal(t, app.ExitUsage, got.code, args)
 		require.Contains(t, got.errOut, says, args)
 	}
 	require.NoError(t, l.Extend(t.Context()))

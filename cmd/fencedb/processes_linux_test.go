@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -14,6 +13,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/app"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/with"
 )
 
 // stubborn prints its process id, and ends at SIGKILL only.
@@ -38,10 +40,10 @@ func TestNothingOutlivesWith(t *testing.T) {
 		code int
 		says string
 	}{
-		"the lease is lost": {goesOn, func(w *world, _ int) { w.revoked("seat:1") }, exitSignaled + int(syscall.SIGTERM), "the lease was lost before"},
-		"the command ends":  {"", func(*world, int) {}, exitDone, "seat:1 was held to the end"},
+		"the lease is lost": {goesOn, func(w *world, _ int) { w.revoked("seat:1") }, with.ExitSignaled + int(syscall.SIGTERM), "the lease was lost before"},
+		"the command ends":  {"", func(*world, int) {}, app.ExitDone, "seat:1 was held to the end"},
 		"the command quits": {goesOn, func(w *world, with int) { require.NoError(w, syscall.Kill(with, syscall.SIGQUIT)) },
-			exitSignaled + int(syscall.SIGQUIT), "seat:1 was held to the end"},
+			with.ExitSignaled + int(syscall.SIGQUIT), "seat:1 was held to the end"},
 	} {
 		for how, start := range starts {
 			t.Run(ending+", "+how, func(t *testing.T) {
@@ -130,24 +132,8 @@ func TestTheCommandMayAskInATerminal(t *testing.T) {
 	_, err = master.WriteString("\x03") // Ctrl-C
 	require.NoError(t, err)
 	_ = command.Wait()
-	require.Equal(t, exitSignaled+int(syscall.SIGINT), command.ProcessState.ExitCode())
+	require.Equal(t, with.ExitSignaled+int(syscall.SIGINT), command.ProcessState.ExitCode())
 	w.requireFree("seat:1")
-}
-
-// With sudo, or a program that is setuid, the command is another user's.
-func TestACommandOfAnotherUserIsSaidToGoOn(t *testing.T) {
-	t.Parallel()
-	text := &strings.Builder{}
-	w := &wrapping{servers: &servers{app: &app{errOut: text}}}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // which ends with this goroutine, as nobody
-		_, _, _ = syscall.RawSyscall(syscall.SYS_SETRESUID, 65534, 65534, 65534)
-		w.mayNot((&family{command: &os.Process{Pid: 1}}).passOn(0, false)) // asks for the right, and sends nothing
-	}()
-	<-done
-	require.Contains(t, text.String(), "no right to signal [1], of another user, as with sudo: it goes on, and fencedb waits for its end")
 }
 
 // To the end: its lease is lost while the command runs as another user. It gets no signal, goes on,
@@ -159,18 +145,18 @@ func TestACommandOfAnotherUserGoesOnAfterALoss(t *testing.T) {
 	if os.Geteuid() != 0 {
 		without, another = []string{"env"}, []string{"sudo", "--non-interactive"}
 	}
-	with, _ := w.process(under([]string{"--ttl", "3s", "--grace", "100ms", "seat:1"}, append(another, "sh", "-c", `echo $$; read line; echo "$line"`)...)...)
+	wrapper, _ := w.process(under([]string{"--ttl", "3s", "--grace", "100ms", "seat:1"}, append(another, "sh", "-c", `echo $$; read line; echo "$line"`)...)...)
 	var err error
-	with.Path, err = exec.LookPath(without[0])
+	wrapper.Path, err = exec.LookPath(without[0])
 	require.NoError(t, err)
-	with.Args, with.Stderr = append(without, with.Args...), nil
-	in, err := with.StdinPipe()
+	wrapper.Args, wrapper.Stderr = append(without, wrapper.Args...), nil
+	in, err := wrapper.StdinPipe()
 	require.NoError(t, err)
-	out, err := with.StdoutPipe()
+	out, err := wrapper.StdoutPipe()
 	require.NoError(t, err)
-	errOut, err := with.StderrPipe()
+	errOut, err := wrapper.StderrPipe()
 	require.NoError(t, err)
-	require.NoError(t, with.Start())
+	require.NoError(t, wrapper.Start())
 	next, said := linesOf(t, out), linesOf(t, errOut)
 	pid := next()
 
@@ -185,6 +171,6 @@ func TestACommandOfAnotherUserGoesOnAfterALoss(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "it went on", next())
 	require.Contains(t, said(), "the lease was lost before the command ended")
-	_ = with.Wait()
-	require.Equal(t, exitLost, with.ProcessState.ExitCode())
+	_ = wrapper.Wait()
+	require.Equal(t, with.ExitLost, wrapper.ProcessState.ExitCode())
 }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/app"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/with"
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/internal/testenv"
 )
@@ -52,9 +54,9 @@ func TestAPersonLearnsWhatIsWaitedFor(t *testing.T) {
 
 	l := w.acquire("seat:1")
 	said := new(bytes.Buffer)
-	a := &app{in: strings.NewReader(""), out: io.Discard, errOut: said, watched: true}
-	code := a.run(t.Context(), slices.Concat([]string{"fencedb"}, w.flags, []string{"--timeout", "8s", "with", "--wait", "2s", "seat:1", "--", "true"}))
-	require.Equal(t, exitHeld, code, said)
+	a := &app.State{In: strings.NewReader(""), Out: io.Discard, ErrOut: said, Watched: true}
+	code := run(t.Context(), a, slices.Concat([]string{"fencedb"}, w.flags, []string{"--timeout", "8s", "with", "--wait", "2s", "seat:1", "--", "true"}))
+	require.Equal(t, with.ExitHeld, code, said)
 	require.Contains(t, said.String(), "waiting for seat:1, for 10s at most (--wait and --timeout)")
 
 	require.NoError(t, w.book(l))

@@ -8,6 +8,10 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/act"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/app"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/term"
 )
 
 // aged leaves fences of five resources: two old and free, one old and held, one old whose holder is
@@ -31,14 +35,14 @@ func TestPruneCountsUnlessToldToApply(t *testing.T) {
 	t.Parallel()
 	w := aged(t)
 	before := w.fences()
-	var r pruning
+	var r act.Pruning
 
 	w.json("prune", &r, "prune")
-	require.Equal(t, pruning{OlderThanMS: (30 * day).Milliseconds(), Found: 2, Held: 1}, r)
+	require.Equal(t, act.Pruning{OlderThanMS: (30 * term.Day).Milliseconds(), Found: 2, Held: 1}, r)
 	require.Contains(t, w.ok("prune"), "2 fences are older than 30d")
 
 	w.answer = "no\n"
-	require.Equal(t, exitDeclined, w.run("prune", "--apply", "--reason", "monthly").code)
+	require.Equal(t, app.ExitDeclined, w.run("prune", "--apply", "--reason", "monthly").code)
 	require.Equal(t, before, w.fences())
 	require.Equal(t, "0", w.one(`SELECT count(*) FROM fencedb.audit WHERE event <> 'protect'`))
 }
@@ -46,11 +50,12 @@ func TestPruneCountsUnlessToldToApply(t *testing.T) {
 func TestPruneForgetsWhatIsOldAndFreeAndRecordsIt(t *testing.T) {
 	t.Parallel()
 	w := aged(t)
-	var r pruning
+	var r act.Pruning
 
 	w.json("prune", &r, "prune", "--apply", "--reason", "monthly", "--yes")
 
-	require.Equal(t, pruning{OlderThanMS: (30 * day).Milliseconds(), Found: 2, Held: 1, Forgotten: 2, Applied: true}, r)
+	want := act.Pruning{OlderThanMS: (30 * term.Day).Milliseconds(), Found: 2, Held: 1, Forgotten: 2, Applied: true}
+	require.Equal(t, want, r)
 	require.Equal(t, "held:1 seat:1", w.fences())
 	require.Equal(t, "prune|monthly|fences|2|720:00:00", w.one(`SELECT concat_ws('|', event, reason, details ->> 'what', details ->> 'rows', details ->> 'older_than') FROM fencedb.audit WHERE event <> 'protect'`))
 
@@ -66,7 +71,7 @@ func TestPruneLeavesFencesThatWereSetBackAndThoseOfOtherIssuers(t *testing.T) {
 	w.exec(`INSERT INTO fencedb.foreign_issuers VALUES ('zxid'); SELECT fencedb.enter(r, 50, gen_random_uuid()) FROM unnest('{a:1,a:2,zxid:1}'::text[]) r`)
 	w.exec(`SELECT fencedb.reset_fence('a:1', 7, 'ann@host', 'typed')`)
 	w.exec(`UPDATE fencedb.fences SET advanced_at = clock_timestamp() - interval '31 days'`)
-	var r pruning
+	var r act.Pruning
 
 	w.json("prune", &r, "prune")
 	require.EqualValues(t, 1, r.Found)
@@ -123,7 +128,7 @@ func TestPruneGoesOnAfterABatch(t *testing.T) {
 	w := newWorld(t)
 	w.exec(`INSERT INTO fencedb.fences (resource, last_fencing_token, lease_id, advanced_at)
 		SELECT 'a:' || n, 7, gen_random_uuid(), clock_timestamp() - interval '31 days' FROM generate_series(1, 2500) n`)
-	var r pruning
+	var r act.Pruning
 
 	w.json("prune", &r, "prune", "--apply", "--reason", "monthly", "--yes")
 
@@ -137,17 +142,17 @@ func TestPruneForgetsOldRecordsIfToldHowOld(t *testing.T) {
 	w := newWorld(t)
 	w.exec(`INSERT INTO fencedb.events (kind, event, operator, reason, at)
 		SELECT 'audit', 'revoke', 'ann@host', 'it hangs', clock_timestamp() - interval '1 day' * n FROM generate_series(1, 200) n`)
-	var r pruning
+	var r act.Pruning
 	records := func() string { return w.one(`SELECT count(*) FROM fencedb.audit WHERE event = 'revoke'`) }
 
 	w.json("prune", &r, "prune", "--audit-older-than", "2400h")
-	require.Equal(t, &auditPruning{OlderThanMS: (100 * day).Milliseconds(), Found: 101}, r.Audit)
+	require.Equal(t, &act.AuditPruning{OlderThanMS: (100 * term.Day).Milliseconds(), Found: 101}, r.Audit)
 	require.Contains(t, w.ok("prune", "--audit-older-than", "2400h"), "101 records are older than 100d and may go.")
-	require.Equal(t, exitUsage, w.run("prune", "--audit-older-than", "2159h").code)
-	require.Equal(t, exitUsage, w.run("prune", "--audit-older-than", "0").code)
+	require.Equal(t, app.ExitUsage, w.run("prune", "--audit-older-than", "2159h").code)
+	require.Equal(t, app.ExitUsage, w.run("prune", "--audit-older-than", "0").code)
 	w.answer = "no\n"
 	asked := w.run("prune", "--apply", "--reason", "yearly", "--audit-older-than", "2400h")
-	require.Equal(t, exitDeclined, asked.code)
+	require.Equal(t, app.ExitDeclined, asked.code)
 	require.Contains(t, asked.errOut, "Forget 101 records older than 100d, and 0 fences older than 30d?")
 	require.Equal(t, "200", records())
 
@@ -169,14 +174,13 @@ func TestPruneBelievesNeitherClockAlone(t *testing.T) {
 	require.NoError(t, w.book(w.acquire("seat:1")))
 	w.exec(`UPDATE fencedb.fences SET advanced_at = advanced_at - interval '40 days'`) // as that clock says of then
 	before := w.fences()
-	var r pruning
+	var r act.Pruning
 	w.json("prune", &r, "prune", "--apply", "--reason", "nightly", "--yes")
 	require.Zero(t, r.Found, "its token is young")
 
 	w.exec(`UPDATE fencedb.fences SET last_fencing_token = last_fencing_token - 40::bigint * 86400000000`)
-	ahead := &pruner{event: event{kind: "prune", operator: "ann@host", reason: "nightly"}, older: 30 * day}
 	_, err := w.pool.Exec(t.Context(), `SELECT fencedb.prune('fences', make_interval(secs => $1), $2, $3, $4, $5)`,
-		ahead.older.Seconds(), ahead.operator, ahead.reason, time.Now().Add(-40*day), []string{"seat:1"})
+		(30 * term.Day).Seconds(), "ann@host", "nightly", time.Now().Add(-40*term.Day), []string{"seat:1"})
 	require.ErrorContains(t, err, "the clock of this server says")
 	require.Equal(t, before, w.fences())
 }

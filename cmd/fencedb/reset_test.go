@@ -11,6 +11,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/act"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/app"
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/guard"
 	"github.com/fencedb/fencedb/internal/protocol"
@@ -38,11 +40,11 @@ func TestAfterAResetTheNextHolderWrites(t *testing.T) {
 	require.Equal(t, []string{"fence_too_high"}, codes(w.inspected("seat:1").Notes))
 	require.ErrorIs(t, w.book(l), fencedb.ErrStale)
 	require.NoError(t, l.Release(t.Context()))
-	var done setBack
+	var done act.SetBack
 
 	w.json("reset", &done, "reset", "seat:1", "--to", fmt.Sprint(l.Token()), "--reason", "ticket 4713", "--operator", "ann@host", "--yes")
 
-	require.Equal(t, &former{LeaseID: grant.LeaseID(), Token: protocol.MaxNumber}, done.Former)
+	require.Equal(t, &act.Former{LeaseID: grant.LeaseID(), Token: protocol.MaxNumber}, done.Former)
 	require.Equal(t, l.Token(), done.Token)
 	require.Equal(t, l.Token(), *done.LastToken, "Redis was not behind")
 	require.Equal(t, fmt.Sprintf("reset|seat:1|ann@host|ticket 4713|%d|%d", int64(protocol.MaxNumber), l.Token()),
@@ -88,7 +90,7 @@ func TestRevokeShutsOutWhomAResetHasLetIn(t *testing.T) {
 	w, _ := mistaken(t)
 	stale := func(token int64) fencedb.Grant { return fencedb.NewGrant("seat:1", token, uuid.New(), fencedb.NoEnd) }
 	got := w.run("revoke", "seat:1", "--reason", "x", "--yes")
-	require.Equal(t, exitFailed, got.code)
+	require.Equal(t, app.ExitFailed, got.code)
 	require.Contains(t, got.errOut, "fencedb reset")
 	require.Equal(t, "0", w.one(`SELECT count(*) FROM fencedb.audit WHERE event <> 'protect'`))
 
@@ -105,7 +107,7 @@ func TestAResetRaisesACounterThatIsLower(t *testing.T) {
 	w := newWorld(t)
 	to := time.Now().Add(time.Hour).UnixMicro()
 	require.NoError(t, w.book(fencedb.NewGrant("seat:1", to+1, uuid.New(), fencedb.NoEnd)))
-	var done setBack
+	var done act.SetBack
 
 	w.json("reset", &done, "reset", "seat:1", "--to", fmt.Sprint(to), "--reason", "the clock was ahead", "--yes")
 
@@ -123,7 +125,7 @@ func TestAResetThatRedisRefusesLeavesTheFence(t *testing.T) {
 
 	got := w.run("reset", "seat:1", "--to", fmt.Sprint(to), "--reason", "the clock was ahead", "--yes")
 
-	require.Equal(t, exitFailed, got.code)
+	require.Equal(t, app.ExitFailed, got.code)
 	require.Contains(t, got.errOut, "; the fence was not set back")
 	require.Equal(t, before, w.fences())
 }
@@ -135,7 +137,7 @@ func TestAResetAsksAndSaysWhatBecomesTrue(t *testing.T) {
 
 	w.answer = "no\n"
 	got := w.run("reset", "seat:1", "--to", "41", "--force", "--reason", "ticket 4713")
-	require.Equal(t, exitDeclined, got.code)
+	require.Equal(t, app.ExitDeclined, got.code)
 	require.Contains(t, got.errOut, "Every holder with a higher one can write again; Redis has issued tokens up to")
 	require.Equal(t, before, w.fences())
 	require.Equal(t, "0", w.one(`SELECT count(*) FROM fencedb.audit WHERE event <> 'protect'`))
@@ -151,7 +153,7 @@ func TestAResetOfWhatIsHeldNeedsForce(t *testing.T) {
 	l := w.acquire("seat:1")
 
 	got := w.run("reset", "seat:1", "--to", "41", "--reason", "ticket 4713", "--yes")
-	require.Equal(t, exitFailed, got.code)
+	require.Equal(t, app.ExitFailed, got.code)
 	require.Contains(t, got.errOut, "is held under token")
 	require.ErrorIs(t, w.book(l), fencedb.ErrStale)
 
@@ -168,7 +170,7 @@ func TestAResetToBelowTheLastTokenNeedsForce(t *testing.T) {
 
 	got := w.run("reset", "seat:1", "--to", fmt.Sprint(last-1), "--reason", "ticket 4713", "--yes")
 
-	require.Equal(t, exitFailed, got.code)
+	require.Equal(t, app.ExitFailed, got.code)
 	require.Contains(t, got.errOut, fmt.Sprintf("nothing was changed: Redis has issued tokens of seat:1 up to %[1]d, and whoever has one above --to could write again; --to %[1]d lets nobody in again", last))
 	require.Equal(t, before, w.fences())
 	w.ok("reset", "seat:1", "--to", fmt.Sprint(last), "--reason", "ticket 4713", "--yes")
@@ -184,7 +186,7 @@ func TestAResetWithoutTheNamespaceIsRefused(t *testing.T) {
 
 	got := w.run("--namespace", "", "reset", "seat:1", "--to", "41", "--reason", "ticket 4713", "--yes")
 
-	require.Equal(t, exitFailed, got.code)
+	require.Equal(t, app.ExitFailed, got.code)
 	require.Contains(t, got.errOut, `as a lease in namespace "`+w.namespace+`"`)
 	require.Equal(t, before, w.fences())
 }
@@ -199,7 +201,7 @@ func TestAResetNamesTheTransactionInTheWay(t *testing.T) {
 
 	got := w.run("--timeout", "10s", "reset", "seat:1", "--to", "41", "--force", "--reason", "ticket 4713", "--yes")
 
-	require.Equal(t, exitFailed, got.code)
+	require.Equal(t, app.ExitFailed, got.code)
 	require.Contains(t, got.errOut, "the fence was not changed: open transactions are in the way: pid ")
 	require.Contains(t, got.errOut, "idle in transaction")
 	require.NoError(t, tx.Rollback(t.Context()))
@@ -222,7 +224,7 @@ func TestARowWithANewerTokenThanItsFenceIsNamed(t *testing.T) {
 
 	require.Contains(t, w.run("reset", "seat:1", "--to", "41", "--force", "--reason", "x", "--yes").errOut, "enter with the highest token of its rows first")
 	w.exec(`SELECT fencedb.enter('seat:1', max(last_fencing_token), gen_random_uuid()) FROM seats WHERE id = 1`)
-	var done setBack
+	var done act.SetBack
 	w.json("reset", &done, "reset", "seat:1", "--to", fmt.Sprint(l.Token()), "--reason", "ticket 4713", "--yes")
 
 	require.EqualValues(t, protocol.MaxNumber, done.Former.Token)
@@ -233,21 +235,21 @@ func TestAResetThatIsWrongTouchesNothing(t *testing.T) {
 	t.Parallel()
 	w, _ := mistaken(t)
 	for call, code := range map[string]int{
-		"reset seat:1 --to 41":                                                 exitUsage,
-		"reset seat:1 --reason x":                                              exitUsage,
-		"reset --to 41 --reason x":                                             exitUsage,
-		"reset seat:1 --to -1 --reason x":                                      exitUsage,
-		"reset seat:1 --to ten --reason x":                                     exitUsage,
-		"reset seat:1 --to 9007199254740992 --reason x":                        exitUsage,
-		"reset seat:1 --yes --reason x --to " + fmt.Sprint(protocol.MaxNumber): exitFailed,
-		"reset seat:2 --yes --to 41 --reason x":                                exitFailed,
+		"reset seat:1 --to 41":                                                 app.ExitUsage,
+		"reset seat:1 --reason x":                                              app.ExitUsage,
+		"reset --to 41 --reason x":                                             app.ExitUsage,
+		"reset seat:1 --to -1 --reason x":                                      app.ExitUsage,
+		"reset seat:1 --to ten --reason x":                                     app.ExitUsage,
+		"reset seat:1 --to 9007199254740992 --reason x":                        app.ExitUsage,
+		"reset seat:1 --yes --reason x --to " + fmt.Sprint(protocol.MaxNumber): app.ExitFailed,
+		"reset seat:2 --yes --to 41 --reason x":                                app.ExitFailed,
 	} {
 		got := w.run(strings.Fields(call)...)
 		require.Equal(t, code, got.code, "%s: %s", call, got.errOut)
 	}
 	w.flags = append(w.flags, "--postgres", w.login("app", `SELECT fencedb.allow(%[1]s); GRANT SELECT ON fencedb.fences TO %[2]s`))
 	got := w.run("reset", "seat:1", "--to", "41", "--reason", "x", "--yes")
-	require.Equal(t, exitFailed, got.code)
+	require.Equal(t, app.ExitFailed, got.code)
 	require.Contains(t, got.errOut, "operator => true")
 
 	require.Equal(t, fmt.Sprint(protocol.MaxNumber), w.one(`SELECT last_fencing_token FROM fencedb.fences`))

@@ -7,13 +7,15 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	registries "github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/act"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/app"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/look"
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
@@ -27,9 +29,9 @@ func (w *world) one(sql string) (value string) {
 	return value
 }
 
-func (w *world) revoked(resource string) revocation {
+func (w *world) revoked(resource string) act.Revocation {
 	w.Helper()
-	var done revocation
+	var done act.Revocation
 	w.json("revoke", &done, "revoke", resource, "--reason", "it hangs", "--operator", "ann@host", "--yes")
 	return done
 }
@@ -43,7 +45,7 @@ func TestAfterRevokeTheNextWriteOfTheHolderIsRefused(t *testing.T) {
 	done := w.revoked("seat:1")
 
 	require.ErrorIs(t, w.book(l), fencedb.ErrStale)
-	require.Equal(t, &former{l.LeaseID(), l.Token(), label}, done.Former)
+	require.Equal(t, &act.Former{LeaseID: l.LeaseID(), Token: l.Token(), Label: label}, done.Former)
 	require.Greater(t, done.Token, l.Token())
 	require.ErrorIs(t, l.Extend(t.Context()), lease.ErrRevoked)
 	require.Equal(t, "revoke|seat:1|ann@host|it hangs|true|"+l.LeaseID().String()+"|"+label,
@@ -75,7 +77,7 @@ func TestAnsweringNoChangesNothing(t *testing.T) {
 	for _, no := range []string{"no\n", "\n", "", "yesterday\n"} {
 		w.answer = no
 		got := w.run("revoke", "seat:1", "--reason", "it hangs")
-		require.Equal(t, exitDeclined, got.code)
+		require.Equal(t, app.ExitDeclined, got.code)
 		require.Contains(t, got.errOut, l.LeaseID().String(), "who it would be is shown before it is asked")
 	}
 
@@ -122,7 +124,7 @@ func TestRevokingTwiceRecordsOneRevocation(t *testing.T) {
 	w := newWorld(t)
 	l := w.acquire("seat:1")
 	first := w.revoked("seat:1")
-	require.Equal(t, &former{l.LeaseID(), l.Token(), label}, first.Former)
+	require.Equal(t, &act.Former{LeaseID: l.LeaseID(), Token: l.Token(), Label: label}, first.Former)
 
 	again := w.revoked("seat:1")
 	require.Nil(t, again.Former)
@@ -132,7 +134,7 @@ func TestRevokingTwiceRecordsOneRevocation(t *testing.T) {
 	require.Equal(t, "1", w.one(`SELECT count(*) FROM fencedb.audit WHERE event = 'revoke'`))
 
 	l = w.acquire("seat:1")
-	require.Equal(t, &former{l.LeaseID(), l.Token(), label}, w.revoked("seat:1").Former, "another holder is another matter")
+	require.Equal(t, &act.Former{LeaseID: l.LeaseID(), Token: l.Token(), Label: label}, w.revoked("seat:1").Former, "another holder is another matter")
 }
 
 func TestRevokeShutsFormerHoldersOutWhereNobodyHolds(t *testing.T) {
@@ -140,7 +142,7 @@ func TestRevokeShutsFormerHoldersOutWhereNobodyHolds(t *testing.T) {
 	w := newWorld(t)
 	mistyped := []string{"revoke", "seat:2", "--reason", "it hangs", "--yes"}
 	got := w.run(mistyped...)
-	require.Equal(t, exitFailed, got.code)
+	require.Equal(t, app.ExitFailed, got.code)
 	require.Contains(t, got.errOut, "nothing was changed: neither server knows seat:2")
 	require.Contains(t, flowing(w.ok(append(mistyped, "--force")...)), "Redis knew no lease of seat:2 here. If its name or --namespace is not that of the programs, its holder goes on: it gets a newer token")
 	require.False(t, w.revoked("seat:2").Unknown)
@@ -176,42 +178,8 @@ func TestRevokeEndsAHolderWhoseCounterRedisHasLost(t *testing.T) {
 	l := w.acquire("seat:1")
 	require.NoError(t, w.redis.Del(t.Context(), "lease:v1:{"+w.namespace+"/seat:1}:fence").Err())
 
-	require.Equal(t, &former{l.LeaseID(), l.Token(), label}, w.revoked("seat:1").Former)
+	require.Equal(t, &act.Former{LeaseID: l.LeaseID(), Token: l.Token(), Label: label}, w.revoked("seat:1").Former)
 	require.ErrorIs(t, w.book(l), fencedb.ErrStale)
-}
-
-// servers are those of a call of the command.
-func (w *world) servers() *servers {
-	a := &app{names: names{namespace: w.namespace}, timeout: time.Minute}
-	return &servers{app: a, client: w.redis, issuer: w.issuer, semaphore: w.semaphore(lease.MaxLimit), pool: w.pool}
-}
-
-func TestRevokeEndsNobodyButTheHolderThatWasShown(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	shown := w.acquire("seat:1")
-	s := w.servers()
-	found, err := s.look(t.Context(), "seat:1")
-	require.NoError(t, err)
-	require.NoError(t, shown.Release(t.Context()))
-	next := w.acquire("seat:1")
-
-	_, err = s.endLease(t.Context(), found)
-
-	require.ErrorIs(t, err, lease.ErrStale)
-	require.NoError(t, next.Extend(t.Context()))
-
-	found, err = s.look(t.Context(), "seat:2")
-	require.NoError(t, err)
-	first := w.acquire("seat:2") // nobody was shown, and nothing is known of the resource
-
-	_, err = s.endLease(t.Context(), found)
-
-	require.ErrorIs(t, err, lease.ErrStale)
-	require.NoError(t, first.Extend(t.Context()))
-	places, err := s.search(t.Context(), "seat:2")
-	require.NoError(t, err)
-	require.Empty(t, places, "it is here")
 }
 
 func TestRevokeSaysWhenItCouldNotSeal(t *testing.T) {
@@ -226,7 +194,7 @@ func TestRevokeSaysWhenItCouldNotSeal(t *testing.T) {
 
 	got := w.run("--timeout", "12s", "revoke", "seat:1", "--reason", "it hangs", "--yes")
 
-	require.Equal(t, exitHalf, got.code, got.errOut)
+	require.Equal(t, app.ExitHalf, got.code, got.errOut)
 	require.Contains(t, got.errOut, "idle in transaction", "what is in the way")
 	require.ErrorIs(t, l.Extend(t.Context()), lease.ErrRevoked)
 	require.Equal(t, "false", w.one(`SELECT string_agg(details ->> 'sealed', ' ') FROM fencedb.audit WHERE event <> 'protect'`), "once")
@@ -234,76 +202,6 @@ func TestRevokeSaysWhenItCouldNotSeal(t *testing.T) {
 
 	w.revoked("seat:1")
 	require.ErrorIs(t, w.book(l), fencedb.ErrStale)
-}
-
-func TestANextHolderThatIsFasterSealsForTheRevocation(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	done := &revocation{Resource: "seat:1", Token: 41, LeaseID: uuid.New()}
-	require.NoError(t, w.book(fencedb.NewGrant("seat:1", 42, uuid.New(), w.acquire("seat:1").ValidUntil())))
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-
-	err := w.servers().seal(ctx, event{"revoke", &done.Resource, "ann@host", "it hangs"}, done)
-
-	require.NoError(t, err)
-	require.Positive(t, done.AuditID)
-	var says strings.Builder
-	done.print(page{out: &says})
-	require.Contains(t, says.String(), "Nobody held seat:1. Its fence is at token 41 or above now.\n")
-}
-
-// The lease may have ended: the audit says who wanted that, once.
-func TestARevocationThatRedisDoesNotAnswerIsRecorded(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	held := w.acquire("seat:1")
-	s := w.servers()
-	found, err := s.look(t.Context(), "seat:1")
-	require.NoError(t, err)
-	s.timeout = 2 * time.Second
-	w.own.Pause()
-
-	_, err = s.revokeLease(t.Context(), event{"revoke", &found.Resource, "ann@host", "it hangs"}, found)
-
-	w.own.Resume()
-	require.Error(t, err)
-	require.Contains(t, s.changed, "the lease may have ended")
-	require.Equal(t, fmt.Sprintf("ann@host false %d -", held.Token()), w.one(`SELECT string_agg(concat_ws(' ', operator, details ->> 'sealed', details ->> 'former_token', coalesce(details ->> 'token', '-')), ' ') FROM fencedb.audit WHERE event = 'revoke'`))
-}
-
-// The answer to its COMMIT was lost: what has recorded its seal is not recorded again as half.
-func TestASealThatWasCommittedUnheardIsRecordedOnce(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	s := w.servers()
-	done := &revocation{Resource: "seat:1", Token: w.acquire("seat:1").Token(), LeaseID: uuid.New()}
-	e := event{"revoke", &done.Resource, "ann@host", "it hangs"}
-	id, err := e.record(t.Context(), w.pool, done.details(true))
-	require.NoError(t, err)
-
-	sealed, err := s.recordHalf(t.Context(), e, done)
-
-	require.NoError(t, err)
-	require.True(t, sealed)
-	require.Equal(t, id, done.AuditID)
-	require.Equal(t, "true", w.one(`SELECT string_agg(details ->> 'sealed', ' ') FROM fencedb.audit WHERE event = 'revoke'`))
-}
-
-// Ctrl-C while it waits for the seal: the lease has ended, and the audit says who ended it.
-func TestARevocationThatIsInterruptedIsRecorded(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	done := &revocation{Resource: "seat:1", Token: 41, LeaseID: uuid.New()}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	cancel()
-
-	err := w.servers().seal(ctx, event{"revoke", &done.Resource, "ann@host", "it hangs"}, done)
-
-	own := withCode{}
-	require.ErrorAs(t, err, &own)
-	require.Equal(t, exitHalf, own.code)
-	require.Equal(t, "false", w.one(`SELECT details ->> 'sealed' FROM fencedb.audit WHERE event = 'revoke'`))
 }
 
 func TestRevokeChangesNothingWhereItCouldNotRecord(t *testing.T) {
@@ -320,7 +218,7 @@ func TestRevokeChangesNothingWhereItCouldNotRecord(t *testing.T) {
 
 	got := w.run("revoke", "seat:1", "--reason", "it hangs", "--yes")
 
-	require.Equal(t, exitFailed, got.code)
+	require.Equal(t, app.ExitFailed, got.code)
 	require.Contains(t, got.errOut, "operator => true")
 	require.NoError(t, l.Extend(t.Context()))
 }
@@ -334,7 +232,7 @@ func TestWhatPostgresCannotRecordIsAUsageError(t *testing.T) {
 		for _, flags := range [][]string{{"--reason", "\xff"}, {"--reason", "it hangs", "--operator", "\xff"}} {
 			got := w.run(slices.Concat(args, flags, []string{"--yes"})...)
 
-			require.Equal(t, exitUsage, got.code, args)
+			require.Equal(t, app.ExitUsage, got.code, args)
 			require.Contains(t, got.errOut, "valid UTF-8", args)
 		}
 	}
@@ -374,7 +272,7 @@ func TestARevocationUnderTheOtherFormOfTheNameIsRefused(t *testing.T) {
 			require.NotZero(t, got.code, name)
 			require.Contains(t, got.errOut, fmt.Sprintf("as a lease in namespace %q, with --hash-resources=%v", w.namespace, hashed))
 		}
-		found := &inspection{}
+		found := &look.Inspection{}
 		w.json("inspect", found, flag, "inspect", "seat:1")
 		require.Equal(t, []any{hashed, l.Token()}, []any{found.Elsewhere[0].Hashed, found.Elsewhere[0].Holder.Token})
 		require.NoError(t, w.book(l))
@@ -398,7 +296,7 @@ func TestNothingIsRevokedWherePostgresTakesNoWrites(t *testing.T) {
 		require.Contains(t, got.errOut, "takes no writes")
 	}
 	require.NoError(t, l.Extend(t.Context()))
-	require.Contains(t, w.diagnosed(exitFailed), "error postgres_read_only")
+	require.Contains(t, w.diagnosed(app.ExitFailed), "error postgres_read_only")
 }
 
 func TestNothingIsRevokedOnAStandby(t *testing.T) {

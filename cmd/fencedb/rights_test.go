@@ -16,6 +16,8 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/app"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/conn"
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/guard"
 	"github.com/fencedb/fencedb/internal/testenv"
@@ -55,14 +57,14 @@ func (w *world) redisUser(role string) string {
 func TestTheDocumentedRightsSuffice(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	app := w.login("app", `SELECT fencedb.allow(%[1]s); GRANT SELECT, INSERT, UPDATE, DELETE ON seats TO %[2]s`)
+	program := w.login("app", `SELECT fencedb.allow(%[1]s); GRANT SELECT, INSERT, UPDATE, DELETE ON seats TO %[2]s`)
 	w.exec(`SELECT fencedb.keep_history('1 day')`)
 	serve := func(role string, published bool) {
 		options, err := redis.ParseURL(w.redisUser(role))
 		require.NoError(t, err)
 		client := redis.NewClient(options)
 		defer client.Close()
-		pool, err := pgxpool.New(t.Context(), app)
+		pool, err := pgxpool.New(t.Context(), program)
 		require.NoError(t, err)
 		defer pool.Close()
 		cfg := lease.Config{TTL: time.Minute, Namespace: w.namespace, Holder: label}
@@ -103,7 +105,7 @@ func TestTheDocumentedRightsSuffice(t *testing.T) {
 			require.NotContains(t, said, "NOPERM")
 			require.NotContains(t, said, "permission denied")
 			require.NotContains(t, said, "42501")
-			require.NotEqual(t, exitUsage, got.code, said)
+			require.NotEqual(t, app.ExitUsage, got.code, said)
 		})
 	}
 	for _, l := range append(rest, one) {
@@ -139,7 +141,7 @@ func TestThePageLeadsFromEmptyServersToASilentDoctor(t *testing.T) {
 		address, err := url.Parse(server.URL())
 		require.NoError(t, err)
 		if role == "" { // a superuser, whom doctor would find while it is connected as a program
-			address.RawQuery += "&application_name=" + applicationName
+			address.RawQuery += "&application_name=" + conn.ApplicationName
 		} else {
 			address.User = url.User(role)
 		}
@@ -192,7 +194,7 @@ func TestDrillAndChaosNeedTheRightsOfLeases(t *testing.T) {
 	w.as("--redis", strings.Replace(redisURL(w.redis), "redis://", "redis://tester:password@", 1))
 	for _, call := range [][]string{{"chaos", "--for", "1s", "--workers", "2", "--clients", "1"}, {"drill", "--ttl", "2s"}} {
 		got := w.run(call...)
-		if got.code != exitDone {
+		if got.code != app.ExitDone {
 			got = w.run(append(call, "--ttl", "8s")...) // a busy machine takes seconds to answer
 		}
 		require.Zero(t, got.code, got.errOut+got.out)

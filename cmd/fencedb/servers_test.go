@@ -8,38 +8,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/app"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 )
-
-func TestARedisURLOfACluster(t *testing.T) {
-	t.Parallel()
-	client, err := newRedis("rediss-cluster://ann:s%40cret@a?addr=b:7000&addr=[::1]:7001&dial_timeout=2s&pool_size=7", nil)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = client.Close() })
-
-	options := client.(*redis.ClusterClient).Options()
-	require.Equal(t, []string{"a:6379", "b:7000", "[::1]:7001"}, options.Addrs)
-	require.Equal(t, []string{"ann", "s@cret", "2s"}, []string{options.Username, options.Password, options.DialTimeout.String()})
-	require.Equal(t, 7, options.PoolSize, "parameters of go-redis count")
-	require.NotNil(t, options.TLSConfig)
-	require.Empty(t, options.TLSConfig.ServerName)
-}
-
-func TestARedisURLOfSentinels(t *testing.T) {
-	t.Parallel()
-	client, err := newRedis("redis-sentinel://:other@a/3?master_name=main&addr=b:7000&username=ann&password=secret&read_timeout=2s", nil)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = client.Close() })
-
-	options := client.(*redis.Client).Options()
-	require.Equal(t, []string{"ann", "secret", "2s"}, []string{options.Username, options.Password, options.ReadTimeout.String()})
-	require.Equal(t, 3, options.DB)
-}
 
 func TestARedisURLThatIsNone(t *testing.T) {
 	t.Parallel()
@@ -51,7 +25,7 @@ func TestARedisURLThatIsNone(t *testing.T) {
 	} {
 		got := newConsole(t, "--redis", address).run("leases")
 
-		require.Equal(t, exitUsage, got.code, address)
+		require.Equal(t, app.ExitUsage, got.code, address)
 		require.Contains(t, got.errOut, "redis-sentinel://", "what it may be is said")
 		require.NotContains(t, got.errOut, "hu", address)
 	}
@@ -93,7 +67,7 @@ func TestAConnectionErrorNamesTheServerOnce(t *testing.T) {
 		command := map[string]string{"--redis": "watch", "--postgres": "prune"}[test.flag]
 		got := w.run("--timeout", "20s", test.flag, test.url, command)
 
-		require.Equal(t, exitFailed, got.code, test.url)
+		require.Equal(t, app.ExitFailed, got.code, test.url)
 		require.Contains(t, got.errOut, "fencedb: "+test.says)
 		require.Equal(t, 1, strings.Count(got.errOut, "\n"), got.errOut)
 		require.NotContains(t, got.errOut, "hunter2")
@@ -109,27 +83,8 @@ func TestARedisThatHangsIsGivenUpInTime(t *testing.T) {
 
 		got := newConsole(t, "--redis", scheme+"://"+silent(t), "--timeout", "100ms").run("leases")
 
-		require.Equal(t, exitFailed, got.code)
+		require.Equal(t, app.ExitFailed, got.code)
 		require.Less(t, time.Since(began), 4*time.Second, scheme)
-	}
-}
-
-// pgx gives a connection back 15 seconds after a query on it was given up, if the server hangs.
-func TestAConnectionThatHangsDoesNotKeepTheCommand(t *testing.T) {
-	t.Parallel()
-	pool, err := pgxpool.New(t.Context(), testenv.PostgresURL(t))
-	require.NoError(t, err)
-	conn, err := pool.Acquire(t.Context())
-	require.NoError(t, err)
-	defer conn.Release()
-	closed := make(chan struct{})
-
-	go func() { (&servers{pool: pool}).close(); close(closed) }()
-
-	select {
-	case <-closed:
-	case <-time.After(10 * time.Second):
-		require.Fail(t, "it waits")
 	}
 }
 

@@ -8,7 +8,9 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/app"
 	"github.com/fencedb/fencedb/cmd/fencedb/internal/chaos"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/look"
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
@@ -29,7 +31,7 @@ func TestTheCommandOverTLS(t *testing.T) {
 	holder := fencedb.NewGrant(l.Resource(), l.Token(), l.LeaseID(), fencedb.NoEnd)
 	require.NoError(t, w.book(holder))
 
-	var d diagnosis
+	var d look.Diagnosis
 	w.decode("doctor", &d, w.run("--json", "doctor").out)
 	for _, f := range d.Findings {
 		require.NotContains(t, f.Code, "unreachable")
@@ -53,8 +55,8 @@ func TestChaosOverTLS(t *testing.T) {
 		code, tries int
 		args        []string
 	}{
-		{exitDone, 1, []string{"--only", "commit replies lost,redis cut,postgres cut", "--for", "3s"}},
-		{exitFailed, 4, []string{"--only", "commit replies lost", "--for", "10s", "--control", "safe-to-retry"}},
+		{app.ExitDone, 1, []string{"--only", "commit replies lost,redis cut,postgres cut", "--for", "3s"}},
+		{app.ExitFailed, 4, []string{"--only", "commit replies lost", "--for", "10s", "--control", "safe-to-retry"}},
 	} {
 		args := append([]string{"chaos", "--ttl", "1s"}, tc.args...)
 		got := c.run(args...)
@@ -95,14 +97,14 @@ func TestWhatIsWrongWithACertificateIsSaid(t *testing.T) {
 		code int
 		says string
 	}{
-		"rediss://" + server.Addr():                                                       {exitFailed, "certificate signed by unknown authority"},
-		"rediss://" + server.Addr() + "?sslrootcert=" + others.CA:                         {exitFailed, "certificate signed by unknown authority"},
-		"rediss://" + host + "?" + certs.Query().Encode():                                 {exitFailed, "wanted to match localhost"},
-		"rediss://" + server.Addr() + "?sslrootcert=" + certs.CA:                          {exitFailed, "certificate required|reset by peer|broken pipe"},
-		"rediss://cache?sslrootcert=/nowhere.pem":                                         {exitUsage, "sslrootcert: open /nowhere.pem"},
-		"rediss-cluster://cache?sslrootcert=" + url.QueryEscape(certs.Key):                {exitUsage, "has no certificate"},
-		"rediss-sentinel://cache?master_name=main&sslcert=" + url.QueryEscape(certs.Cert): {exitUsage, "sslcert and sslkey: "},
-		"redis://cache?sslrootcert=" + certs.CA:                                           {exitUsage, "has to begin with rediss"},
+		"rediss://" + server.Addr():                                                       {app.ExitFailed, "certificate signed by unknown authority"},
+		"rediss://" + server.Addr() + "?sslrootcert=" + others.CA:                         {app.ExitFailed, "certificate signed by unknown authority"},
+		"rediss://" + host + "?" + certs.Query().Encode():                                 {app.ExitFailed, "wanted to match localhost"},
+		"rediss://" + server.Addr() + "?sslrootcert=" + certs.CA:                          {app.ExitFailed, "certificate required|reset by peer|broken pipe"},
+		"rediss://cache?sslrootcert=/nowhere.pem":                                         {app.ExitUsage, "sslrootcert: open /nowhere.pem"},
+		"rediss-cluster://cache?sslrootcert=" + url.QueryEscape(certs.Key):                {app.ExitUsage, "has no certificate"},
+		"rediss-sentinel://cache?master_name=main&sslcert=" + url.QueryEscape(certs.Cert): {app.ExitUsage, "sslcert and sslkey: "},
+		"redis://cache?sslrootcert=" + certs.CA:                                           {app.ExitUsage, "has to begin with rediss"},
 	} {
 		got := newConsole(t, "--redis", address).run("leases")
 

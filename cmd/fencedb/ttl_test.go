@@ -3,10 +3,12 @@ package main
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/app"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/look"
 )
 
 // publish puts events in JSON into the feed.
@@ -39,16 +41,16 @@ func TestTTLAddsMarginsToWhatWasMeasured(t *testing.T) {
 	w.held("seat", "released", 1000)
 	w.held("tablecloth", "released", 100)
 	w.held("table", "committed", 100)
-	var got advice
+	var got look.Advice
 
 	w.json("ttl", &got, "ttl", "table", "--pause", "5s", "--network", "300ms")
 
-	require.Equal(t, advice{
+	require.Equal(t, look.Advice{
 		ResourceType: "table", Samples: 2000, Lost: 10,
 		P50MS: 990, P99MS: 1970, P999MS: 1988, PauseMS: 5000, NetworkMS: 300,
 		TTLMS: 7300, RenewEveryMS: 2433, WarnBeforeMS: 1216,
 	}, got)
-	w.screen.width = 80
+	w.screen.Width = 80
 	shown := w.ok("ttl", "table", "--pause", "5s", "--network", "300ms")
 	require.Contains(t, shown, "lease.Config{TTL: 7300 * time.Millisecond, RenewEvery: 2433 * time.Millisecond,")
 	require.Contains(t, shown, "10 of them were lost")
@@ -60,25 +62,11 @@ func TestTTLRefusesTooFew(t *testing.T) {
 	for _, n := range []int{0, 999} {
 		w.held("table", "released", n)
 		got := w.run("ttl", "table")
-		require.Equal(t, exitFailed, got.code)
+		require.Equal(t, app.ExitFailed, got.code)
 		require.Contains(t, got.errOut, fmt.Sprint(n, " of table"))
 		require.Contains(t, got.errOut, "docs/patterns.md", "how to get more")
 		require.Empty(t, got.out)
 	}
 	w.held("table", "released", 1)
 	w.ok("ttl", "table")
-}
-
-func TestAnAdviceIsRoundedUp(t *testing.T) {
-	t.Parallel()
-	for from, to := range map[time.Duration]time.Duration{
-		6 * time.Millisecond:    6 * time.Millisecond,
-		101 * time.Millisecond:  110 * time.Millisecond,
-		7288 * time.Millisecond: 7300 * time.Millisecond,
-		12 * time.Second:        12 * time.Second,
-		61 * time.Second:        61 * time.Second,
-		125 * time.Second:       130 * time.Second,
-	} {
-		require.Equal(t, to, roundUp(from), from)
-	}
 }

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/look"
 )
 
 // Who shows the help to somebody else does not show passwords.
@@ -19,14 +21,12 @@ func TestHelpShowsNothingOfTheEnvironment(t *testing.T) {
 func TestVersionSaysWhatItIsOf(t *testing.T) {
 	t.Parallel()
 	c := newConsole(t)
-	var o origin
+	var o look.Origin
 	c.json("version", &o, "version")
-	require.Equal(t, builtFrom(), &o)
+	require.Equal(t, look.BuiltFrom(), &o)
 	require.Regexp(t, `^0000\d_\w+$`, o.Schema)
 	text := c.ok("version")
 	for _, fact := range []string{o.Version, o.Go, o.Platform, o.Schema} {
 		require.Contains(t, text, fact)
 	}
-	require.Contains(t, onScreen(screen{}, (&origin{Revision: "abc", Modified: true}).print), "abc, with changes")
-	require.Contains(t, onScreen(screen{}, (&origin{}).print), "not known")
 }

@@ -2,9 +2,7 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"context"
-	"encoding/json"
 	"io"
 	"slices"
 	"strings"
@@ -12,9 +10,10 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/santhosh-tekuri/jsonschema/v6"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/app"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/term"
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
@@ -45,9 +44,9 @@ func (c *console) start(args ...string) *watching {
 		}()
 		return w
 	}
-	a := &app{in: strings.NewReader(c.answer), out: out, errOut: errOut, screen: c.screen, watched: c.watched}
+	a := &app.State{In: strings.NewReader(c.answer), Out: out, ErrOut: errOut, Screen: c.screen, Watched: c.watched}
 	go func() {
-		code := a.run(ctx, append(append([]string{"fencedb"}, c.flags...), args...))
+		code := run(ctx, a, append(append([]string{"fencedb"}, c.flags...), args...))
 		_, _ = out.Close(), errOut.Close()
 		w.code <- code
 	}()
@@ -127,17 +126,17 @@ func TestWatchTellsWhatHappenedAndLeavesQuietly(t *testing.T) {
 	}
 	all := strings.Join(lines, "\n")
 	for _, want := range []string{
-		`worker-7  granted    seat:1    ` + tokenText(stale) + `  for 5\d\.\ds`,
+		`worker-7  granted    seat:1    ` + term.TokenText(stale) + `  for 5\d\.\ds`,
 		`worker-7  held       seat:1 .* worker-8@host-7:4711 holds it`,
-		`worker-7  released   seat:1    ` + tokenText(stale) + `  held for `,
-		`worker-7  granted    seat:1    ` + tokenText(stored),
-		`worker-7  committed  seat:1    ` + tokenText(stored),
-		`worker-7  refused    seat:1    ` + tokenText(stale) + `  stale, ` + tokenText(stored) + ` is stored`,
+		`worker-7  released   seat:1    ` + term.TokenText(stale) + `  held for `,
+		`worker-7  granted    seat:1    ` + term.TokenText(stored),
+		`worker-7  committed  seat:1    ` + term.TokenText(stored),
+		`worker-7  refused    seat:1    ` + term.TokenText(stale) + `  stale, ` + term.TokenText(stored) + ` is stored`,
 	} {
 		require.Regexp(t, want, all)
 	}
 	watching.interrupt()
-	require.Equal(t, exitDone, <-watching.code)
+	require.Equal(t, app.ExitDone, <-watching.code)
 }
 
 func TestWatchFilters(t *testing.T) {
@@ -203,15 +202,6 @@ func TestWatchSaysHowToSwitchTheFeedOn(t *testing.T) {
 
 	hint := w.start("watch")
 	require.Contains(t, hint.next(hint.errOut), "no program has published any")
-
-	w.refusedOnce()
-	var said bytes.Buffer
-	s := w.servers()
-	s.errOut = &said
-	s.hintAtFeed(t.Context(), feed.Namespace(w.namespace))
-	require.Empty(t, said.String(), "somebody does publish")
-	s.hintAtFeed(t.Context(), feed.Namespace(w.namespace+"/other"))
-	require.NotEmpty(t, said.String())
 }
 
 func TestWatchIsLeftWithoutAnError(t *testing.T) {
@@ -219,64 +209,6 @@ func TestWatchIsLeftWithoutAnError(t *testing.T) {
 	w := newWorld(t)
 	left, leave := context.WithCancel(t.Context())
 	leave()
-	a := &app{out: io.Discard, errOut: io.Discard}
-	require.Equal(t, exitDone, a.run(left, append(append([]string{"fencedb"}, w.flags...), "watch")))
-}
-
-func TestWatchWritesWhatFitsOnOneLineAndTheRestOnAnother(t *testing.T) {
-	t.Parallel()
-	e := feed.Event{At: time.Date(2026, 5, 1, 12, 0, 0, 0, time.Local), Kind: feed.Refused, Worker: "kitchen-2", Resource: "table:12", Token: 1763640000000001, Stored: 1763640000000002}
-	shown := func(width int) string {
-		return onScreen(screen{width: width, color: true}, func(p page) {
-			a := &app{out: p.out, screen: p.screen}
-			require.NoError(t, a.eventWriter()(e))
-		})
-	}
-	require.Equal(t, red+"12:00:00.000  kitchen-2  refused    table:12  1763640000000001  stale, 1763640000000002 is stored"+plain+"\n", shown(200))
-	require.Equal(t, red+"12:00:00.000  kitchen-2  refused    table:12  1763640000000001\n              stale, 1763640000000002 is stored"+plain+"\n", shown(80))
-	e.Resource = "table:" + strings.Repeat("x", 100) + ":end"
-	for line := range strings.Lines(shown(80)) {
-		require.LessOrEqual(t, len([]rune(line)), 80+len(red))
-	}
-	e.Worker = "a\x1b[2J"
-	require.NotContains(t, shown(200), "\x1b[2J")
-}
-
-// Whoever may write to the stream chooses all of an event.
-func TestNoWordOfAnEventControlsTheTerminal(t *testing.T) {
-	t.Parallel()
-	const odd = "a\x1b[2J\nb"
-	for _, kind := range append(slices.Clone(kinds), odd) {
-		shown := onScreen(screen{}, func(p page) {
-			a := &app{out: p.out}
-			event := feed.Event{Kind: kind, Worker: odd, Resource: odd, LeaseID: odd, Holder: odd, Cause: odd}
-			require.NoError(t, a.eventWriter()(event))
-		})
-		require.NotContains(t, shown, "\x1b", kind)
-		require.Equal(t, 1, strings.Count(shown, "\n"), kind)
-	}
-}
-
-// Each kind has words of its own, and its JSON fits the schema.
-func TestEveryKindOfEventIsTold(t *testing.T) {
-	t.Parallel()
-	schema, err := jsonschema.NewCompiler().Compile("schema.json#/$defs/event")
-	require.NoError(t, err)
-	for _, kind := range kinds {
-		e := feed.Event{ID: "1-0", At: time.UnixMilli(1), Kind: kind, Worker: "w", Resource: "seat:1", Token: 41, LeaseID: "0f8fad5b",
-			Stored: 42, TTL: time.Second, Took: time.Second, Cause: "expired"}
-		require.NotEmpty(t, happened(e), kind)
-		text, err := json.Marshal(e)
-		require.NoError(t, err)
-		document, err := jsonschema.UnmarshalJSON(strings.NewReader(string(text)))
-		require.NoError(t, err)
-		require.NoError(t, schema.Validate(document), kind)
-	}
-	require.Equal(t, "another lease entered with the same token", happened(feed.Event{Kind: feed.Refused, Token: 41, Stored: 41}))
-	require.Equal(t, "stale, 42 is stored", happened(feed.Event{Kind: feed.NotSealed, Cause: "stale", Token: 41, Stored: 42}))
-	for _, cause := range fencedb.Outcomes() {
-		if cause != "committed" && cause != "stale" {
-			require.Contains(t, happened(feed.Event{Kind: feed.Failed, Cause: cause}), " ", "%s in words", cause)
-		}
-	}
+	a := &app.State{Out: io.Discard, ErrOut: io.Discard}
+	require.Equal(t, app.ExitDone, run(left, a, append(append([]string{"fencedb"}, w.flags...), "watch")))
 }

@@ -1,5 +1,3 @@
-//go:build unix
-
 package main
 
 import (
@@ -22,6 +20,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/app"
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/with"
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/internal/testenv"
 )
@@ -76,7 +76,7 @@ func TestWithHoldsToTheEnd(t *testing.T) {
 		`BEGIN;`, `:enter;`, `INSERT INTO seats VALUES (1, 'Ann');`, `COMMIT;`,
 		`BEGIN ISOLATION LEVEL SERIALIZABLE;`, `:enter;`, `UPDATE seats SET guest = 'Eve';`, `COMMIT;`)...)...)
 
-	require.Equal(t, exitDone, got.code, got.errOut+got.out)
+	require.Equal(t, app.ExitDone, got.code, got.errOut+got.out)
 	require.Contains(t, got.errOut, "seat:1 was held to the end")
 	require.Equal(t, "Eve", w.one(`SELECT guest FROM seats`))
 	w.requireFree("seat:1")
@@ -133,7 +133,7 @@ func TestWithSeveralResourcesEntersAllOfThem(t *testing.T) {
 
 	got := w.run(under(names, script...)...)
 
-	require.Equal(t, exitDone, got.code, got.errOut)
+	require.Equal(t, app.ExitDone, got.code, got.errOut)
 	require.Contains(t, got.errOut, "3 resources were held to the end")
 	require.Equal(t, "2", w.one(`SELECT count(*) FROM seats`))
 	require.Equal(t, "3", w.one(`SELECT count(*) FROM grants JOIN fencedb.fences USING (resource) WHERE token = last_fencing_token`))
@@ -189,7 +189,7 @@ func TestALeaseThatIsLostEndsTheCommand(t *testing.T) {
 
 	require.Contains(t, running.next(running.errOut), "the lease is lost")
 	require.Contains(t, running.next(running.errOut), "lease: revoked")
-	require.Equal(t, exitSignaled+int(syscall.SIGTERM), <-running.code)
+	require.Equal(t, with.ExitSignaled+int(syscall.SIGTERM), <-running.code)
 	require.Equal(t, "0", w.one(`SELECT count(*) FROM seats`))
 }
 
@@ -222,7 +222,7 @@ func TestACommandThatIsDoneAfterItsLeaseWasLostHasNotSucceeded(t *testing.T) {
 	reached()
 
 	require.Contains(t, running.next(running.errOut), "the lease was lost before the command ended")
-	require.Equal(t, exitLost, <-running.code)
+	require.Equal(t, with.ExitLost, <-running.code)
 }
 
 func TestACommandThatDoesNotEndAfterTheLossIsKilled(t *testing.T) {
@@ -235,7 +235,7 @@ func TestACommandThatDoesNotEndAfterTheLossIsKilled(t *testing.T) {
 
 	require.Contains(t, running.next(running.errOut), "gets SIGTERM")
 	require.Contains(t, running.next(running.errOut), "gets SIGKILL")
-	require.Equal(t, exitSignaled+int(syscall.SIGKILL), <-running.code)
+	require.Equal(t, with.ExitSignaled+int(syscall.SIGKILL), <-running.code)
 }
 
 func TestWithRunsNothingWhileAnotherHolds(t *testing.T) {
@@ -246,7 +246,7 @@ func TestWithRunsNothingWhileAnotherHolds(t *testing.T) {
 
 	for _, flags := range [][]string{nil, {"--wait", "1s"}} {
 		got := w.run(under(append(flags, "seat:1", "seat:2"), "touch", started)...)
-		require.Equal(t, exitHeld, got.code, got.errOut)
+		require.Equal(t, with.ExitHeld, got.code, got.errOut)
 		require.Contains(t, got.errOut, `"seat:2"`)
 		require.Contains(t, got.errOut, label, "who it is")
 		require.Contains(t, got.errOut, "the command was not run")
@@ -292,7 +292,7 @@ func TestWithWithoutTheNamespaceIsRefused(t *testing.T) {
 
 	got := w.run(append([]string{"--namespace", ""}, under([]string{"seat:1"}, "true")...)...)
 
-	require.Equal(t, exitNotRun, got.code)
+	require.Equal(t, with.ExitNotRun, got.code)
 	require.Contains(t, got.errOut, `in namespace "`+w.namespace+`"`)
 	require.NoError(t, w.book(l))
 }
@@ -311,18 +311,18 @@ func TestExitCodesOfWith(t *testing.T) {
 	}{
 		"its own":           {7, []string{"sh", "-c", "exit 7"}, nil},
 		"ended by a signal": {128 + 9, []string{"sh", "-c", "kill -KILL $$"}, nil},
-		"not executable":    {exitNotExecutable, []string{noProgram}, nil},
-		"no program":        {exitNotExecutable, []string{format}, nil},
-		"not there":         {exitNotFound, []string{"no-such-command"}, nil},
-		"no file":           {exitNotFound, []string{"./no-such-command"}, nil},
-		"no Redis":          {exitNotRun, []string{"true"}, []string{"--redis", "redis://127.0.0.1:1"}},
-		"no Postgres":       {exitNotRun, []string{"true"}, []string{"--postgres", "postgres://nobody@127.0.0.1:1/none"}},
-		"refused":           {exitUsage, []string{"true"}, []string{"--namespace", strings.Repeat("n", 200)}},
+		"not executable":    {with.ExitNotExecutable, []string{noProgram}, nil},
+		"no program":        {with.ExitNotExecutable, []string{format}, nil},
+		"not there":         {with.ExitNotFound, []string{"no-such-command"}, nil},
+		"no file":           {with.ExitNotFound, []string{"./no-such-command"}, nil},
+		"no Redis":          {with.ExitNotRun, []string{"true"}, []string{"--redis", "redis://127.0.0.1:1"}},
+		"no Postgres":       {with.ExitNotRun, []string{"true"}, []string{"--postgres", "postgres://nobody@127.0.0.1:1/none"}},
+		"refused":           {app.ExitUsage, []string{"true"}, []string{"--namespace", strings.Repeat("n", 200)}},
 	} {
 		got := w.run(append(test.flags, under([]string{"seat:1"}, test.command...)...)...)
 		require.Equal(t, test.code, got.code, "%s: %s", name, got.errOut)
 		require.NotEmpty(t, got.errOut, name)
-		require.Equal(t, test.code == exitNotRun, strings.Contains(got.errOut, "the command was not run"), "%s: %s", name, got.errOut)
+		require.Equal(t, test.code == with.ExitNotRun, strings.Contains(got.errOut, "the command was not run"), "%s: %s", name, got.errOut)
 		w.requireFree("seat:1")
 	}
 }
@@ -439,7 +439,7 @@ func TestCtrlCWhileWithWaitsRunsNothing(t *testing.T) {
 	require.NoError(t, command.Process.Signal(os.Interrupt))
 
 	_ = command.Wait()
-	require.Equal(t, exitHeld, command.ProcessState.ExitCode(), errOut)
+	require.Equal(t, with.ExitHeld, command.ProcessState.ExitCode(), errOut)
 	require.Contains(t, errOut.String(), "the command was not run")
 	require.NoError(t, l.Extend(context.Background()))
 }
@@ -452,7 +452,7 @@ func TestWithGivesBackWhatItCouldNotSeal(t *testing.T) {
 
 	got := w.run(under([]string{"--timeout", "2s", "--ttl", "1h", "seat:1"}, "true")...)
 
-	require.Equal(t, exitNotRun, got.code, got.errOut)
+	require.Equal(t, with.ExitNotRun, got.code, got.errOut)
 	require.Contains(t, got.errOut, "the command was not run")
 	unlock()
 	w.requireFree("seat:1")
@@ -476,7 +476,7 @@ func TestWithNamesWhatItCouldNotGiveBack(t *testing.T) {
 	require.NoError(t, command.Process.Signal(os.Interrupt))
 
 	_ = command.Wait()
-	require.Equal(t, exitNotRun, command.ProcessState.ExitCode(), errOut)
+	require.Equal(t, with.ExitNotRun, command.ProcessState.ExitCode(), errOut)
 	require.Contains(t, errOut.String(), `may stay blocked: "seat:1" until`)
 }
 
@@ -638,7 +638,7 @@ func TestCtrlCLeavesEachPrompt(t *testing.T) {
 
 			_, _ = io.Copy(io.Discard, said)
 			_ = command.Wait()
-			require.Equal(t, exitDeclined, command.ProcessState.ExitCode(), args)
+			require.Equal(t, app.ExitDeclined, command.ProcessState.ExitCode(), args)
 		}
 	}
 	require.Equal(t, before, w.fences())
@@ -661,13 +661,5 @@ func TestWithGivesPsqlAURLThatItTakes(t *testing.T) {
 		got := w.run(under([]string{"seat:1"}, command...)...)
 		require.Zero(t, got.code, got.errOut)
 		require.Equal(t, "\"a b\",public of fix\n", got.out)
-	}
-	for address, want := range map[string]string{
-		"postgres://u:p@h/d?sslmode=disable":             "postgres://u:p@h/d?sslmode=disable",
-		"host=h pool_max_conns=3":                        "host=h pool_max_conns=3",
-		"postgres://h/d?pool_max_conns=3":                "postgres://h/d",
-		"postgres://h/d?options=-c%20a%3Db&timezone=UTC": "postgres://h/d?options=-c%20a%3Db%20-c%20timezone%3DUTC",
-	} {
-		require.Equal(t, want, forPsql(address))
 	}
 }

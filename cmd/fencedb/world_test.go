@@ -19,6 +19,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/cmd/fencedb/internal/look"
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
@@ -107,14 +108,14 @@ func (w *world) book(l fencedb.Grant) error {
 	return err
 }
 
-func (w *world) inspected(resource string) *inspection {
+func (w *world) inspected(resource string) *look.Inspection {
 	w.Helper()
-	var found inspection
+	var found look.Inspection
 	w.json("inspect", &found, "inspect", resource)
 	return &found
 }
 
-func codes(notes []note) []string {
+func codes(notes []look.Note) []string {
 	var all []string
 	for _, n := range notes {
 		all = append(all, n.Code)

@@ -428,8 +428,8 @@ var guards = []struct {
 		{"L8", "a value that cannot be marshalled does not travel with the requests of others", "	args, err := protocol.Values(args)\n", "	var err error\n", "lease.TestAValueThatCannotBeMarshalledHarmsNobody"},
 		{"L1", "a permit of a semaphore writes nothing to Redis", "	if l.IsPermit() {\n", "	if false {\n", "lease.TestWritesToRedisThatCannotBeFenced"},
 	}},
-	{"cmd/fencedb/prune.go", []guard{
-		{"S5", "a fence of another issuer is not forgotten", "f.reset_from IS NULL AND NOT `+foreign+`", "f.reset_from IS NULL `+``+`", "cmd/fencedb.TestPruneLeavesFencesThatWereSetBackAndThoseOfOtherIssuers"},
+	{"cmd/fencedb/internal/act/prune.go", []guard{
+		{"S5", "a fence of another issuer is not forgotten", "f.reset_from IS NULL AND NOT `+look.Foreign+`", "f.reset_from IS NULL `+``+`", "cmd/fencedb.TestPruneLeavesFencesThatWereSetBackAndThoseOfOtherIssuers"},
 		{"S5", "what Redis knows by other flags is not forgotten", "case known:", "case false:", "cmd/fencedb.TestPruneWithTheWrongFlagsKeepsWhatRedisKnows"},
 	}},
 }

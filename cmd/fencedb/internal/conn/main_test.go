@@ -1,0 +1,9 @@
+package conn
+
+import (
+	"testing"
+
+	"github.com/fencedb/fencedb/internal/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
