@@ -53,6 +53,10 @@ func TestHistoryTellsTheWholeStory(t *testing.T) {
 		return w.redis.XLen(t.Context(), "fencedb:v1:shop:events").Val() > 0
 	}, time.Minute, time.Millisecond)
 	require.NoError(t, write(first))
+	wrote := time.Now().UnixMilli()
+	require.Eventually(t, func() bool { // an event has the time of its millisecond
+		return time.Now().UnixMilli() > wrote
+	}, time.Minute, time.Millisecond)
 	require.NoError(t, w.redis.Del(t.Context(), "lease:v1:{shop/seat:1}:owner").Err())
 	second, err := issuer.Acquire(t.Context(), "seat:1", lease.NoWait())
 	require.NoError(t, err)
