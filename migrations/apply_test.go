@@ -1,7 +1,10 @@
 package migrations_test
 
 import (
+	"cmp"
 	"errors"
+	"net/url"
+	"strings"
 	"testing"
 	"testing/fstest"
 	"time"
@@ -24,11 +27,11 @@ var ofAnApplication = fstest.MapFS{
 // transaction fails meanwhile, so nothing is in the log of Postgres.
 func TestProgramsMayApplyTheirOwnMigrationsAtOnce(t *testing.T) {
 	t.Parallel()
-	url := testenv.PostgresURL(t)
-	psql := connect(t, url)
+	address := testenv.PostgresURL(t)
+	psql := connect(t, address)
 	var programs errgroup.Group
 	for range 8 {
-		db := open(t, url)
+		db := open(t, address)
 		programs.Go(func() error {
 			return errors.Join(migrations.Apply(t.Context(), db, ofAnApplication, "goose_db_version"), db.Close())
 		})
@@ -72,8 +75,8 @@ func TestAnApplicationNeedsAVersionTableOfItsOwn(t *testing.T) {
 // Goose would find the versions of fencedb, and take the application's for applied.
 func TestTheVersionTableOfAnApplicationIsNotOursByTheSearchPath(t *testing.T) {
 	t.Parallel()
-	url := testenv.PostgresURL(t)
-	db := open(t, url+"&search_path=fencedb,public")
+	address := testenv.PostgresURL(t)
+	db := open(t, address+"&search_path=fencedb,public")
 
 	chairs := fstest.MapFS{"00001_chairs.sql": {Data: []byte("-- +goose Up\nCREATE TABLE public.chairs (id int);")}}
 
@@ -82,5 +85,74 @@ func TestTheVersionTableOfAnApplicationIsNotOursByTheSearchPath(t *testing.T) {
 	for range 2 {
 		require.NoError(t, migrations.Apply(t.Context(), db, chairs, "public.goose_db_version"))
 	}
-	require.Equal(t, "0", connect(t, url).one("SELECT count(*) FROM public.chairs"))
+	require.Equal(t, "0", connect(t, address).one("SELECT count(*) FROM public.chairs"))
+}
+
+// The version table is looked for in the whole search_path, as Postgres looks for the tables. Goose
+// would look in the first schema only, and apply everything again.
+func TestASchemaThatIsCreatedLaterChangesNoVersionTable(t *testing.T) {
+	t.Parallel()
+	const version = "(SELECT string_agg(schemaname, ' ' ORDER BY schemaname) FROM pg_tables WHERE tablename = 'goose_db_version' AND schemaname <> 'fencedb')"
+	for name, c := range map[string]struct {
+		path   string // the search_path
+		before string
+		second string // of the second migration
+		table  string // defaults to goose_db_version
+		want   string // the schema of the version table
+	}{
+		"the role's":                {path: `"$user",public`, second: `CREATE SCHEMA "$user"`, want: "public"},
+		"the first of the path":     {path: "app,public", second: "CREATE SCHEMA app", want: "public"},
+		"both are there before":     {path: "app,public", before: "CREATE SCHEMA app", want: "app"},
+		"a name that needs quotes":  {path: `"The ""App"" 1.0",public`, before: `CREATE SCHEMA "The ""App"" 1.0"`, want: `The "App" 1.0`},
+		"a migration sets the path": {path: "public", second: "CREATE SCHEMA app; SET search_path = app", want: "public"},
+		"a dump clears the path":    {path: "public", second: "SELECT pg_catalog.set_config('search_path', '', false)", want: "public"},
+		"with its schema":           {path: "app,public", before: "CREATE SCHEMA app", table: "public.goose_db_version", want: "public"},
+		"with its schema, of the second": {path: "public,app", before: "CREATE SCHEMA app; CREATE TABLE public.goose_db_version (other int)",
+			table: "app.goose_db_version", want: "app public"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			address := testenv.PostgresURL(t)
+			psql := connect(t, address)
+			role := psql.one("current_user")
+			psql.exec(c.before)
+			files := fstest.MapFS{
+				"00001_tables.sql": {Data: []byte("-- +goose Up\nCREATE TABLE tables (id int);")},
+				"00002_schema.sql": {Data: []byte("-- +goose Up\n" + strings.ReplaceAll(cmp.Or(c.second, "SELECT 1"), "$user", role) + ";")},
+			}
+			for range 3 {
+				db := open(t, address+"&search_path="+url.PathEscape(c.path))
+				db.SetMaxOpenConns(1)
+				require.NoError(t, migrations.Apply(t.Context(), db, files, cmp.Or(c.table, "goose_db_version")))
+				require.NoError(t, db.Close())
+			}
+			require.Equal(t, c.want, psql.one(version))
+			require.Equal(t, "1", psql.one("SELECT count(*) FROM pg_tables WHERE tablename = 'tables'"))
+		})
+	}
+}
+
+// One looks first where the other does not look at all; the table of the first one to come is in a
+// schema that both see.
+func TestProgramsWithOtherSearchPathsShareAVersionTable(t *testing.T) {
+	t.Parallel()
+	address := testenv.PostgresURL(t)
+	psql := connect(t, address)
+	psql.exec("CREATE SCHEMA app")
+	var programs errgroup.Group
+	require.NoError(t, migrations.Apply(t.Context(), open(t, address+"&search_path=public"), ofAnApplication, "versions"))
+	for _, path := range []string{"public", "app,public", "public,app", "nowhere,app,public"} {
+		db := open(t, address+"&search_path="+path)
+		programs.Go(func() error { return migrations.Apply(t.Context(), db, ofAnApplication, "versions") })
+	}
+
+	require.NoError(t, programs.Wait())
+	require.Equal(t, "public", psql.one("SELECT string_agg(schemaname, ' ') FROM pg_tables WHERE tablename = 'versions'"))
+}
+
+func TestAVersionTableNeedsASchema(t *testing.T) {
+	t.Parallel()
+	db := open(t, testenv.PostgresURL(t)+"&search_path=nowhere")
+
+	require.ErrorContains(t, migrations.Apply(t.Context(), db, ofAnApplication, "versions"), "with its schema")
 }

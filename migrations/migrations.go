@@ -202,7 +202,7 @@ func Status(ctx context.Context, db *sql.DB) ([]Migration, error) {
 	if err != nil {
 		return nil, failed("status", err)
 	}
-	provider, err := newProvider(db, Files(), versionTable)
+	provider, err := newProvider(db, Files(), ours())
 	if err != nil {
 		return nil, failed("status", err)
 	}
@@ -234,11 +234,7 @@ func appliedVersions(ctx context.Context, db *sql.DB) (map[int64]bool, error) {
 	if err := db.QueryRowContext(ctx, "SELECT pg_catalog.to_regclass('"+versionTable+"') IS NOT NULL").Scan(&migrated); err != nil || !migrated {
 		return nil, err
 	}
-	store, err := database.NewStore(goose.DialectPostgres, versionTable)
-	if err != nil {
-		return nil, err
-	}
-	rows, err := store.ListMigrations(ctx, db)
+	rows, err := ours().ListMigrations(ctx, db)
 	applied := map[int64]bool{}
 	for _, row := range rows {
 		applied[row.Version] = row.IsApplied
@@ -255,18 +251,21 @@ func open(ctx context.Context, db *sql.DB) (*goose.Provider, error) {
 	if err := inTurn(ctx, db, createSchema); err != nil {
 		return nil, fmt.Errorf("create schema: %w", err)
 	}
-	return newProvider(db, Files(), versionTable)
+	return newProvider(db, Files(), ours())
 }
 
 // newProvider disables goose's global registry: otherwise the application's own Go migrations would
 // run here.
-func newProvider(db *sql.DB, files fs.FS, table string) (*goose.Provider, error) {
-	return goose.NewProvider(goose.DialectPostgres, db, files,
-		goose.WithTableName(table),
+func newProvider(db *sql.DB, files fs.FS, store database.Store) (*goose.Provider, error) {
+	return goose.NewProvider(goose.DialectCustom, db, files,
+		goose.WithStore(store),
 		goose.WithDisableGlobalRegistry(true),
 		goose.WithSessionLocker(advisoryLock{}),
 	)
 }
+
+// ours is the version table of fencedb. Its name has a schema, so no search_path matters.
+func ours() database.Store { return must(database.NewStore(goose.DialectPostgres, versionTable)) }
 
 //go:embed sql/*.sql
 var files embed.FS
@@ -291,27 +290,20 @@ func must[T any](value T, err error) T {
 // before passes the name of its table, by default goose_db_version. The name has small letters
 // only, and may have a schema.
 //
+// Without a schema, it is the first table of that name on the search_path; if there is none, Apply
+// creates it in current_schema(). So a schema that is created later, such as one with the name of
+// the role, changes nothing. Tenants with schemas of their own name the table with its schema.
+//
 // Programs that migrate at the same moment take turns, as with Up, and an error leaves the database
 // as with Up. An embedded directory needs [fs.Sub]; a pattern such as //go:embed *.sql does not.
 func Apply(ctx context.Context, db *sql.DB, files fs.FS, table string) error {
 	if err := Up(ctx, db); err != nil {
 		return err
 	}
-	unfit := !plainName.MatchString(table)
-	if !unfit {
-		// Nor may the name lead to our table through the search_path: goose would take our migrations
-		// for the application's.
-		err := db.QueryRowContext(ctx, "SELECT coalesce(pg_catalog.to_regclass($1) OPERATOR(pg_catalog.=) '"+
-			versionTable+"'::pg_catalog.regclass, false)", table).Scan(&unfit)
-		if err != nil {
-			return failed("apply", err)
-		}
+	if !plainName.MatchString(table) {
+		return failed("apply", unfit(table))
 	}
-	if unfit {
-		return fmt.Errorf("fencedb/migrations: apply: %q cannot be the application's version table; name one "+
-			"such as public.goose_db_version, in small letters and without quotes", table)
-	}
-	provider, err := newProvider(db, files, table)
+	provider, err := newProvider(db, files, &versions{must(database.NewStore(goose.DialectPostgres, table))})
 	if errors.Is(err, goose.ErrNoMigrations) {
 		err = fmt.Errorf("no numbered .sql files at the root of files; "+
 			"for //go:embed schema/*.sql pass fs.Sub(files, \"schema\"): %w", err)
@@ -322,6 +314,43 @@ func Apply(ctx context.Context, db *sql.DB, files fs.FS, table string) error {
 	return failed("apply", err)
 }
 
-// plainName matches the names by which goose finds its table again: it compares the text with the
-// catalog.
+// plainName matches the names that are the same with and without quotes.
 var plainName = regexp.MustCompile(`^([a-z_][a-z0-9_$]*\.)?[a-z_][a-z0-9_$]*$`)
+
+func unfit(table string) error {
+	return fmt.Errorf("%q cannot be the application's version table; name one such as public.goose_db_version, "+
+		"in small letters and without quotes", table)
+}
+
+// versions is the version table of an application. Goose would look for a name without a schema in
+// current_schema() only, and each statement of goose would find it by the search_path of the
+// moment, which a migration may set.
+type versions struct{ database.Store }
+
+// TableExists gives the table the name with a schema that goose uses from now on. Goose asks once
+// for each provider, under the lock, and before anything else.
+func (v *versions) TableExists(ctx context.Context, db database.DBTxConn) (bool, error) {
+	table := v.Tablename()
+	var (
+		name         sql.NullString // with schema, and quoted where needed
+		exists, ours bool
+	)
+	err := db.QueryRowContext(ctx, `
+SELECT found IS NOT NULL, coalesce(found OPERATOR(pg_catalog.=) pg_catalog.to_regclass('`+versionTable+`'), false),
+       CASE WHEN found IS NOT NULL THEN (SELECT pg_catalog.format('%I.%I', n.nspname, c.relname)
+                                         FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
+                                         WHERE c.oid OPERATOR(pg_catalog.=) found)
+            WHEN pg_catalog.strpos(asked, '.') OPERATOR(pg_catalog.>) 0 THEN asked
+            WHEN pg_catalog.current_schema() IS NOT NULL THEN pg_catalog.format('%I.%I', pg_catalog.current_schema(), asked) END
+FROM (SELECT $1::pg_catalog.text AS asked, pg_catalog.to_regclass($1::pg_catalog.text) AS found) AS t`, table).Scan(&exists, &ours, &name)
+	switch {
+	case err != nil:
+		return false, err
+	case ours: // goose would take our migrations for the application's
+		return false, unfit(table)
+	case !name.Valid:
+		return false, fmt.Errorf("no schema of the search_path exists; name the version table %q with its schema", table)
+	}
+	v.Store, err = database.NewStore(goose.DialectPostgres, name.String)
+	return exists, err
+}
