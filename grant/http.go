@@ -29,7 +29,9 @@ const Header = "Fencing-Grant"
 // If the answer, or a part of its body, does not arrive, the receiver may have written, and
 // guard.Answer says Unknown for the error. An error from before there was a connection stays as it
 // is, since nothing was sent. After any error of a base that reports no connections to httptrace,
-// the receiver may have written. End a call by its context: http.Client.Timeout replaces the error,
+// the receiver may have written. The same error replaces a 409 or 503 if net/http itself has sent
+// the request again, as it does with an Idempotency-Key when a connection breaks: the receiver may
+// have carried out the first one. End a call by its context: http.Client.Timeout replaces the error,
 // and Answer takes it for an outage while the body is read.
 func Transport(base http.RoundTripper) http.RoundTripper {
 	if base == nil {
@@ -53,19 +55,27 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		return nil, err
 	}
-	var asked, connected atomic.Bool // for a connection; the hooks may run in other goroutines
+	var asked atomic.Bool // for a connection; the hooks may run in other goroutines
+	var connections atomic.Int32
 	over := r.Context().Err() != nil
 	r = r.Clone(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{
 		GetConn: func(string) { asked.Store(true) },
-		GotConn: func(httptrace.GotConnInfo) { connected.Store(true) },
+		GotConn: func(httptrace.GotConnInfo) { connections.Add(1) },
 	}))
 	r.Header.Set(Header, line)
 	answer, err := t.base.RoundTrip(r)
 	if err != nil {
-		if notSent := !connected.Load() && (asked.Load() || over); notSent {
+		if notSent := connections.Load() == 0 && (asked.Load() || over); notSent {
 			return nil, err
 		}
 		return nil, lostAnswer{err}
+	}
+	claimsNothing := answer.StatusCode == http.StatusConflict || answer.StatusCode == http.StatusServiceUnavailable
+	if claimsNothing && connections.Load() > 1 { // it speaks of the last attempt only
+		if answer.Body != nil {
+			_ = answer.Body.Close()
+		}
+		return nil, lostAnswer{fmt.Errorf("net/http has sent the request again, and that was answered %q", answer.Status)}
 	}
 	if answer.Body != nil && answer.StatusCode != http.StatusSwitchingProtocols { // whose body is a Writer too
 		answer.Body = body{answer.Body}
@@ -156,7 +166,8 @@ func status(err error) int {
 //
 // 502 comes from a proxy, which may have passed the call on. 503 is taken for the receiver's own,
 // after which nothing was written. Some proxies, such as Envoy, also answer 503 when a connection
-// breaks: behind these, give the call a key for fencedb.Once.
+// breaks, and so does http.TimeoutHandler in the receiver while the handler goes on: behind these,
+// give the call a key for fencedb.Once.
 //
 // After 409 look at your own context first: if it has ended, its cause is the answer.
 func Check(r *http.Response) error {

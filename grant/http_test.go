@@ -681,6 +681,79 @@ func TestALostAnswerIsNoOutage(t *testing.T) {
 	}
 }
 
+// closes is a RoundTripper that remembers the body of its last answer.
+type closes struct {
+	http.RoundTripper
+	body *closing
+}
+
+func (c *closes) RoundTrip(r *http.Request) (*http.Response, error) {
+	answer, err := c.RoundTripper.RoundTrip(r)
+	if err == nil {
+		c.body = &closing{Reader: answer.Body}
+		answer.Body = c.body
+	}
+	return answer, err
+}
+
+// The receiver may have carried out the request whose connection broke. Net/http sends it again,
+// and the answer speaks of the second one.
+func TestAnAnswerToARequestSentTwiceSaysNothingOfTheFirst(t *testing.T) {
+	t.Parallel()
+	post := func(header string) func(*http.Request) {
+		return func(r *http.Request) { r.Method = http.MethodPost; r.Header[header] = []string{"0b6f"} }
+	}
+	for name, change := range map[string]func(*http.Request){
+		"a key": post("Idempotency-Key"), "another key": post("X-Idempotency-Key"),
+		"an idempotent method": func(r *http.Request) { r.Method = http.MethodGet },
+	} {
+		for _, breaks := range []bool{true, false} {
+			for _, answer := range []guard.Outcome{guard.Done, guard.Busy, guard.Unavailable, guard.Unknown} {
+				t.Run(fmt.Sprint(name, " ", breaks, " ", answer), func(t *testing.T) {
+					t.Parallel()
+					var calls atomic.Int32
+					server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+						if r.Header.Get(grant.Header) == "" {
+							return // opens the connection
+						}
+						if calls.Add(1) == 1 && breaks {
+							panic(http.ErrAbortHandler)
+						}
+						w.WriteHeader(answer.HTTPStatus())
+					}))
+					defer server.Close()
+					base := &closes{RoundTripper: server.Client().Transport}
+					client := &http.Client{Transport: grant.Transport(base)}
+					opened, err := server.Client().Get(server.URL)
+					require.NoError(t, err)
+					require.NoError(t, opened.Body.Close())
+					ctx := grant.NewContext(t.Context(), until(time.Now().Add(time.Minute)))
+					r, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL, nil)
+					require.NoError(t, err)
+					change(r)
+
+					response, err := client.Do(r)
+					if err == nil {
+						err = grant.Check(response)
+						require.NoError(t, response.Body.Close())
+					}
+
+					want, sent := answer, int32(1)
+					if breaks {
+						sent = 2
+						if answer != guard.Done {
+							want = guard.Unknown
+						}
+					}
+					require.Equal(t, sent, calls.Load())
+					require.Equal(t, want, guard.Answer(err), "%v", err)
+					require.True(t, base.body.closed)
+				})
+			}
+		}
+	}
+}
+
 // A sender has one error for each answer of a receiver, and asks guard about it as about its own.
 func TestTheAnswerOfAReceiverIsOneError(t *testing.T) {
 	t.Parallel()
