@@ -141,8 +141,14 @@ func Handler(next http.Handler, trust Trust) http.Handler {
 			return
 		}
 		defer cancel()
+		parsed := r.MultipartForm != nil // by somebody who may still read it
 		r = r.Clone(ctx)
 		r.Header.Del(Header)
+		defer func() { // as net/http does for its own request
+			if !parsed && r.MultipartForm != nil {
+				_ = r.MultipartForm.RemoveAll()
+			}
+		}()
 		next.ServeHTTP(w, r)
 	})
 }

@@ -1,13 +1,16 @@
 package grant_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"mime/multipart"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -554,6 +557,63 @@ func TestWhatAHandlerDoesWithALine(t *testing.T) {
 			require.NotContains(t, w.Body.String(), "secret")
 			require.Len(t, r.Header.Values(grant.Header), len(tc.lines), "the request of the server is as it was")
 		})
+	}
+}
+
+// Net/http removes the files of its own request only, and a handler gets another.
+func TestTheFilesOfAnUploadAreRemoved(t *testing.T) {
+	parse := func(next http.Handler, panics bool) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if err := r.ParseMultipartForm(1); err != nil {
+				t.Error(err)
+			}
+			if panics {
+				panic(http.ErrAbortHandler)
+			}
+			if next != nil {
+				next.ServeHTTP(w, r)
+			}
+			if f, err := r.MultipartForm.File["plan"][0].Open(); err != nil { // until its reader returns
+				t.Error(err)
+			} else if err := f.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	nothing := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
+	for name, h := range map[string]http.Handler{
+		"behind":     grant.Handler(parse(nil, false), grant.Trusted(time.Minute)),
+		"in front":   parse(grant.Handler(nothing, grant.Trusted(time.Minute)), false),
+		"both":       parse(grant.Handler(parse(nil, false), grant.Trusted(time.Minute)), false),
+		"in a panic": grant.Handler(parse(nil, true), grant.Trusted(time.Minute)),
+	} {
+		for _, lines := range [][]string{{line(time.Minute, 0)}, nil} {
+			if name == "in a panic" && lines == nil {
+				continue // net/http leaves them
+			}
+			dir := t.TempDir()
+			t.Setenv("TMPDIR", dir)
+			server := httptest.NewServer(h)
+			var upload bytes.Buffer
+			form := multipart.NewWriter(&upload)
+			f, err := form.CreateFormFile("plan", "plan.png")
+			require.NoError(t, err)
+			_, err = f.Write(make([]byte, 11<<20)) // 10 MiB stay in memory
+			require.NoError(t, err)
+			require.NoError(t, form.Close())
+			r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL, &upload)
+			require.NoError(t, err)
+			r.Header.Set("Content-Type", form.FormDataContentType())
+			r.Header[grant.Header] = lines
+
+			answer := send(server.Client(), r)
+			server.Close() // when the server has done what it does after the handler
+
+			require.Equal(t, name != "in a panic", answer.err == nil, "%s: %v", name, answer.err)
+			left, err := os.ReadDir(dir)
+			require.NoError(t, err)
+			require.Empty(t, left, "%s, with a grant: %v", name, lines != nil)
+		}
 	}
 }
 
