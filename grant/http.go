@@ -31,8 +31,8 @@ const Header = "Fencing-Grant"
 // is, since nothing was sent. After any error of a base that reports no connections to httptrace,
 // the receiver may have written. The same error replaces a 409 or 503 if net/http itself has sent
 // the request again, as it does with an Idempotency-Key when a connection breaks: the receiver may
-// have carried out the first one. End a call by its context: http.Client.Timeout replaces the error,
-// and Answer takes it for an outage while the body is read.
+// have carried out the first one. End a call by its context: http.Client.Timeout replaces the
+// error, and Answer takes it for an outage while the body is read.
 func Transport(base http.RoundTripper) http.RoundTripper {
 	if base == nil {
 		base = http.DefaultTransport
@@ -127,7 +127,8 @@ func elsewhere(r *http.Request) bool {
 //
 // If trust does not believe a grant, next is not called. The status is 400 for a malformed line,
 // 409 if the lease is over or not current, 503 if Redis could not be asked, and 500 for the zero
-// Trust.
+// Trust. The body depends on the status only, because anybody may send a line, and an error can
+// name the address of Redis. For the error, call Trust.Accept instead.
 func Handler(next http.Handler, trust Trust) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		lines := r.Header.Values(Header)
@@ -137,7 +138,8 @@ func Handler(next http.Handler, trust Trust) http.Handler {
 		}
 		ctx, cancel, err := trust.Accept(r.Context(), strings.Join(lines, ","))
 		if err != nil {
-			http.Error(w, err.Error(), status(err))
+			status := status(err)
+			http.Error(w, refusals[status], status)
 			return
 		}
 		defer cancel()
@@ -163,6 +165,13 @@ func status(err error) int {
 		return http.StatusConflict
 	}
 	return http.StatusServiceUnavailable
+}
+
+var refusals = map[int]string{
+	http.StatusBadRequest:          "grant: malformed line",
+	http.StatusConflict:            "grant: the lease is over or not current",
+	http.StatusServiceUnavailable:  "grant: the receiver could not ask whether the lease is current",
+	http.StatusInternalServerError: "grant: the receiver has not chosen whom it trusts",
 }
 
 // Check returns what a response says to the caller of a service that answers with the statuses of

@@ -20,7 +20,8 @@
 //
 // A grant that is not believed does not reach the handler: InvalidArgument for a line that is
 // malformed, Aborted if the lease is over or not current, Unavailable if Redis could not be asked,
-// Internal for the zero Trust.
+// Internal for the zero Trust. The message depends on the code only, because anybody may send a
+// line, and an error can name the address of Redis. For the error, call Trust.Accept instead.
 //
 // A handler answers in the same way, by guard.Answer of its error: Aborted for Busy, Unavailable
 // for Unavailable, Unknown for Unknown, Internal for Refused. To the caller, Aborted says that
@@ -135,7 +136,8 @@ func received(ctx context.Context, trust grant.Trust) (context.Context, context.
 	md.Delete(key)
 	ctx, cancel, err := trust.Accept(metadata.NewIncomingContext(ctx, md), strings.Join(lines, ","))
 	if err != nil {
-		return nil, nil, status.Error(code(trust, err), err.Error())
+		code := code(trust, err)
+		return nil, nil, status.Error(code, refusals[code])
 	}
 	return ctx, cancel, nil
 }
@@ -150,4 +152,11 @@ func code(trust grant.Trust, err error) codes.Code {
 		return codes.Aborted
 	}
 	return codes.Unavailable
+}
+
+var refusals = map[codes.Code]string{
+	codes.InvalidArgument: "grant: malformed line",
+	codes.Aborted:         "grant: the lease is over or not current",
+	codes.Unavailable:     "grant: the receiver could not ask whether the lease is current",
+	codes.Internal:        "grant: the receiver has not chosen whom it trusts",
 }
