@@ -214,10 +214,27 @@ var (
 	ErrReadOnly = errors.New("ready: postgres is read-only")
 )
 
+// mayEnter returns the statement that lets this role enter, if there is fencedb.enter and the role
+// may not call it. It asks the catalog, which every role may read.
+const mayEnter = `SELECT pg_catalog.format('SELECT fencedb.allow(%L)', pg_catalog.quote_ident(current_user))
+FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace
+WHERE n.nspname OPERATOR(pg_catalog.=) 'fencedb' AND p.proname OPERATOR(pg_catalog.=) 'enter'
+  AND NOT pg_catalog.has_function_privilege(p.oid, 'EXECUTE')`
+
 // Fences checks that fenced writes can commit: Postgres answers, takes writes, and has every
-// migration that this program knows. With pgx, pass stdlib.OpenDBFromPool(pool).
+// migration that this program knows, and the role of db may enter fences. With pgx, pass
+// stdlib.OpenDBFromPool(pool).
 func Fences(db *sql.DB) Check {
 	return Check{"fences", func(ctx context.Context) error {
+		if db != nil { // of which Pending says what to do
+			var allow string
+			switch err := db.QueryRowContext(ctx, mayEnter).Scan(&allow); {
+			case err == nil:
+				return fmt.Errorf("ready: the role of this program may not enter fences; let the role that migrated run %s", allow)
+			case !errors.Is(err, sql.ErrNoRows):
+				return err
+			}
+		}
 		pending, err := migrations.Pending(ctx, db)
 		switch {
 		case err != nil:

@@ -2,12 +2,15 @@ package ready_test
 
 import (
 	"context"
+	"crypto/rand"
+	"database/sql"
 	"errors"
 	"fmt"
 	"log"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -254,6 +257,53 @@ func TestFences(t *testing.T) {
 	require.ErrorIs(t, fences.Run(t.Context()), ready.ErrNotMigrated)
 	pool.Close()
 	require.Error(t, fences.Run(t.Context()))
+}
+
+// Its writes would be refused, each with the same statement.
+func TestARoleThatMayNotEnterIsNotReady(t *testing.T) {
+	t.Parallel()
+	for name, rights := range map[string]string{
+		"none":                  "",
+		"those of a monitoring": `GRANT USAGE ON SCHEMA fencedb TO %[1]s; GRANT SELECT ON ALL TABLES IN SCHEMA fencedb TO %[1]s`,
+		"all but one":           `SELECT fencedb.allow(%[2]s); REVOKE EXECUTE ON FUNCTION fencedb.enter FROM %[1]s`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := stdlib.OpenDBFromPool(testenv.Postgres(t))
+			defer db.Close()
+			db.SetMaxOpenConns(1)
+			exec := func(sql string) {
+				t.Helper()
+				_, err := db.ExecContext(t.Context(), sql)
+				require.NoError(t, err, sql)
+			}
+			role := `"Ann's desk ` + rand.Text() + `"`
+			exec(`CREATE ROLE ` + role)
+			defer exec(`RESET ROLE; DROP OWNED BY ` + role + `; DROP ROLE ` + role)
+			if rights != "" {
+				exec(strings.NewReplacer("%[1]s", role, "%[2]s", "'"+strings.ReplaceAll(role, "'", "''")+"'").Replace(rights))
+			}
+			fences := ready.Fences(db)
+
+			exec(`SET ROLE ` + role)
+			err := fences.Run(t.Context())
+			require.Error(t, err)
+
+			_, allow, _ := strings.Cut(err.Error(), " run ")
+			exec(`RESET ROLE; ` + allow)
+			exec(`SET ROLE ` + role)
+			require.NoError(t, fences.Run(t.Context()), allow)
+		})
+	}
+}
+
+func TestADatabaseWithoutTheSchemaIsNotMigrated(t *testing.T) {
+	t.Parallel()
+	db, err := sql.Open("pgx", testenv.PostgresURL(t))
+	require.NoError(t, err)
+	defer db.Close()
+	require.ErrorIs(t, ready.Fences(db).Run(t.Context()), ready.ErrNotMigrated)
+	require.Error(t, ready.Fences(nil).Run(t.Context()))
 }
 
 func Example() {
