@@ -46,6 +46,10 @@ const (
 // it matches every request). A key belongs to the database role that used it first (the role of SET
 // ROLE, if there was one). Every other role is refused with ErrKeyReused.
 //
+// A key has no namespace: all that use a database under one role share its keys. So put into it
+// what keeps them apart, such as the tenant and the kind of request; once.Key of package lease/once
+// makes one key of these. Its Config.Namespace does not reach this function.
+//
 // key has 1 to 512 bytes, and result at most 1 MiB. If fn fails, Once returns its error and the key
 // stays free for that role, even if the transaction commits. A call with the same key within fn
 // runs its own function; if the outer fn then fails and the transaction commits all the same, the

@@ -71,7 +71,9 @@
 // work: caches, reports, webhooks whose receiver is idempotent. Where the effect is in Postgres and
 // must not happen twice, use fencedb.Once, which keeps the key in the transaction of the effect and
 // has the last word. This package in front of it keeps most duplicates away from Postgres. Give
-// both the same key: one that the caller sends, or one that [Key] makes of a name and arguments:
+// both the same key: one that the caller sends, or one that [Key] makes of a name and arguments.
+// In Postgres a key has no namespace: [Config.Namespace] does not reach fencedb.Once. So where
+// tenants share a database, make the tenant part of the key: Key("charge", tenant, idempotencyKey).
 //
 //	answer, _, err := keys.Do(ctx, key, body, func(ctx context.Context, claim *lease.Lease) (answer []byte, err error) {
 //		err = fencedb.Tx(ctx, pool, claim, func(tx pgx.Tx) error {
@@ -176,8 +178,8 @@ type Config struct {
 	// runs. At least 1ms. Defaults to 24 hours.
 	Done time.Duration
 
-	// Namespace keeps the keys of several tenants or environments apart in one Redis. At most 128
-	// bytes of UTF-8. Defaults to none.
+	// Namespace keeps the keys of several tenants or environments apart in one Redis, and not those
+	// of fencedb.Once in one database. At most 128 bytes of UTF-8. Defaults to none.
 	Namespace string
 
 	// HashKeys stores a SHA-256 instead of the key in Redis, for keys that are personal data. All
