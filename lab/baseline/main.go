@@ -69,44 +69,54 @@ func (f facts) String() string {
 // ofTree adds what the files of a checkout say.
 func (f *facts) ofTree(root string) error {
 	return filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() {
-			if err == nil && path != root && strings.HasPrefix(entry.Name(), ".") {
-				return fs.SkipDir
-			}
+		switch {
+		case err != nil:
 			return err
-		}
-		file, err := filepath.Rel(root, path)
-		if err != nil {
-			return err
-		}
-		test, extension := strings.HasSuffix(file, "_test.go"), filepath.Ext(file)
-		if !slices.Contains([]string{".go", ".lua", ".sql"}, extension) || !test && unpublished.MatchString(file) {
+		case entry.IsDir() && path != root && strings.HasPrefix(entry.Name(), "."):
+			return fs.SkipDir
+		case entry.IsDir():
 			return nil
 		}
-		text, err := os.ReadFile(path) //nolint:gosec // a file of this repository
+		name, err := filepath.Rel(root, path)
 		if err != nil {
 			return err
 		}
-		switch {
-		case test:
-			for _, m := range tests.FindAllSubmatch(text, -1) {
-				f.add("test", filepath.Dir(file), string(m[1]))
-			}
-			for _, m := range guards.FindAllSubmatch(text, -1) {
-				f.add("guard", string(m[1]))
-			}
-		case extension == ".go":
-			return f.ofCode(file, text)
-		case extension == ".lua":
-			f.add("script", fmt.Sprintf("%s %x", file, sha256.Sum256(text)))
-			fallthrough
-		default:
-			for _, literal := range quoted.FindAll(text, -1) {
-				f.add("text", filepath.Dir(file), string(literal))
-			}
+		if strings.HasSuffix(name, "_test.go") || !unpublished.MatchString(name) {
+			return f.ofFile(name, path)
 		}
 		return nil
 	})
+}
+
+// ofFile adds what one file says.
+func (f *facts) ofFile(name, path string) error {
+	extension := filepath.Ext(name)
+	if extension != ".go" && extension != ".lua" && extension != ".sql" {
+		return nil
+	}
+	text, err := os.ReadFile(path) //nolint:gosec // a file of this repository
+	if err != nil {
+		return err
+	}
+	switch {
+	case strings.HasSuffix(name, "_test.go"):
+		for _, m := range tests.FindAllSubmatch(text, -1) {
+			f.add("test", filepath.Dir(name), string(m[1]))
+		}
+		for _, m := range guards.FindAllSubmatch(text, -1) {
+			f.add("guard", string(m[1]))
+		}
+	case extension == ".go":
+		return f.ofCode(name, text)
+	case extension == ".lua":
+		f.add("script", fmt.Sprintf("%s %x", name, sha256.Sum256(text)))
+		fallthrough
+	default:
+		for _, literal := range quoted.FindAll(text, -1) {
+			f.add("text", filepath.Dir(name), string(literal))
+		}
+	}
+	return nil
 }
 
 // ofCode adds the texts of a Go file, and what it exports.
