@@ -36,6 +36,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -212,13 +213,18 @@ func (f *Feed) run() {
 	}
 }
 
-// exec fails if a hook of the client panics: on this goroutine that would end the process.
+// errHook is the failure of a request in a hook of the client.
+var errHook = errors.New("feed: a hook of the client panicked or ended its goroutine")
+
+// recovered makes a panic of a hook an error: on a goroutine of ours it would end the process.
+func recovered(err *error) {
+	if p := recover(); p != nil {
+		*err = fmt.Errorf("%w: %v", errHook, p)
+	}
+}
+
 func exec(ctx context.Context, pipe redis.Pipeliner) (commands []redis.Cmder, err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			commands, err = nil, fmt.Errorf("feed: a hook of the client panicked: %v", p)
-		}
-	}()
+	defer recovered(&err)
 	return pipe.Exec(ctx)
 }
 

@@ -245,8 +245,10 @@ func TestWhatRedisRefusesIsCounted(t *testing.T) {
 // panicking is a hook with a fault of its own.
 type panicking struct{}
 
-func (panicking) DialHook(next redis.DialHook) redis.DialHook          { return next }
-func (panicking) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+func (panicking) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (panicking) ProcessHook(redis.ProcessHook) redis.ProcessHook {
+	return func(context.Context, redis.Cmder) error { panic("a hook of the client") }
+}
 func (panicking) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(context.Context, []redis.Cmder) error { panic("a hook of the client") }
 }

@@ -21,11 +21,12 @@ const (
 // for all, or "$" for new events only. Entries that are not events are skipped.
 //
 // It returns the cause of ctx when ctx ends, even while a request is under way; or the error of fn,
-// [ErrPlace], a permanent error of the server (permission denied, wrong type of the key), or
-// redis.ErrClosed if client was closed. While Redis does not answer, it retries, and misses events
-// only if the stream is trimmed past them. If Redis has lost the stream, it continues with the
-// first event of the new one. If Redis has lost only the end, as after a fail-over to a replica
-// that lagged, that looks the same: events from before come again, with the same ID.
+// [ErrPlace], a permanent error of the server (permission denied, wrong type of the key),
+// redis.ErrClosed if client was closed, or the panic of a hook of client as an error. While Redis
+// does not answer, it retries, and misses events only if the stream is trimmed past them. If Redis
+// has lost the stream, it continues with the first event of the new one. If Redis has lost only the
+// end, as after a fail-over to a replica that lagged, that looks the same: events from before come
+// again, with the same ID.
 func Follow(ctx context.Context, client redis.UniversalClient, from string,
 	fn func(Event) error, opts ...Option) error {
 	o := newOptions(opts)
@@ -90,10 +91,11 @@ func persist[T any](ctx context.Context, r *reader, attempt func(context.Context
 // contexts only if it is configured to.
 func within[T any](ctx context.Context, attempt func(context.Context) (T, error)) (value T, err error) {
 	var answer T
-	var failed error
+	failed := errHook
 	answered := make(chan struct{})
 	go func() {
 		defer close(answered)
+		defer recovered(&failed)
 		answer, failed = attempt(ctx)
 	}()
 	select {
@@ -105,7 +107,8 @@ func within[T any](ctx context.Context, attempt func(context.Context) (T, error)
 }
 
 func refused(err error) bool {
-	return redis.IsPermissionError(err) || redis.IsAuthError(err) || redis.HasErrorPrefix(err, "WRONGTYPE") || errors.Is(err, redis.ErrClosed)
+	return redis.IsPermissionError(err) || redis.IsAuthError(err) || redis.HasErrorPrefix(err, "WRONGTYPE") ||
+		errors.Is(err, redis.ErrClosed) || errors.Is(err, errHook)
 }
 
 // last is the place of the newest entry, zero if there is none.
@@ -164,7 +167,7 @@ func (r *reader) deliver(ctx context.Context, entries []redis.XMessage, fn func(
 
 // Replay calls fn with each event after from, in order, one at a time, and returns at the end of
 // the stream. from is as in [Follow], but not "$". It does not retry. Errors are ErrPlace, those of
-// Redis and of fn, and the cause of ctx.
+// Redis, of hooks and of fn, and the cause of ctx.
 func Replay(ctx context.Context, client redis.UniversalClient, from string,
 	fn func(Event) error, opts ...Option) error {
 	after, err := parsePlace(from)

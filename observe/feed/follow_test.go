@@ -243,6 +243,21 @@ func TestFollowingEndsWithItsClient(t *testing.T) {
 	require.ErrorIs(t, <-f.err, redis.ErrClosed)
 }
 
+func TestAHookThatPanicsEndsReadingAndNotTheProcess(t *testing.T) {
+	t.Parallel()
+	client := redis.NewClient(testenv.Redis(t).Options())
+	t.Cleanup(func() { _ = client.Close() })
+	client.AddHook(panicking{})
+	nothing := func(feed.Event) error { return nil }
+	for name, read := range map[string]func() error{
+		"Follow":              func() error { return feed.Follow(t.Context(), client, "0", nothing) },
+		"Follow from the end": func() error { return feed.Follow(t.Context(), client, "$", nothing) },
+		"Replay":              func() error { return feed.Replay(t.Context(), client, "0", nothing) },
+	} {
+		require.ErrorContains(t, read(), "panicked", name)
+	}
+}
+
 func TestFollowingEndsBetweenTwoEvents(t *testing.T) {
 	t.Parallel()
 	s := newStream(t)
