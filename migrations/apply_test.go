@@ -88,8 +88,7 @@ func TestTheVersionTableOfAnApplicationIsNotOursByTheSearchPath(t *testing.T) {
 	require.Equal(t, "0", connect(t, address).one("SELECT count(*) FROM public.chairs"))
 }
 
-// The version table is looked for in the whole search_path, as Postgres looks for the tables. Goose
-// would look in the first schema only, and apply everything again.
+// Goose would look in the first schema only, and apply everything again.
 func TestASchemaThatIsCreatedLaterChangesNoVersionTable(t *testing.T) {
 	t.Parallel()
 	const version = "(SELECT string_agg(schemaname, ' ' ORDER BY schemaname) FROM pg_tables WHERE tablename = 'goose_db_version' AND schemaname <> 'fencedb')"
@@ -99,9 +98,10 @@ func TestASchemaThatIsCreatedLaterChangesNoVersionTable(t *testing.T) {
 		second string // of the second migration
 		table  string // defaults to goose_db_version
 		want   string // the schema of the version table
+		later  string // the error of later calls
 	}{
-		"the role's":                {path: `"$user",public`, second: `CREATE SCHEMA "$user"`, want: "public"},
-		"the first of the path":     {path: "app,public", second: "CREATE SCHEMA app", want: "public"},
+		"the role's":                {path: `"$user",public`, second: `CREATE SCHEMA "$user"`, want: "public", later: "with its schema"},
+		"the first of the path":     {path: "app,public", second: "CREATE SCHEMA app", want: "public", later: "public.goose_db_version, where"},
 		"both are there before":     {path: "app,public", before: "CREATE SCHEMA app", want: "app"},
 		"a name that needs quotes":  {path: `"The ""App"" 1.0",public`, before: `CREATE SCHEMA "The ""App"" 1.0"`, want: `The "App" 1.0`},
 		"a migration sets the path": {path: "public", second: "CREATE SCHEMA app; SET search_path = app", want: "public"},
@@ -120,10 +120,15 @@ func TestASchemaThatIsCreatedLaterChangesNoVersionTable(t *testing.T) {
 				"00001_tables.sql": {Data: []byte("-- +goose Up\nCREATE TABLE tables (id int);")},
 				"00002_schema.sql": {Data: []byte("-- +goose Up\n" + strings.ReplaceAll(cmp.Or(c.second, "SELECT 1"), "$user", role) + ";")},
 			}
-			for range 3 {
+			for n := range 3 {
 				db := open(t, address+"&search_path="+url.PathEscape(c.path))
 				db.SetMaxOpenConns(1)
-				require.NoError(t, migrations.Apply(t.Context(), db, files, cmp.Or(c.table, "goose_db_version")))
+				err := migrations.Apply(t.Context(), db, files, cmp.Or(c.table, "goose_db_version"))
+				if n > 0 && c.later != "" {
+					require.ErrorContains(t, err, c.later)
+				} else {
+					require.NoError(t, err)
+				}
 				require.NoError(t, db.Close())
 			}
 			require.Equal(t, c.want, psql.one(version))
@@ -132,22 +137,21 @@ func TestASchemaThatIsCreatedLaterChangesNoVersionTable(t *testing.T) {
 	}
 }
 
-// One looks first where the other does not look at all; the table of the first one to come is in a
-// schema that both see.
-func TestProgramsWithOtherSearchPathsShareAVersionTable(t *testing.T) {
+// With nothing applied, the program would work in the tables of the other.
+func TestATenantDoesNotTakeTheVersionTableOfAnother(t *testing.T) {
 	t.Parallel()
 	address := testenv.PostgresURL(t)
 	psql := connect(t, address)
 	psql.exec("CREATE SCHEMA app")
-	var programs errgroup.Group
 	require.NoError(t, migrations.Apply(t.Context(), open(t, address+"&search_path=public"), ofAnApplication, "versions"))
-	for _, path := range []string{"public", "app,public", "public,app", "nowhere,app,public"} {
+	require.NoError(t, migrations.Apply(t.Context(), open(t, address+"&search_path=public,app"), ofAnApplication, "versions"))
+	for _, path := range []string{"app,public", "nowhere,app,public"} {
 		db := open(t, address+"&search_path="+path)
-		programs.Go(func() error { return migrations.Apply(t.Context(), db, ofAnApplication, "versions") })
+		require.ErrorContains(t, migrations.Apply(t.Context(), db, ofAnApplication, "versions"), "the version table is public.versions, where the search_path would create app.versions")
 	}
 
-	require.NoError(t, programs.Wait())
-	require.Equal(t, "public", psql.one("SELECT string_agg(schemaname, ' ') FROM pg_tables WHERE tablename = 'versions'"))
+	require.NoError(t, migrations.Apply(t.Context(), open(t, address+"&search_path=app,public"), ofAnApplication, "app.versions"))
+	require.Equal(t, "app public", psql.one("SELECT string_agg(schemaname, ' ' ORDER BY schemaname) FROM pg_tables WHERE tablename = 'versions'"))
 }
 
 func TestAVersionTableNeedsASchema(t *testing.T) {

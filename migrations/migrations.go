@@ -290,9 +290,9 @@ func must[T any](value T, err error) T {
 // before passes the name of its table, by default goose_db_version. The name has small letters
 // only, and may have a schema.
 //
-// Without a schema, it is the first table of that name on the search_path; if there is none, Apply
-// creates it in current_schema(). So a schema that is created later, such as one with the name of
-// the role, changes nothing. Tenants with schemas of their own name the table with its schema.
+// Without a schema, the table is in current_schema(). If the search_path shows one of that name in
+// another schema only, Apply refuses, and changes nothing: either a schema that comes first was
+// created since, and everything would be applied again, or the table belongs to another tenant.
 //
 // Programs that migrate at the same moment take turns, as with Up, and an error leaves the database
 // as with Up. An embedded directory needs [fs.Sub]; a pattern such as //go:embed *.sql does not.
@@ -332,7 +332,7 @@ type versions struct{ database.Store }
 func (v *versions) TableExists(ctx context.Context, db database.DBTxConn) (bool, error) {
 	table := v.Tablename()
 	var (
-		name         sql.NullString // with schema, and quoted where needed
+		name, first  sql.NullString // with schema, and quoted where needed; first is current_schema()
 		exists, ours bool
 	)
 	err := db.QueryRowContext(ctx, `
@@ -341,8 +341,9 @@ SELECT found IS NOT NULL, coalesce(found OPERATOR(pg_catalog.=) pg_catalog.to_re
                                          FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
                                          WHERE c.oid OPERATOR(pg_catalog.=) found)
             WHEN pg_catalog.strpos(asked, '.') OPERATOR(pg_catalog.>) 0 THEN asked
-            WHEN pg_catalog.current_schema() IS NOT NULL THEN pg_catalog.format('%I.%I', pg_catalog.current_schema(), asked) END
-FROM (SELECT $1::pg_catalog.text AS asked, pg_catalog.to_regclass($1::pg_catalog.text) AS found) AS t`, table).Scan(&exists, &ours, &name)
+            WHEN pg_catalog.current_schema() IS NOT NULL THEN pg_catalog.format('%I.%I', pg_catalog.current_schema(), asked) END,
+       CASE WHEN pg_catalog.strpos(asked, '.') OPERATOR(pg_catalog.=) 0 AND pg_catalog.current_schema() IS NOT NULL THEN pg_catalog.format('%I.%I', pg_catalog.current_schema(), asked) END
+FROM (SELECT $1::pg_catalog.text AS asked, pg_catalog.to_regclass($1::pg_catalog.text) AS found) AS t`, table).Scan(&exists, &ours, &name, &first)
 	switch {
 	case err != nil:
 		return false, err
@@ -350,6 +351,8 @@ FROM (SELECT $1::pg_catalog.text AS asked, pg_catalog.to_regclass($1::pg_catalog
 		return false, unfit(table)
 	case !name.Valid:
 		return false, fmt.Errorf("no schema of the search_path exists; name the version table %q with its schema", table)
+	case first.Valid && first != name:
+		return false, fmt.Errorf("the version table is %s, where the search_path would create %s; name one of the two, with its schema", name.String, first.String)
 	}
 	v.Store, err = database.NewStore(goose.DialectPostgres, name.String)
 	return exists, err
