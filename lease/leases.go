@@ -36,17 +36,30 @@ func (ls Leases) first() *Lease {
 }
 
 // each calls f for all leases at once, so that one time limit holds for all, and joins the errors,
-// each with its resource.
+// each with its resource. If a tracer panics in f, so does each, after f has returned for all.
 func (ls Leases) each(f func(*Lease) error) error {
 	if len(ls) == 1 {
 		return named(ls[0], f(ls[0]))
 	}
 	errs := make([]error, len(ls))
+	panicked := make(chan any, len(ls))
 	var all sync.WaitGroup
 	for n, l := range ls {
-		all.Go(func() { errs[n] = named(l, f(l)) })
+		all.Go(func() {
+			defer func() {
+				if p := recover(); p != nil { // the caller can recover it only on its own goroutine
+					panicked <- p
+				}
+			}()
+			errs[n] = named(l, f(l))
+		})
 	}
 	all.Wait()
+	select {
+	case p := <-panicked:
+		panic(p)
+	default:
+	}
 	return protocol.Join(errs...)
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -331,11 +332,13 @@ func TestOutcomes(t *testing.T) {
 }
 
 // rude is a tracer that panics once, at that call.
-type rude struct{ at string }
+type rude struct {
+	at   string
+	done atomic.Bool
+}
 
 func (r *rude) panics(call string, op lease.Op) {
-	if r.at == call+" "+string(op) {
-		r.at = ""
+	if r.at == call+" "+string(op) && !r.done.Swap(true) {
 		panic("on purpose")
 	}
 }
@@ -354,7 +357,7 @@ func TestATracerThatPanicsLeavesNothingBehind(t *testing.T) {
 		t.Run(at, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
 				seal := fences{"c": time.Now().Add(time.Hour).UnixMicro()}.seal
-				i := w.issuer(t, lease.Config{TTL: time.Minute, Tracers: []lease.Tracer{&rude{at}}, Seal: seal})
+				i := w.issuer(t, lease.Config{TTL: time.Minute, Tracers: []lease.Tracer{&rude{at: at}}, Seal: seal})
 				began := time.Now()
 				require.PanicsWithValue(t, "on purpose", func() {
 					ls, err := i.AcquireAll(t.Context(), []string{"a", "b"})
@@ -375,5 +378,34 @@ func TestATracerThatPanicsLeavesNothingBehind(t *testing.T) {
 				require.Less(t, time.Since(began), 10*time.Second)
 			})
 		})
+	}
+}
+
+// The leases are released at the same time, but the caller can recover the panic as that of one.
+func TestATracerThatPanicsWhileSeveralLeasesAreReleased(t *testing.T) {
+	both := []string{"a", "b"}
+	for name, release := range map[string]func(ctx context.Context, i *lease.Issuer){
+		"DoAll": func(ctx context.Context, i *lease.Issuer) {
+			_ = i.DoAll(ctx, both, func(context.Context, lease.Leases) error { return nil })
+		},
+		"Release": func(ctx context.Context, i *lease.Issuer) {
+			ls, _ := i.AcquireAll(ctx, both)
+			_ = ls.Release(ctx)
+		},
+		"GiveBack": func(ctx context.Context, i *lease.Issuer) {
+			ls, _ := i.AcquireAll(ctx, both)
+			ls.GiveBack(ctx)
+		},
+	} {
+		for _, at := range []string{"end hold", "start release", "end release"} {
+			t.Run(name+", "+at, func(t *testing.T) {
+				inBubble(t, func(t *testing.T, w *world) {
+					i := w.issuer(t, lease.Config{TTL: time.Minute, Tracers: []lease.Tracer{&rude{at: at}}})
+					require.PanicsWithValue(t, "on purpose", func() { release(t.Context(), i) })
+					require.NoError(t, i.Close(t.Context()))
+					require.Empty(t, w.client.Keys(t.Context(), "*owner").Val())
+				})
+			})
+		}
 	}
 }

@@ -194,7 +194,8 @@ const recordTime = 5 * time.Second
 // record records the result and releases the claim. Redis decides whether the claim still stands:
 // it refuses a claim that was lost unnoticed, and accepts one whose lease is over only for this
 // process, because of the margin or a fast clock. If the context of the caller ends, the recording
-// goes on in the background.
+// goes on in the background. A tracer that panics while the claim is released panics here too, if
+// the caller still waits.
 func (c *call) record(ctx context.Context, claim *lease.Lease, result []byte) error {
 	if len(result) > MaxResult {
 		_ = claim.Release(ctx)
@@ -203,6 +204,7 @@ func (c *call) record(ctx context.Context, claim *lease.Lease, result []byte) er
 	}
 	result = slices.Clone(result) // the caller may change its own
 	began, recorded, released := time.Now(), make(chan error, 1), make(chan struct{})
+	var panicked any // set before released is closed
 	c.once.recordings.Store(released, nil)
 	go func() {
 		defer func() {
@@ -212,6 +214,7 @@ func (c *call) record(ctx context.Context, claim *lease.Lease, result []byte) er
 		ctx, cancel := protocol.Within(context.WithoutCancel(ctx), recordTime)
 		defer cancel()
 		recorded <- c.once.record(ctx, c, claim, result, c.once.cfg.Done)
+		defer func() { panicked = recover() }() // the caller can recover it only on its own goroutine
 		_ = claim.Release(ctx)
 	}()
 	err, answered := protocol.Await(ctx, recorded)
@@ -222,11 +225,14 @@ func (c *call) record(ctx context.Context, claim *lease.Lease, result []byte) er
 	if err != nil {
 		return fmt.Errorf("%w: %q: %w", ErrNotRecorded, c.key, err)
 	}
+	c.learned = &State{Phase: Done, ExpiresIn: c.once.cfg.Done, Result: result, fingerprint: c.fingerprint}
 	select {
 	case <-released:
+		if panicked != nil {
+			panic(panicked)
+		}
 	case <-ctx.Done():
 	}
-	c.learned = &State{Phase: Done, ExpiresIn: c.once.cfg.Done, Result: result, fingerprint: c.fingerprint}
 	return nil
 }
 

@@ -488,3 +488,24 @@ func TestTracersAreToldOfClaims(t *testing.T) {
 	defer c.mu.Unlock()
 	require.ElementsMatch(t, []string{"acquire once:order:7 granted", "hold once:order:7 released", "release once:order:7 released"}, c.ended)
 }
+
+// rude is a tracer that panics whenever a release ends.
+type rude struct{}
+
+func (rude) TraceLeaseStart(ctx context.Context, _ lease.TraceStart) context.Context { return ctx }
+
+func (rude) TraceLeaseEnd(_ context.Context, e lease.TraceEnd) {
+	if e.Op == lease.OpRelease {
+		panic("on purpose")
+	}
+}
+
+// The claim is released on another goroutine, where the caller could not recover it.
+func TestATracerThatPanicsDoesNotEndTheProcess(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	o := w.once(t, once.Config{Tracers: []lease.Tracer{rude{}}})
+	require.PanicsWithValue(t, "on purpose", func() { _ = do(t.Context(), o, "order:7", answers("paid")) })
+	require.Equal(t, outcome{"paid", true, nil}, do(t.Context(), o, "order:7", forbidden(t)), "it is recorded")
+	require.NoError(t, o.Close(t.Context()))
+}
