@@ -37,6 +37,8 @@ type HTTP struct {
 //	RateLimit-Policy: "default";q=100;w=60
 //	RateLimit: "default";r=42;t=17
 //
+// Both are lists: each Middleware around a handler adds its limit, under its [HTTP] Policy.
+//
 // A request with an invalid key gets 400, and one whose context has ended gets 503. Middleware
 // returns [lease.ErrInvalid] for an invalid l or h.
 func Middleware(l *Limiter, h HTTP) (func(http.Handler) http.Handler, error) {
@@ -81,8 +83,8 @@ func (l *Limiter) admit(w http.ResponseWriter, r *http.Request, h HTTP) bool {
 	}
 	if d.Err == nil {
 		header := w.Header()
-		header.Set("RateLimit-Policy", fmt.Sprintf("%q;q=%d;w=%d", h.Policy, l.cfg.Limit, seconds(l.cfg.Window)))
-		header.Set("RateLimit", fmt.Sprintf("%q;r=%d;t=%d", h.Policy, d.Remaining, seconds(d.ResetAfter)))
+		header.Add("RateLimit-Policy", fmt.Sprintf("%q;q=%d;w=%d", h.Policy, l.cfg.Limit, seconds(l.cfg.Window)))
+		header.Add("RateLimit", fmt.Sprintf("%q;r=%d;t=%d", h.Policy, d.Remaining, seconds(d.ResetAfter)))
 		if !d.Allowed {
 			header.Set("Retry-After", strconv.FormatInt(seconds(d.RetryAfter), 10))
 		}

@@ -121,6 +121,25 @@ func TestMiddlewareOfOnesOwn(t *testing.T) {
 	})
 }
 
+func TestEveryLimitIsInTheHeaderFields(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		inner := newSite(t, w.limiter(t, admission.Config{Limit: 9, Window: time.Minute}), admission.HTTP{
+			Key: apiKey, Policy: "per-minute",
+		})
+		outer, err := admission.Middleware(w.limiter(t, admission.Config{Limit: 2, Window: time.Second}), admission.HTTP{
+			Key: func(r *http.Request) string { return "burst " + apiKey(r) }, Policy: "burst",
+		})
+		require.NoError(t, err)
+		both := &site{Handler: outer(inner)}
+
+		got := both.get("ann").Header()
+		require.Equal(t, []string{`"burst";q=2;w=1`, `"per-minute";q=9;w=60`}, got.Values("RateLimit-Policy"))
+		require.Len(t, got.Values("RateLimit"), 2)
+		require.Contains(t, got.Values("RateLimit")[0], `"burst";r=1;`)
+		require.Contains(t, got.Values("RateLimit")[1], `"per-minute";r=8;`)
+	})
+}
+
 func TestMiddlewareBadInput(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		l := w.limiter(t, admission.Config{Limit: 1, Window: time.Second})
