@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
@@ -454,6 +455,14 @@ func TestAnIssuerEndsWithItsTest(t *testing.T) {
 		require.ErrorIs(t, left.Err(), lease.ErrReleased, name)
 		require.ErrorIs(t, <-waited, lease.ErrClosed, name)
 	}
+}
+
+func TestATestMayCloseItsClient(t *testing.T) {
+	t.Parallel()
+	client := redis.NewClient(testenv.Redis(t).Options())
+	defer client.Close() // before the end of the issuer
+	_, err := fencedbtest.IssuerOn(t, client, lease.Config{}).Inspect(t.Context(), "table:12")
+	require.NoError(t, err)
 }
 
 func TestRefusedKnowsWhatTheFenceRefuses(t *testing.T) {

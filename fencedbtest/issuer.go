@@ -41,7 +41,11 @@ func NewIssuer(t testing.TB, cfg lease.Config) *Issuer {
 }
 
 // IssuerOn is NewIssuer on your Redis. Config.Namespace defaults to one for this test alone, whose
-// keys are deleted at its end.
+// keys are deleted at its end, unless the test has closed the client by then.
+//
+// An issuer excludes only the work under leases of its own namespace. Tests that run in parallel
+// and write to one database under the same resources are stale to each other: give each test a
+// database or resources of its own.
 func IssuerOn(t testing.TB, client redis.UniversalClient, cfg lease.Config) *Issuer {
 	t.Helper()
 	cfg.TTL = cmp.Or(cfg.TTL, time.Minute)
@@ -55,7 +59,11 @@ func IssuerOn(t testing.TB, client redis.UniversalClient, cfg lease.Config) *Iss
 	}
 	i := &Issuer{leases, client, cfg}
 	if own {
-		t.Cleanup(func() { Flush(t, i) })
+		t.Cleanup(func() {
+			if err := flush(t, i); err != nil && !errors.Is(err, redis.ErrClosed) {
+				t.Fatal("fencedbtest: ", err)
+			}
+		})
 	}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 5*time.Second)
@@ -84,8 +92,13 @@ func Expire(t testing.TB, i *Issuer, resource string) {
 // persistence does: holders, waiters, the last tokens, and what packages once and admission keep.
 func Flush(t testing.TB, i *Issuer) {
 	t.Helper()
+	if err := flush(t, i); err != nil {
+		t.Fatal("fencedbtest: ", err)
+	}
+}
+
+func flush(t testing.TB, i *Issuer) (err error) {
 	ctx := context.WithoutCancel(t.Context()) // also at the end of the test
-	err := error(nil)
 	for _, kind := range []string{protocol.LeaseKind, protocol.SemaphoreKind, protocol.OnceKind, protocol.AdmissionKind} {
 		pattern := lease.Key{Kind: kind, Namespace: i.Config.Namespace, Field: "*"}.Pattern()
 		if cluster, ok := i.Client.(*redis.ClusterClient); ok {
@@ -96,9 +109,7 @@ func Flush(t testing.TB, i *Issuer) {
 		}
 		err = errors.Join(err, deleteMatching(ctx, i.Client, pattern))
 	}
-	if err != nil {
-		t.Fatal("fencedbtest: ", err)
-	}
+	return err
 }
 
 func deleteMatching(ctx context.Context, client redis.Cmdable, pattern string) error {
