@@ -666,3 +666,35 @@ func (w *writes) TraceWriteEnd(_ context.Context, e fencedb.TraceEnd) {
 		w.n.Add(1)
 	}
 }
+
+func TestZeroValuesAreRefused(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	w := newWorld(t)
+	for name, d := range map[string]*guard.Desk{"zero": new(guard.Desk), "nil": nil} {
+		calls := calls()
+		calls["Lead"] = func(ctx context.Context, _ *world, d *guard.Desk, _ string) error {
+			return d.Lead(ctx, "table:12", func(context.Context, *guard.Holder) error { return nil })
+		}
+		for call, do := range calls {
+			require.ErrorIs(t, do(ctx, w, d, insertAnn), lease.ErrInvalid, "%s %s", name, call)
+		}
+	}
+	for name, h := range map[string]*guard.Holder{"zero": new(guard.Holder), "nil": nil} {
+		for call, write := range work {
+			require.ErrorIs(t, write(ctx, w, h, insertAnn), fencedb.ErrInvalidGrant, "%s %s", name, call)
+		}
+		for call, err := range map[string]error{
+			"Err":     h.Err(),
+			"Extend":  h.Extend(ctx),
+			"Release": h.Release(ctx),
+			"Context": context.Cause(h.Context()),
+		} {
+			require.ErrorIs(t, err, lease.ErrInvalid, "%s %s", name, call)
+		}
+		require.Nil(t, h.Grant())
+		require.Empty(t, h.Leases())
+		require.Zero(t, h.ValidUntil())
+	}
+	require.Zero(t, w.bookings())
+}

@@ -15,11 +15,29 @@ import (
 )
 
 // Holder has the leases on all resources of a [Desk] call, and writes under all of them. It is safe
-// for concurrent use. Do not use it after the function that got it has returned.
+// for concurrent use. Do not use it after the function that got it has returned. A Holder that no
+// Desk has made, nil or zero, has no lease: its methods return zero values and [lease.ErrInvalid],
+// or fencedb.ErrInvalidGrant where they write.
 type Holder struct {
 	leases lease.Leases
 	ctx    context.Context // of the function
 	db     fencedb.DB
+}
+
+// some is h, or the zero Holder if h is nil.
+func (h *Holder) some() *Holder {
+	if h == nil {
+		return new(Holder)
+	}
+	return h
+}
+
+// all returns the leases; a lease that nobody has granted if no Desk has made h.
+func (h *Holder) all() lease.Leases {
+	if h == nil || len(h.leases) == 0 {
+		return lease.Leases{nil}
+	}
+	return h.leases
 }
 
 // Grant returns all the leases as one grant, for the functions of package fencedb and for
@@ -35,16 +53,21 @@ func (h *Holder) Grant() fencedb.Grant {
 }
 
 // Leases returns the leases, in the byte order of their resources.
-func (h *Holder) Leases() lease.Leases { return slices.Clone(h.leases) }
+func (h *Holder) Leases() lease.Leases { return slices.Clone(h.some().leases) }
 
 // Context is the context of the work: it ends with the context of the call or with the first lease
 // that ends, and [context.Cause] returns the reason.
-func (h *Holder) Context() context.Context { return h.ctx }
+func (h *Holder) Context() context.Context {
+	if h == nil || h.ctx == nil {
+		return h.all()[0].Context()
+	}
+	return h.ctx
+}
 
 // Err returns nil while all leases may be trusted; after that, the reason why one is over. It reads
 // the clock and does not ask Redis; see [lease.Lease.Err].
 func (h *Holder) Err() error {
-	for _, l := range h.leases {
+	for _, l := range h.all() {
 		if err := l.Err(); err != nil {
 			return err
 		}
@@ -54,14 +77,14 @@ func (h *Holder) Err() error {
 
 // ValidUntil is when the first lease ends, unless it is renewed, on this process's clock.
 func (h *Holder) ValidUntil() time.Time {
-	first := slices.MinFunc(h.leases, func(a, b *lease.Lease) int { return a.ValidUntil().Compare(b.ValidUntil()) })
+	first := slices.MinFunc(h.all(), func(a, b *lease.Lease) int { return a.ValidUntil().Compare(b.ValidUntil()) })
 	return first.ValidUntil()
 }
 
 // Extend renews all leases, as [lease.Lease.Extend] does; its error joins theirs.
 func (h *Holder) Extend(ctx context.Context) error {
 	var errs []error
-	for _, l := range h.leases {
+	for _, l := range h.all() {
 		errs = append(errs, l.Extend(ctx))
 	}
 	return errors.Join(errs...)
@@ -69,18 +92,18 @@ func (h *Holder) Extend(ctx context.Context) error {
 
 // Release releases all leases before the function returns, as [lease.Lease.Release] does. Writes
 // under them are then refused.
-func (h *Holder) Release(ctx context.Context) error { return h.leases.Release(ctx) }
+func (h *Holder) Release(ctx context.Context) error { return h.all().Release(ctx) }
 
 // Tx is [fencedb.Tx] under the leases: nil means committed. Acquire beforehand all that fn needs,
 // with [Desk.DoAll]: an acquisition within fn takes a second connection.
 func (h *Holder) Tx(ctx context.Context, fn func(tx pgx.Tx) error, opts ...fencedb.Option) error {
-	return fencedb.Tx(ctx, h.db, h.Grant(), fn, opts...)
+	return fencedb.Tx(ctx, h.some().db, h.Grant(), fn, opts...)
 }
 
 // TxSQL is [fencedb.TxSQL] under the leases, for database/sql. db must lead to the database of the
 // desk; stdlib.OpenDBFromPool makes it from the pool. The options of the desk's database hold, too.
 func (h *Holder) TxSQL(ctx context.Context, db *sql.DB, fn func(tx *sql.Tx) error, opts ...fencedb.Option) error {
-	if own, ok := h.db.(interface{ Options() []fencedb.Option }); ok {
+	if own, ok := h.some().db.(interface{ Options() []fencedb.Option }); ok {
 		opts = slices.Concat(own.Options(), opts)
 	}
 	return fencedb.TxSQL(ctx, db, h.Grant(), fn, opts...)
@@ -88,23 +111,23 @@ func (h *Holder) TxSQL(ctx context.Context, db *sql.DB, fn func(tx *sql.Tx) erro
 
 // Exec is [fencedb.Exec] under the leases: one statement, in one round trip.
 func (h *Holder) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	return fencedb.Exec(ctx, h.db, h.Grant(), sql, args...)
+	return fencedb.Exec(ctx, h.some().db, h.Grant(), sql, args...)
 }
 
 // Query is [fencedb.Query] under the leases: one statement that returns rows. Close them, or read
 // them to their end, and check their Err.
 func (h *Holder) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	return fencedb.Query(ctx, h.db, h.Grant(), sql, args...)
+	return fencedb.Query(ctx, h.some().db, h.Grant(), sql, args...)
 }
 
 // QueryRow is [fencedb.QueryRow] under the leases: one statement that returns a row. It is sent
 // when the row is scanned.
 func (h *Holder) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	return fencedb.QueryRow(ctx, h.db, h.Grant(), sql, args...)
+	return fencedb.QueryRow(ctx, h.some().db, h.Grant(), sql, args...)
 }
 
 // SendBatch is [fencedb.SendBatch] under the leases: several statements, in one transaction and one
 // round trip.
 func (h *Holder) SendBatch(ctx context.Context, b *pgx.Batch, opts ...fencedb.Option) error {
-	return fencedb.SendBatch(ctx, h.db, h.Grant(), b, opts...)
+	return fencedb.SendBatch(ctx, h.some().db, h.Grant(), b, opts...)
 }
