@@ -43,9 +43,10 @@ func (r *Repository[T]) Write(ctx context.Context, grant Grant, fn func(T) error
 // by the time they arrive. All of them are from one snapshot (REPEATABLE READ), unless TxOptions of
 // the database set another isolation level.
 //
-// A statement that writes is refused with ErrNoToken, and nothing is written. Other errors are
-// those of fn and of its statements, as Explain returns them. Cancelling ctx closes the connection,
-// as in every pgx call. Do not use the T after fn has returned.
+// A statement that writes is refused with ErrNoToken, and nothing is written; so is SET TRANSACTION
+// READ WRITE, with an error of Postgres. Other errors are those of fn and of its statements, as
+// Explain returns them. Cancelling ctx closes the connection, as in every pgx call. Do not use the
+// T after fn has returned.
 func (r *Repository[T]) Read(ctx context.Context, fn func(T) error) error {
 	if fn == nil {
 		return errNoFn
@@ -59,7 +60,9 @@ func (r *Repository[T]) Read(ctx context.Context, fn func(T) error) error {
 	if err := free(conn); err != nil {
 		return err
 	}
-	readOnly := pgx.TxOptions{IsoLevel: cmp.Or(c.txOptions.IsoLevel, pgx.RepeatableRead), AccessMode: pgx.ReadOnly}
+	// After a query no statement makes the transaction READ WRITE. Both travel in one string.
+	level := cmp.Or(c.txOptions.IsoLevel, pgx.RepeatableRead)
+	readOnly := pgx.TxOptions{BeginQuery: fmt.Sprintf("begin isolation level %s read only; select 1", level)}
 	err = pgx.BeginTxFunc(ctx, conn, readOnly, func(tx pgx.Tx) error { return fn(r.of(tx)) })
 	if answered(err).code == codeReadOnly {
 		return &rejection{ErrNoToken, fmt.Errorf("Read of a Repository does not write; call Write with a grant: %w", err)}

@@ -24,6 +24,11 @@ func (d desk) note(ctx context.Context, text string) error {
 	return err
 }
 
+func (d desk) set(ctx context.Context, statement string) error {
+	_, err := d.tx.Exec(ctx, statement)
+	return err
+}
+
 func (d desk) count(ctx context.Context) (n int, err error) {
 	err = d.tx.QueryRow(ctx, `SELECT count(*) FROM bookings`).Scan(&n)
 	return n, err
@@ -87,6 +92,43 @@ func TestARepositoryDoesNotWriteWhatItReads(t *testing.T) {
 		}), "%s: its connection can be used again", name)
 	}
 	require.Empty(t, w.guests())
+	require.Empty(t, collect[string](w, `SELECT text FROM notes`))
+}
+
+// Whatever fn does with the error, the transaction stays READ ONLY or is aborted.
+func TestAReadCannotBeMadeAWrite(t *testing.T) {
+	t.Parallel()
+	w := newDesk(t)
+	simple := w.pool.Config()
+	simple.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
+	strings, err := pgxpool.NewWithConfig(t.Context(), simple)
+	require.NoError(t, err)
+	t.Cleanup(strings.Close)
+	for _, pool := range []*pgxpool.Pool{w.pool, strings} {
+		for _, level := range []pgx.TxIsoLevel{"", pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
+			repo := repository(fencedb.With(pool, fencedb.TxOptions(pgx.TxOptions{IsoLevel: level})))
+			for _, statement := range []string{
+				`SET TRANSACTION READ WRITE`, `SET transaction_read_only = off`,
+				`SELECT set_config('transaction_read_only', 'off', true)`,
+			} {
+				for name, set := range map[string]func(d desk) error{
+					"said":      func(d desk) error { return d.set(t.Context(), statement) },
+					"swallowed": func(d desk) error { _ = d.set(t.Context(), statement); return nil },
+					"undone": func(d desk) error {
+						_ = pgx.BeginFunc(t.Context(), d.tx, func(tx pgx.Tx) error { return desk{tx}.set(t.Context(), statement) })
+						return nil
+					},
+				} {
+					err := repo.Read(t.Context(), func(d desk) error {
+						err := set(d)
+						_ = d.note(t.Context(), "a guest")
+						return err
+					})
+					require.Error(t, err, "%s, %s, %s", level, statement, name)
+				}
+			}
+		}
+	}
 	require.Empty(t, collect[string](w, `SELECT text FROM notes`))
 }
 

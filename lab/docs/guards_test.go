@@ -170,7 +170,8 @@ var guards = []struct {
 		{"S7", "nothing begins under a lease that is over", "e.until.Sub(e.asked) < time.Millisecond {", "false {", "fencedb.TestHoldBeginsNothingUnderALeaseThatIsOver"},
 	}},
 	{"fencedb/repository.go", []guard{
-		{"S4", "what a repository reads is not written", "AccessMode: pgx.ReadOnly}", "}", "fencedb.TestARepositoryDoesNotWriteWhatItReads"},
+		{"S4", "what a repository reads is not written", "level %s read only; ", "level %s; ", "fencedb.TestARepositoryDoesNotWriteWhatItReads"},
+		{"S4", "what a repository reads stays a read", " read only; select 1", " read only", "fencedb.TestAReadCannotBeMadeAWrite"},
 		{"S4", "a repository reads on no connection that is in a transaction", "if err := free(conn); err != nil {", "if err := free(conn); err == nil {", "fencedb.TestARepositoryRefusesADatabaseOnWhichNothingCanBegin"},
 	}},
 	{"grant/grant.go", []guard{
