@@ -100,6 +100,23 @@ type grantSet struct {
 // Grants returns the grants that the set stands for.
 func (s grantSet) Grants() []Grant { return s.all }
 
+// String leaves out the lease ids, as that of foreignGrant does.
+func (s grantSet) String() string {
+	if len(s.all) == 0 {
+		return "no grant"
+	}
+	texts := make([]string, len(s.all))
+	for n, g := range s.all {
+		texts[n] = "no grant"
+		if !isNil(g) {
+			texts[n] = fmt.Sprintf("grant for %q with token %d", g.Resource(), g.Token())
+		}
+	}
+	return strings.Join(texts, ", ")
+}
+
+func (s grantSet) GoString() string { return s.String() }
+
 func flatten(g Grant) []Grant {
 	if set, ok := g.(interface{ Grants() []Grant }); ok {
 		return set.Grants()

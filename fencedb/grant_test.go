@@ -4,6 +4,8 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -363,4 +365,30 @@ func TestAGrantThatDoesNotSayWhenItEndsIsRefused(t *testing.T) {
 	}
 	require.Zero(t, w.fence("table:12"))
 	require.NoError(t, fencedb.Seal(t.Context(), w.pool, embedsAGrant{bounded}), "nothing can hang in a seal")
+}
+
+// Whoever has the id of a lease can end it, and write in its name.
+func TestGrantsArePrintedWithoutTheirLeaseIDs(t *testing.T) {
+	t.Parallel()
+	one, two := grant("table:12", 41), grant("table:13", 42)
+	for name, c := range map[string]struct {
+		grant fencedb.Grant
+		want  string
+	}{
+		"one":            {one, `grant for "table:12" with token 41`},
+		"all of one":     {fencedb.All(one), `grant for "table:12" with token 41`},
+		"several":        {fencedb.All(one, two), `grant for "table:12" with token 41, grant for "table:13" with token 42`},
+		"all of several": {fencedb.All(fencedb.All(one), two), `grant for "table:12" with token 41, grant for "table:13" with token 42`},
+		"none":           {fencedb.All[fencedb.Grant](), "no grant"},
+		"nil":            {fencedb.All[fencedb.Grant](nil), "no grant"},
+	} {
+		for _, format := range []string{"%v", "%+v", "%#v", "%s"} {
+			require.Equal(t, c.want, fmt.Sprintf(format, c.grant), name)
+		}
+		var text, lines strings.Builder
+		slog.New(slog.NewTextHandler(&text, nil)).Info("received", "grant", c.grant)
+		slog.New(slog.NewJSONHandler(&lines, nil)).Info("received", "grant", c.grant)
+		require.Contains(t, text.String(), fmt.Sprintf("%q", c.want), name)
+		require.NotContains(t, lines.String(), one.LeaseID().String(), name)
+	}
 }

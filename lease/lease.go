@@ -81,6 +81,22 @@ func (l *Lease) Token() int64 { return l.some().term.token }
 // LeaseID is unique to this acquisition; leases that were acquired together share it.
 func (l *Lease) LeaseID() uuid.UUID { return l.some().id }
 
+// String leaves out the lease id, which logs must not show. It needs no lock, unlike what fmt does
+// by itself.
+func (l *Lease) String() string {
+	if l.granted() != nil {
+		return "a lease that was not granted"
+	}
+	kind := "lease"
+	if l.IsPermit() {
+		kind = "permit"
+	}
+	return fmt.Sprintf("%s on %q with token %d", kind, l.resource, l.term.token)
+}
+
+// GoString is String, for %#v.
+func (l *Lease) GoString() string { return l.String() }
+
 // IsPermit reports whether the lease is a permit of a [Semaphore], whose holders do not exclude
 // each other. Package fencedb refuses it as a grant.
 func (l *Lease) IsPermit() bool { return l.granted() == nil && l.core.cfg.permits > 0 }
