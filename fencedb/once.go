@@ -20,7 +20,7 @@ const (
 		WHERE NOT o.done AND o.role OPERATOR(pg_catalog.=) current_user`
 	onceResult = `SELECT fingerprint, result FROM fencedb.once
 		WHERE key OPERATOR(pg_catalog.=) $1::pg_catalog.text AND role OPERATOR(pg_catalog.=) current_user`
-	onceEnd = `UPDATE fencedb.once SET result = $2::pg_catalog.bytea, done = true
+	onceEnd = `UPDATE fencedb.once SET fingerprint = $3::pg_catalog.bytea, result = $2::pg_catalog.bytea, done = true
 		WHERE key OPERATOR(pg_catalog.=) $1::pg_catalog.text AND role OPERATOR(pg_catalog.=) current_user AND NOT done`
 
 	maxOnceResult = 1 << 20 // bytes
@@ -92,8 +92,8 @@ func Once(ctx context.Context, tx pgx.Tx, key string, request []byte,
 		return nil, false, fmt.Errorf("fencedb: the result of idempotency key %q has %d bytes, and can have %d; keep what is larger in a table of your own, "+
 			"written in the same transaction, and return what finds it there", key, len(result), maxOnceResult)
 	}
-	ended, err := tx.Exec(ctx, onceEnd, key, result)
-	if err == nil && ended.RowsAffected() == 0 { // a call within fn has ended it, or its claim is gone
+	ended, err := tx.Exec(ctx, onceEnd, key, result, fingerprint) // a call within fn that failed has left its own
+	if err == nil && ended.RowsAffected() == 0 {                  // a call within fn has ended it, or its claim is gone
 		err = tx.QueryRow(ctx, onceResult, key).Scan(nil, nil)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return nil, false, fmt.Errorf("fencedb: the idempotency key %q is not claimed any more, since the function went back to a savepoint before Once, "+

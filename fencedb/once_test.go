@@ -129,6 +129,36 @@ func TestACallWithinOneThatEndsKeepsItsResult(t *testing.T) {
 	}
 }
 
+// The key stands for the request whose result is stored.
+func TestACallWithinOneThatFailsLeavesWhatTheKeyStandsFor(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	requests := map[string][]byte{"one": []byte("12 EUR"), "another": []byte("99 EUR"), "none": nil}
+	for outer, request := range requests {
+		for inner, other := range requests {
+			key := outer + ", within it " + inner
+			run := func(tx pgx.Tx) ([]byte, error) {
+				declined := errors.New("declined")
+				_, _, err := fencedb.Once(t.Context(), tx, key, other, func() ([]byte, error) { return nil, declined })
+				require.ErrorIs(t, err, declined)
+				return []byte("charged"), nil
+			}
+			_, _, err := w.once(key, request, run)
+			require.NoError(t, err, key)
+			for again, asked := range requests {
+				result, replayed, err := w.once(key, asked, run)
+				if again != outer {
+					require.ErrorIs(t, err, fencedb.ErrKeyReused, "%s, then %s", key, again)
+					continue
+				}
+				require.NoError(t, err, key)
+				require.True(t, replayed, key)
+				require.Equal(t, "charged", string(result), key)
+			}
+		}
+	}
+}
+
 // Nobody else is told a result, and nobody runs its work a second time.
 func TestAKeyOfAnotherRoleIsRefused(t *testing.T) {
 	t.Parallel()

@@ -144,6 +144,7 @@ var guards = []struct {
 	{"fencedb/once.go", []guard{
 		{"S6", "a key with another request is refused", "case (stored == nil) != (fingerprint == nil) || !bytes.Equal(stored, fingerprint):", "case false:", "fencedb.TestOnceRefusesTheKeyOfAnotherRequest"},
 		{"S6", "a result is not replaced", " AND NOT done`", "`", "fencedb.TestACallWithinOneThatEndsKeepsItsResult"},
+		{"S6", "a key stands for the request whose result is stored", "SET fingerprint = $3::pg_catalog.bytea, result", "SET fingerprint = coalesce(fingerprint, $3::pg_catalog.bytea), result", "fencedb.TestACallWithinOneThatFailsLeavesWhatTheKeyStandsFor"},
 		{"S6", "a key whose claim was taken back is not done", "if err == nil && ended.RowsAffected() == 0 {", "if false {", "fencedb.TestAKeyWhoseClaimWasTakenBackIsNotDone"},
 	}},
 	{"fencedb/entry.go", []guard{
