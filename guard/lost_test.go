@@ -143,7 +143,7 @@ func TestTheTextOfEachErrorIsInTheRunbook(t *testing.T) {
 	others := regexp.MustCompile(`(?m)^\| "([^"]+)" \|`).FindAllStringSubmatch(string(page), -1)
 	require.NotEmpty(t, others)
 	var sources strings.Builder
-	for _, pattern := range []string{"../fencedb/*.go", "../lease/*.go", "../grant/*.go", "../migrations/sql/*.sql"} {
+	for _, pattern := range []string{"../fencedb/*.go", "../lease/*.go", "../grant/*.go", "../internal/protocol/*.go", "../migrations/sql/*.sql"} {
 		files, err := filepath.Glob(pattern)
 		require.NoError(t, err)
 		for _, name := range files {
