@@ -146,6 +146,23 @@ func (t *Tracer) resource(name string) attribute.KeyValue {
 	return keyResource.String(name)
 }
 
+// spanKey is the key of the span of that tracer in a context. At the end of a pair, the current
+// span of the context is that of the tracer whose start was called last.
+type spanKey struct{ *Tracer }
+
+// begin starts a span, which begun finds at the end of the pair.
+func (t *Tracer) begin(ctx context.Context, name string, attrs []attribute.KeyValue) (context.Context, trace.Span) {
+	ctx, span := t.spans.Start(ctx, name, trace.WithAttributes(attrs...))
+	return context.WithValue(ctx, spanKey{t}, span), span
+}
+
+func (t *Tracer) begun(ctx context.Context) trace.Span {
+	if span, ok := ctx.Value(spanKey{t}).(trace.Span); ok {
+		return span
+	}
+	return trace.SpanFromContext(context.Background())
+}
+
 // end ends the span. failed: the outcome needs attention.
 func (t *Tracer) end(span trace.Span, result string, failed bool, err error) {
 	span.SetAttributes(keyOutcome.String(result))
@@ -164,7 +181,7 @@ func (t *Tracer) TraceLeaseStart(ctx context.Context, s lease.TraceStart) contex
 		return ctx
 	}
 	ctx = t.metrics.tally.LeaseStart(ctx, s)
-	ctx, span := t.spans.Start(ctx, "lease "+string(s.Op), trace.WithAttributes(t.ofLease(s)...))
+	ctx, span := t.begin(ctx, "lease "+string(s.Op), t.ofLease(s))
 	if s.Op == lease.OpHold && span.IsRecording() { // other spans show nothing, and cannot be compared
 		t.holds.Store(term{s.LeaseID, s.Resource}, span)
 	}
@@ -188,7 +205,7 @@ func (t *Tracer) ofLease(s lease.TraceStart) []attribute.KeyValue {
 // TraceLeaseEnd implements [lease.Tracer].
 func (t *Tracer) TraceLeaseEnd(ctx context.Context, e lease.TraceEnd) {
 	t.metrics.leaseEnd(ctx, e)
-	span, result := trace.SpanFromContext(ctx), e.Outcome()
+	span, result := t.begun(ctx), e.Outcome()
 	failed := e.Err != nil && result != "held" && result != "cancelled"
 	switch e.Op {
 	case lease.OpExtend:
@@ -223,14 +240,14 @@ func (t *Tracer) TraceWriteStart(ctx context.Context, s fencedb.TraceStart) cont
 	if len(s.Grants) > 1 {
 		attrs = append(attrs, keyResources.Int(len(s.Grants)))
 	}
-	ctx, _ = t.spans.Start(ctx, name, trace.WithAttributes(attrs...))
+	ctx, _ = t.begin(ctx, name, attrs)
 	return ctx
 }
 
 // TraceWriteEnd implements [fencedb.Tracer].
 func (t *Tracer) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
 	t.metrics.writeEnd(ctx, e)
-	span, result := trace.SpanFromContext(ctx), e.Outcome()
+	span, result := t.begun(ctx), e.Outcome()
 	if result == "stale" && e.Op != fencedb.OpCommit {
 		g, stored := e.Subject()
 		event := trace.WithAttributes(t.resource(g.Resource()), keyToken.Int64(g.Token()), keyStored.Int64(stored))
