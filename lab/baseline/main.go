@@ -20,6 +20,7 @@ import (
 	"go/format"
 	"go/parser"
 	"go/token"
+	"go/types"
 	"io/fs"
 	"os"
 	"os/signal"
@@ -142,6 +143,9 @@ func (f *facts) ofCode(name string, text []byte) error {
 	}
 	for _, decl := range file.Decls {
 		if fn, is := decl.(*ast.FuncDecl); is {
+			if fn.Recv != nil && !ast.IsExported(strings.TrimLeft(types.ExprString(fn.Recv.List[0].Type), "*")) {
+				continue
+			}
 			fn.Body = nil
 		}
 		var out bytes.Buffer
