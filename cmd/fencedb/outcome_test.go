@@ -218,7 +218,7 @@ func TestACommandThatIsCutShortWithinAChangeTellsHowFarItCame(t *testing.T) {
 			require.Contains(t, errOut.String(), test.interrupted)
 			require.NotContains(t, errOut.String(), "context")
 
-			got := o.run(append([]string{"--timeout", "1500ms"}, test.args...)...)
+			got := o.run(append([]string{"--timeout", "10s"}, test.args...)...)
 			require.NotZero(t, got.code)
 			require.Contains(t, got.errOut, test.late)
 			require.NotContains(t, got.errOut, "context")

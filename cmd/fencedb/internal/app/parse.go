@@ -87,8 +87,11 @@ func AtLeast[T cmp.Ordered](least T) func(T) error {
 	}
 }
 
-// NotNegative and Positive are the conditions of flags that are times.
-var NotNegative, Positive = AtLeast(time.Duration(0)), AtLeast(time.Millisecond)
+// The conditions of flags that are times.
+var (
+	NotNegative = AtLeast(time.Duration(0))
+	Positive    = AtLeast(time.Millisecond)
+)
 
 // arguments says how many a command takes, by the name that its help has for them.
 var arguments = map[string]struct {

@@ -50,9 +50,14 @@ const (
 // ApplicationName is not that of a program, which doctor looks for.
 const ApplicationName = "fencedb"
 
-// Open does not connect yet. What it returns is to be closed, also with an error.
+// Open does not connect yet.
 func Open(ctx context.Context, a *app.State, where Needs) (s *Servers, err error) {
 	s = &Servers{State: a}
+	defer func() {
+		if err != nil {
+			s.Close()
+		}
+	}()
 	if where&Redis != 0 {
 		if s.RedisURL == "" {
 			return s, app.UsageError("no Redis: set --redis or FENCEDB_REDIS_URL")
@@ -118,10 +123,10 @@ func Action(a *app.State, where Needs, check func(*cli.Command) error, do Work) 
 			}
 		}
 		s, err := Open(ctx, a, where)
-		defer s.Close()
 		if err != nil {
 			return err
 		}
+		defer s.Close()
 		if err := s.Connect(ctx, where); err != nil || s.Replica && where&Primary != 0 {
 			return cmp.Or(err, ErrReplica)
 		}

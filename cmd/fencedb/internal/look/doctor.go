@@ -42,10 +42,10 @@ one server does not answer, that is a finding, and the other is examined.
 		Flags: []cli.Flag{&cli.DurationFlag{Name: "long", Destination: &long, Usage: "report fenced transactions open for this `TIME`", Value: time.Minute}},
 		Action: func(ctx context.Context, _ *cli.Command) error {
 			s, err := conn.Open(ctx, a, conn.Both) // to connect is a part of the examination
-			defer s.Close()
 			if err != nil {
 				return err
 			}
+			defer s.Close()
 			ctx, cancel := s.Bounded(ctx)
 			defer cancel()
 			e := &examination{Servers: s, findings: []finding{}, long: long}

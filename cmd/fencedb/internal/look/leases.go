@@ -140,11 +140,11 @@ func showEntered(ctx context.Context, s *conn.Servers, wanted selection) error {
 		return nil
 	}
 	ledger, err := conn.Open(ctx, s.State, conn.Postgres)
-	defer ledger.Close()
-	if err == nil {
-		err = ledger.Connect(ctx, conn.Postgres)
-	}
 	if err != nil {
+		return err
+	}
+	defer ledger.Close()
+	if err := ledger.Connect(ctx, conn.Postgres); err != nil {
 		return err
 	}
 	rows, _ := ledger.Pool.Query(ctx, `SELECT resource, last_fencing_token, lease_id::text, advanced_at FROM fencedb.fences
