@@ -88,7 +88,7 @@ func TestAnswer(t *testing.T) {
 		"a bank that takes too long": {call(context.DeadlineExceeded), guard.Unavailable},
 		"a bank that is too slow":    {call(tooSlow{}), guard.Unavailable},
 		"a bank of nobody":           {call(x509.UnknownAuthorityError{}), guard.Refused},
-		"a URL that is none":         {call(errors.New("unsupported protocol scheme")), guard.Refused},
+		"a URL of no known scheme":   {call(errors.New("unsupported protocol scheme")), guard.Refused},
 		"a URL within another":       {call(call(errors.New("unsupported protocol scheme"))), guard.Refused},
 	} {
 		require.Equal(t, tc.want, guard.Answer(tc.err), name)
