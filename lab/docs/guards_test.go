@@ -409,6 +409,10 @@ var guards = []struct {
 		{"L4", "a request that was cut short is withdrawn when it has ended", "		if s.of.withdrawn.Load() {\n", "		if false {\n", "lease.TestAThousandSlowCancelsLeaveNobody"},
 		{"L5", "an answer that comes after its own trust window is none", "\t\t\terr = errTooLate\n", "", "lease.TestAnAnswerThatComesTooLateIsNone"},
 	}},
+	{"lease/issuer.go", []guard{
+		{"S8", "a desk seals in its own database, whatever its issuer seals", "if i == nil || i.core == nil || seal == nil {", "if i == nil || i.core == nil || seal == nil || i.cfg.Seal != nil {", "guard.TestADeskSealsInItsOwnDatabase"},
+		{"S8", "and its issuer seals where the Config says", "\t\tif first != nil {\n", "\t\tif false {\n", "lease.TestTheSealOfAConfigRunsBeforeAnother"},
+	}},
 	{"lease/seal.go", []guard{
 		{"S8", "a lease that ends while it is sealed is not handed out", "	case over != nil: // that", "	case false: // that", "lease.TestSealThatOutlastsTheLease"},
 		{"S8", "a lease that cannot be sealed is given back", "	kept := false\n", "	kept := true\n", "lease.TestSeal"},
