@@ -2,6 +2,7 @@ package guard
 
 import (
 	"context"
+	"crypto/tls"
 	"database/sql"
 	"database/sql/driver"
 	"errors"
@@ -59,8 +60,7 @@ func (o Outcome) String() string {
 // fencedb, lease, once and grant, and those of the drivers of Postgres, database/sql and the
 // network, anywhere in the tree of err; any other error is Refused. A network error of the work
 // itself, such as a bank that does not answer, is Unavailable; only http.Client.Timeout is Unknown,
-// since it hides whether the request was sent. A url.Error for another reason, such as a
-// certificate, is Refused.
+// since it hides whether the request was sent. A certificate that is not trusted is Refused.
 //
 // If several errors are joined, an unknown outcome counts first, then a mistake, then work that was
 // done, then a loss, and last an outage. The error of a QueryRow without a row is Refused although
@@ -73,7 +73,8 @@ func Answer(err error) Outcome {
 		return Done
 	case is(fencedb.ErrCommitUnknown), is(fencedb.ErrTxEnded), is(protocol.ErrReceiverUnknown), timedOut(err):
 		return Unknown
-	case slices.ContainsFunc(mistakes, is), is(fencedb.ErrCommitted) && is(pgx.ErrNoRows):
+	case slices.ContainsFunc(mistakes, is), is(fencedb.ErrCommitted) && is(pgx.ErrNoRows),
+		errors.As(err, new(*tls.CertificateVerificationError)):
 		return Refused
 	case is(lease.ErrWorkDone), is(fencedb.ErrCommitted), is(once.ErrNotRecorded):
 		return Done
@@ -85,7 +86,7 @@ func Answer(err error) Outcome {
 	if code, answered := sqlState(err); answered {
 		return ofSQLState(code)
 	}
-	if slices.ContainsFunc(away, is) || errors.As(err, new(*pgconn.ConnectError)) || ofNetwork(err) {
+	if slices.ContainsFunc(away, is) || errors.As(err, new(*pgconn.ConnectError)) || errors.As(err, new(net.Error)) {
 		return Unavailable
 	}
 	return Refused
@@ -105,16 +106,6 @@ func sqlState(err error) (code string, answered bool) {
 		return pgdriver.Field('C'), true
 	}
 	return "", false
-}
-
-// ofNetwork reports whether err is a network error. A url.Error has the methods of one whatever its
-// cause is, such as a certificate or a URL without a scheme.
-func ofNetwork(err error) bool {
-	fault, is := errors.AsType[net.Error](err)
-	if call, ofURL := fault.(*url.Error); ofURL {
-		return call.Timeout() || ofNetwork(call.Err)
-	}
-	return is
 }
 
 // timedOut reports whether http.Client.Timeout, or a transport that waited too long for an answer,

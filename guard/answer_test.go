@@ -2,6 +2,7 @@ package guard_test
 
 import (
 	"context"
+	"crypto/tls"
 	"crypto/x509"
 	"database/sql"
 	"database/sql/driver"
@@ -82,14 +83,13 @@ func TestAnswer(t *testing.T) {
 		"a conflict, in pgdriver":   {fmt.Errorf("pay: %w", ofPgdriver("40001")), guard.Busy},
 		"a constraint, in pgdriver": {ofPgdriver("23514"), guard.Refused},
 
-		"a bank that refuses":        {call(&net.OpError{Op: "dial", Err: errors.New("refused")}), guard.Unavailable},
-		"a bank without an address":  {call(&net.DNSError{}), guard.Unavailable},
-		"a bank that hangs up":       {call(io.EOF), guard.Unavailable},
-		"a bank that takes too long": {call(context.DeadlineExceeded), guard.Unavailable},
-		"a bank that is too slow":    {call(tooSlow{}), guard.Unavailable},
-		"a bank of nobody":           {call(x509.UnknownAuthorityError{}), guard.Refused},
-		"a URL of no known scheme":   {call(errors.New("unsupported protocol scheme")), guard.Refused},
-		"a URL within another":       {call(call(errors.New("unsupported protocol scheme"))), guard.Refused},
+		"a bank that refuses":                   {call(&net.OpError{Op: "dial", Err: errors.New("refused")}), guard.Unavailable},
+		"a bank without an address":             {call(&net.DNSError{}), guard.Unavailable},
+		"a bank that hangs up":                  {call(io.EOF), guard.Unavailable},
+		"a bank that takes too long":            {call(context.DeadlineExceeded), guard.Unavailable},
+		"a bank that is too slow":               {call(tooSlow{}), guard.Unavailable},
+		"a bank that closed an idle connection": {call(errors.New("http: server closed idle connection")), guard.Unavailable},
+		"a bank of nobody":                      {call(&tls.CertificateVerificationError{Err: x509.UnknownAuthorityError{}}), guard.Refused},
 	} {
 		require.Equal(t, tc.want, guard.Answer(tc.err), name)
 	}
