@@ -1,6 +1,7 @@
 package fencedb
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"reflect"
@@ -65,10 +66,7 @@ func (g foreignGrant) Token() int64          { return g.token }
 func (g foreignGrant) LeaseID() uuid.UUID    { return g.leaseID }
 func (g foreignGrant) ValidUntil() time.Time { return g.validUntil }
 
-// String leaves out the lease id, which logs must not show.
-func (g foreignGrant) String() string {
-	return fmt.Sprintf("grant for %q with token %d", g.resource, g.token)
-}
+func (g foreignGrant) String() string { return inWords(g) }
 
 func (g foreignGrant) GoString() string { return g.String() }
 
@@ -100,22 +98,23 @@ type grantSet struct {
 // Grants returns the grants that the set stands for.
 func (s grantSet) Grants() []Grant { return s.all }
 
-// String leaves out the lease ids, as that of foreignGrant does.
 func (s grantSet) String() string {
-	if len(s.all) == 0 {
-		return "no grant"
-	}
 	texts := make([]string, len(s.all))
 	for n, g := range s.all {
-		texts[n] = "no grant"
-		if !isNil(g) {
-			texts[n] = fmt.Sprintf("grant for %q with token %d", g.Resource(), g.Token())
-		}
+		texts[n] = inWords(g)
 	}
-	return strings.Join(texts, ", ")
+	return cmp.Or(strings.Join(texts, ", "), "no grant")
 }
 
 func (s grantSet) GoString() string { return s.String() }
+
+// inWords leaves out the lease id, which logs must not show.
+func inWords(g Grant) string {
+	if isNil(g) {
+		return "no grant"
+	}
+	return fmt.Sprintf("grant for %q with token %d", g.Resource(), g.Token())
+}
 
 func flatten(g Grant) []Grant {
 	if set, ok := g.(interface{ Grants() []Grant }); ok {

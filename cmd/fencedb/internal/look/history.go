@@ -226,7 +226,7 @@ func (h Happening) By() string {
 	return strings.TrimSpace(text + " (" + term.Visible(h.Role) + term.Prefixed("@", h.Client, "") + ")")
 }
 
-// What says in words what happened.
+// What describes the event in a few words.
 func (h Happening) What() string {
 	text := h.Kind
 	switch {
