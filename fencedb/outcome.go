@@ -83,6 +83,9 @@ func (e *entry) ask(ctx context.Context, server asker) (outcome string, err erro
 		}
 		select {
 		case <-ctx.Done():
+			if outcome == "" { // not even that it is in progress
+				return "", err
+			}
 			return "", noted(fmt.Errorf("asked for its outcome, got %q", outcome), err)
 		case <-time.After(pause):
 		}
