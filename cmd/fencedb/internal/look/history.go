@@ -278,7 +278,7 @@ func (r *Timeline) conclude() []Note {
 	case r.feedReplaced:
 		add("feed_unreadable", "Leases and refusals are not known: "+feedReplaced, app.InNamespace(r.namespace))
 	case r.FeedSince == nil:
-		add("feed_none", "Leases and refusals are not known: Redis has no events %s. Either no program publishes any (see fencedb watch), or Redis did not take or has lost them.", app.InNamespace(r.namespace))
+		add("feed_none", "Leases and refusals are not known: Redis has no events %s. Either no program publishes any there (with the namespace in feed.Namespace, too), or Redis did not take or has lost them.", app.InNamespace(r.namespace))
 	default:
 		add("feed_since", "Leases, refusals and the names of holders are known since %s, by the feed %s and the clocks of its programs.", r.FeedSince.Local().Format(term.TimeLayout), app.InNamespace(r.namespace))
 	}
