@@ -25,9 +25,11 @@
 //
 // A handler answers in the same way, by guard.Answer of its error: Aborted for Busy, Unavailable
 // for Unavailable, Unknown for Unknown, Internal for Refused. To the caller, Aborted says that
-// nothing was written. Look at your own context first: if it has ended, its cause is the answer.
-// Unavailable, DeadlineExceeded and Canceled come from broken connections and ended contexts too,
-// so after these, as after Unknown, the call may have written: give it a key for fencedb.Once, and
+// nothing was written. Where the channel has retried the call, the interceptor of the server
+// answers Unknown instead, because an earlier attempt may have written; a proxy that retries is not
+// noticed. Look at your own context first: if it has ended, its cause is the answer. Unavailable,
+// DeadlineExceeded and Canceled come from broken connections and ended contexts too, so after
+// these, as after Unknown, the call may have written: give it a key for fencedb.Once, and
 // make it again. guard.Answer does not read codes of gRPC: do not ask it about their errors.
 package grpc
 
@@ -95,13 +97,14 @@ func sending(ctx context.Context) (context.Context, error) {
 
 // UnaryServer gives handlers the grant that a call came with, if trust believes it.
 func UnaryServer(trust grant.Trust) grpc.UnaryServerInterceptor {
-	return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-		ctx, cancel, err := received(ctx, trust)
+	return func(caller context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+		ctx, cancel, err := received(caller, trust)
 		if err != nil {
 			return nil, err
 		}
 		defer cancel()
-		return handle(ctx, req)
+		answer, err := handle(ctx, req)
+		return answer, ofAllAttempts(caller, err)
 	}
 }
 
@@ -114,7 +117,7 @@ func StreamServer(trust grant.Trust) grpc.StreamServerInterceptor {
 			return err
 		}
 		defer cancel()
-		return handle(server, under{stream, ctx})
+		return ofAllAttempts(stream.Context(), handle(server, under{stream, ctx}))
 	}
 }
 
@@ -127,19 +130,30 @@ type under struct {
 // Context is for the handler.
 func (s under) Context() context.Context { return s.ctx }
 
-func received(ctx context.Context, trust grant.Trust) (context.Context, context.CancelFunc, error) {
-	md, _ := metadata.FromIncomingContext(ctx) // a copy
+func received(caller context.Context, trust grant.Trust) (context.Context, context.CancelFunc, error) {
+	md, _ := metadata.FromIncomingContext(caller) // a copy
 	lines := md.Get(key)
 	if len(lines) == 0 {
-		return ctx, func() {}, nil
+		return caller, func() {}, nil
 	}
 	md.Delete(key)
-	ctx, cancel, err := trust.Accept(metadata.NewIncomingContext(ctx, md), strings.Join(lines, ","))
+	ctx, cancel, err := trust.Accept(metadata.NewIncomingContext(caller, md), strings.Join(lines, ","))
 	if err != nil {
 		code := code(trust, err)
-		return nil, nil, status.Error(code, refusals[code])
+		return nil, nil, ofAllAttempts(caller, status.Error(code, refusals[code]))
 	}
 	return ctx, cancel, nil
+}
+
+// ofAllAttempts is the answer to a call that came with a grant. Aborted says that nothing was
+// written, but the server knows that of the last attempt only.
+func ofAllAttempts(caller context.Context, err error) error {
+	const attempts = "grpc-previous-rpc-attempts" // by the channel; none if the call came for the first time
+	repeated := len(metadata.ValueFromIncomingContext(caller, attempts)) > 0
+	if status.Code(err) != codes.Aborted || !repeated || len(metadata.ValueFromIncomingContext(caller, key)) == 0 {
+		return err
+	}
+	return status.Error(codes.Unknown, "grant: gRPC has made the call again, and that was answered Aborted: "+status.Convert(err).Message())
 }
 
 func code(trust grant.Trust, err error) codes.Code {

@@ -3,6 +3,7 @@ package grpc_test
 import (
 	"context"
 	"net"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -48,18 +49,31 @@ func (s service) Watch(_ *health.HealthCheckRequest, stream health.Health_WatchS
 // calls are the two kinds of a call to a service that believes trust and runs work.
 func calls(t *testing.T, trust grant.Trust, work func(context.Context) error) map[string]func(context.Context) error {
 	t.Helper()
+	c, _ := cuttable(t, trust, work)
+	return c
+}
+
+// cuttable is calls, with a function that cuts the connection.
+func cuttable(t *testing.T, trust grant.Trust, work func(context.Context) error,
+	opts ...grpc.DialOption) (_ map[string]func(context.Context) error, cut func()) {
+	t.Helper()
 	listener := bufconn.Listen(1 << 16)
+	var wire atomic.Pointer[net.Conn]
 	server := grpc.NewServer(
 		grpc.ChainUnaryInterceptor(grantgrpc.UnaryServer(trust)),
 		grpc.ChainStreamInterceptor(grantgrpc.StreamServer(trust)))
 	health.RegisterHealthServer(server, service{work: work})
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(server.Stop)
-	conn, err := grpc.NewClient("passthrough:b",
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }),
+	conn, err := grpc.NewClient("passthrough:b", append(opts,
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			c, err := listener.DialContext(ctx)
+			wire.Store(&c)
+			return c, err
+		}),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithChainUnaryInterceptor(grantgrpc.UnaryClient()),
-		grpc.WithChainStreamInterceptor(grantgrpc.StreamClient()))
+		grpc.WithChainStreamInterceptor(grantgrpc.StreamClient()))...)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	client := health.NewHealthClient(conn)
@@ -75,8 +89,11 @@ func calls(t *testing.T, trust grant.Trust, work func(context.Context) error) ma
 			}
 			return err
 		},
-	}
+	}, func() { _ = (*wire.Load()).Close() }
 }
+
+const retries = `{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts": 5, "initialBackoff": "0.001s",
+	"maxBackoff": "0.1s", "backoffMultiplier": 2, "retryableStatusCodes": ["UNAVAILABLE"]}}]}`
 
 func until(end time.Time) fencedb.Grant { return fencedb.NewGrant("table:12", 41, uuid.New(), end) }
 
@@ -193,4 +210,45 @@ func TestAServerIsRefusedWithItsCaller(t *testing.T) {
 	var seats int
 	require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM seats`).Scan(&seats))
 	require.Equal(t, 2, seats)
+}
+
+// The first attempt writes, and its answer is lost. The next one finds that the lease is over, or
+// is refused by the handler.
+func TestAnAnswerToARetriedCallSaysNothingOfTheFirstAttempt(t *testing.T) {
+	t.Parallel()
+	leases := fencedbtest.NewIssuer(t, lease.Config{TTL: time.Minute})
+	for name, tc := range map[string]struct {
+		over   bool // the lease, at the second attempt
+		answer error
+		want   codes.Code
+	}{
+		"the lease is over": {over: true, want: codes.Unknown},
+		"busy":              {answer: status.Error(codes.Aborted, "busy"), want: codes.Unknown},
+		"done":              {want: codes.OK},
+		"another refusal":   {answer: status.Error(codes.FailedPrecondition, "closed"), want: codes.FailedPrecondition},
+	} {
+		var attempts int
+		var held *lease.Lease
+		var cut func()
+		var all map[string]func(context.Context) error
+		all, cut = cuttable(t, grant.Verified(leases.Issuer), func(context.Context) error {
+			if attempts++; attempts > 1 {
+				return tc.answer
+			}
+			if tc.over {
+				_ = held.Release(t.Context())
+			}
+			cut()
+			return nil
+		}, grpc.WithDefaultServiceConfig(retries))
+		for kind, call := range all {
+			attempts = 0
+			var err error
+			held, err = leases.Acquire(t.Context(), "table:12")
+			require.NoError(t, err)
+			err = call(grant.NewContext(t.Context(), held))
+			require.Equal(t, tc.want, status.Code(err), "%s, %s: %v", name, kind, err)
+			_ = held.Release(t.Context())
+		}
+	}
 }
