@@ -181,8 +181,10 @@ var refusals = map[int]string{
 //
 // 502 comes from a proxy, which may have passed the call on. 503 is taken for the receiver's own,
 // after which nothing was written. Some proxies, such as Envoy, also answer 503 when a connection
-// breaks, and so does http.TimeoutHandler in the receiver while the handler goes on: behind these,
-// give the call a key for fencedb.Once.
+// breaks, and so does http.TimeoutHandler in the receiver while the handler goes on. And a 409 or
+// 503 is only about the last request where a proxy has sent it again, as httputil.ReverseProxy does
+// with one that has an Idempotency-Key and no body. Behind these, give the call a key for
+// fencedb.Once.
 //
 // After 409 look at your own context first: if it has ended, its cause is the answer.
 func Check(r *http.Response) error {
