@@ -88,7 +88,7 @@ test: ## Run the tests of what programs import, in small sizes, on real servers 
 # The race detector watches what runs in the programs of users. The rest, which is mostly about servers and processes of
 # its own or uses libraries of others, runs without: under it a search in one goroutine takes six times as long, and all
 # it depends on is compiled once more. The pattern work is all modules of go.work.
-UNRACED = ./lab/matrix ./cmd/fencedb/... ./migrations ./lab/... ./examples ./examples/queues/... ./grant/grpc ./internal/testenv/...
+UNRACED = ./lab/matrix/writes ./cmd/fencedb/... ./migrations ./lab/... ./examples ./examples/queues/... ./grant/grpc ./internal/testenv/...
 
 # make test-lab runs these.
 APART = ./lab/browser ./lab/interop
@@ -137,7 +137,7 @@ soak: ## Keep both halves under a mixed load for FOR (an hour), and look for wha
 	go test -count=1 -v -timeout 0 ./lab/soak -for $(FOR)
 
 MATRIX = writes
-matrix_writes = VERSIONS_TEST='-timeout 24h ./lab/matrix' internal/tools/versions.sh $(POSTGRES_VERSIONS)
+matrix_writes = VERSIONS_TEST='-timeout 24h ./lab/matrix/writes' internal/tools/versions.sh $(POSTGRES_VERSIONS)
 matrix_leases = go test -count=1 -timeout 60m ./lab/matrix/leases
 
 matrix: ## Hold every promise against every fault: of writes (some hours), or MATRIX=leases (ten minutes)

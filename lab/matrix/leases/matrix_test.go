@@ -1,3 +1,5 @@
+// Package leases asks every call what becomes of it under every fault, and judges the answer by
+// what the servers have afterwards.
 package leases
 
 import (
@@ -5,7 +7,6 @@ import (
 	"fmt"
 	"hash/fnv"
 	"net"
-	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 	"github.com/redis/go-redis/v9/maintnotifications"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -21,14 +23,20 @@ import (
 
 	"github.com/fencedb/fencedb/internal/faulty"
 	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lab/matrix"
 	"github.com/fencedb/fencedb/lease"
 )
+
+func TestMain(m *testing.M) {
+	logging.Disable() // the clients complain of the faults
+	testenv.Main(m)
+}
 
 const readTimeout = 500 * time.Millisecond // of the clients that faults are in front of
 
 // atOnce is how many cells there are at a time. Most of their time they wait; but a bound in time
 // is of a machine that is not held up.
-var atOnce = map[bool]int{false: 16, true: 48}[full]
+var atOnce = map[bool]int{false: 16, true: 48}[matrix.Full]
 
 // TestLeases is the matrix: each call, on each deployment, with each fault of each script that it
 // sends, and each end of the context.
@@ -44,10 +52,10 @@ func TestLeases(t *testing.T) {
 		goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9.(*sentinelFailover).listen"),
 	}
 	var all errgroup.Group
-	turns := make(chan struct{}, atOnce)
+	table := matrix.NewTable(atOnce)
 	for _, d := range deployments {
 		all.Go(func() error {
-			t.Run(d.name, func(t *testing.T) { newLeaseWorld(t, d, lag).run(t, turns) })
+			t.Run(d.name, func(t *testing.T) { newLeaseWorld(t, table, d, lag).run(t) })
 			return nil
 		})
 	}
@@ -117,7 +125,7 @@ func (d deployment) has(call leaseCall, script string, f leaseFault, end ending)
 		return false // is not sent otherwise
 	case end.name == "queued" && !call.waits, f.stops && (end.name == "in flight" || end.name == "backing off"):
 		return false
-	case full && !d.sample:
+	case matrix.Full && !d.sample:
 		return true
 	}
 	hash := fnv.New32()
@@ -127,7 +135,7 @@ func (d deployment) has(call leaseCall, script string, f leaseFault, end ending)
 	if script == anyScript && !f.stops || d.sample {
 		some = 30
 	}
-	if !full && pick/16%some != 0 {
+	if !matrix.Full && pick/16%some != 0 {
 		return false
 	}
 	return end.name == endings[0].name || end.name == endings[pick%uint32(len(endings))].name
@@ -136,6 +144,7 @@ func (d deployment) has(call leaseCall, script string, f leaseFault, end ending)
 // leaseWorld is one deployment.
 type leaseWorld struct {
 	deployment
+	table     *matrix.Table
 	t         *testing.T
 	connect   connector
 	direct    redis.UniversalClient // that no fault is in front of
@@ -151,8 +160,8 @@ type leaseWorld struct {
 	unstruck sync.Map // whether a call has not yet sent a script that faults are for
 }
 
-func newLeaseWorld(t *testing.T, d deployment, lag func() time.Duration) *leaseWorld {
-	w := &leaseWorld{deployment: d, t: t, connect: d.open(t), namespace: "matrix", lag: lag}
+func newLeaseWorld(t *testing.T, table *matrix.Table, d deployment, lag func() time.Duration) *leaseWorld {
+	w := &leaseWorld{deployment: d, table: table, t: t, connect: d.open(t), namespace: "matrix", lag: lag}
 	var direct net.Dialer
 	w.direct = w.connect(direct.DialContext, 10*time.Second)
 	t.Cleanup(func() { _ = w.direct.Close() })
@@ -167,10 +176,10 @@ func newLeaseWorld(t *testing.T, d deployment, lag func() time.Duration) *leaseW
 	return w
 }
 
-// run judges all cells. Each takes a turn.
-func (w *leaseWorld) run(t *testing.T, turns chan struct{}) {
+// run plays all cells.
+func (w *leaseWorld) run(t *testing.T) {
 	w.teach(t)
-	var cells sync.WaitGroup
+	var cells []matrix.Cell
 	for _, call := range leaseCalls {
 		for _, script := range append(call.scripts, anyScript) {
 			for _, fault := range leaseFaults {
@@ -179,21 +188,17 @@ func (w *leaseWorld) run(t *testing.T, turns chan struct{}) {
 						continue
 					}
 					name := strings.Join([]string{call.name, script, fault.name, end.name}, "/")
-					turns <- struct{}{}
-					cells.Go(func() {
-						defer func() { <-turns }()
-						t.Run(name, func(t *testing.T) {
-							if script != anyScript && !call.behind(script) && end.name != "before" { // or it need not be sent
-								w.unstruck.LoadOrStore(call.name+"/"+script, true)
-							}
-							w.try(t, call, script, fault, end)
-						})
-					})
+					cells = append(cells, matrix.Cell{Name: name, Play: func(t *testing.T) {
+						if script != anyScript && !call.behind(script) && end.name != "before" { // or it need not be sent
+							w.unstruck.LoadOrStore(call.name+"/"+script, true)
+						}
+						w.try(t, call, script, fault, end)
+					}})
 				}
 			}
 		}
 	}
-	cells.Wait()
+	w.table.Play(t, cells)
 	w.reapers.Wait()
 	w.unstruck.Range(func(cell, unstruck any) bool {
 		if unstruck == true {
@@ -212,46 +217,18 @@ func (w *leaseWorld) teach(t *testing.T) {
 	}
 }
 
-// attempt is a T that keeps what a cell finds.
-type attempt struct {
-	*testing.T
-	mu    sync.Mutex
-	found []string // under mu
-}
-
-func (a *attempt) Errorf(format string, args ...any) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.found = append(a.found, fmt.Sprintf(format, args...))
-}
-
-func (a *attempt) FailNow() { runtime.Goexit() }
-
-// others are the cells under way, of all deployments: each reads, and a cell that is played again
-// writes, so as to be alone.
-var others sync.RWMutex
-
 // try plays a cell. What it finds does not count while the machine holds the servers up, since
-// nearly all is about what comes in time; then the cell is played again.
+// nearly all is about what comes in time.
 func (w *leaseWorld) try(t *testing.T, call leaseCall, script string, fault leaseFault, end ending) {
-	turn := others.RLocker()
-	for tries := 1; ; tries++ {
-		turn.Lock()
-		begin, a := time.Now(), &attempt{T: t}
-		var played sync.WaitGroup
-		played.Go(func() { w.cell(a, call, script, fault, end).play() })
-		played.Wait()
-		turn.Unlock()
-		turn = &others
-		if len(a.found) == 0 {
-			return
-		}
-		if tries == 4 || !w.pulse.faint(begin) {
-			t.Error(strings.Join(a.found, "\n"))
-			return
-		}
-		t.Log("The machine held the servers up, so this does not count:", a.found)
-	}
+	w.table.Try(t, func(a *matrix.Attempt) {
+		begin := time.Now()
+		defer func() {
+			if w.pulse.faint(begin) {
+				a.Late()
+			}
+		}()
+		w.cell(a, call, script, fault, end).play()
+	})
 }
 
 // pulse watches the server that no fault is in front of.
@@ -317,7 +294,7 @@ func measureLag(t *testing.T) func() time.Duration {
 
 // leaseCell is one call under one fault.
 type leaseCell struct {
-	*attempt
+	*matrix.Attempt
 	*leaseWorld
 	call   leaseCall
 	script string
@@ -352,8 +329,8 @@ type leaseCell struct {
 	took     time.Duration
 }
 
-func (w *leaseWorld) cell(a *attempt, call leaseCall, script string, fault leaseFault, end ending) *leaseCell {
-	c := &leaseCell{attempt: a, leaseWorld: w, call: call, script: script, fault: fault, end: end, kind: "lease", proxy: new(faulty.RedisProxy)}
+func (w *leaseWorld) cell(a *matrix.Attempt, call leaseCall, script string, fault leaseFault, end ending) *leaseCell {
+	c := &leaseCell{Attempt: a, leaseWorld: w, call: call, script: script, fault: fault, end: end, kind: "lease", proxy: new(faulty.RedisProxy)}
 	c.client = w.connect(c.proxy.Dial, readTimeout)
 	a.Cleanup(func() { w.reap(c) })
 	n := w.count.Add(1)

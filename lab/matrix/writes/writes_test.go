@@ -1,23 +1,20 @@
-// Package matrix holds every promise of the write layer against every entry point, isolation level,
+// Package writes holds every promise of the write layer against every entry point, isolation level,
 // query mode and fault, and asks the database afterwards.
 //
-//	go test ./lab/matrix -run 'TestWrites/Exec/.*/.*/.*/cut'    one slice, in the form that CI runs
-//	make matrix                                                   all of it, on every version of Postgres
-package matrix
+//	go test ./lab/matrix/writes -run 'TestWrites/Exec/.*/.*/.*/cut'    one slice, in the form that CI runs
+//	make matrix                                                          all of it, on every version of Postgres
+package writes
 
 import (
 	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -26,51 +23,44 @@ import (
 
 	"github.com/fencedb/fencedb/internal/faulty"
 	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lab/matrix"
 )
 
-// sideBySide is how many cases run at once, unless -parallel 1 asks for one. Most of their time
-// they wait.
+// sideBySide is how many cells are played at once.
 const sideBySide = 20
 
-func TestMain(m *testing.M) {
-	flag.Parse()
-	if f := flag.Lookup("test.parallel"); f.Value.String() != "1" {
-		_ = f.Value.Set(strconv.Itoa(sideBySide))
-	}
-	testenv.Main(m)
-}
+func TestMain(m *testing.M) { testenv.Main(m) }
 
-// full is whether everything is run, or what CI has the time for; written is whether the page is to
-// show this run.
-var (
-	full    = os.Getenv("FENCEDB_MATRIX") == "full"
-	written = full || os.Getenv("FENCEDB_MATRIX") == "sample"
-)
+// written is whether the page is to show this run.
+var written = matrix.Full || os.Getenv("FENCEDB_MATRIX") == "sample"
 
 func TestWrites(t *testing.T) {
 	leaks := goleak.IgnoreCurrent()
 	t.Cleanup(func() { goleak.VerifyNone(t, leaks) })
-	worlds, again := newWorlds(t, sideBySide), newRepeats(t)
+	table, worlds := matrix.NewTable(sideBySide), newWorlds(t, sideBySide)
+	var cells []matrix.Cell
 	for i := range entries {
-		t.Run(entries[i].name, func(t *testing.T) {
-			t.Parallel()
-			for f := range faults {
-				for _, s := range setups(&entries[i], i, f) {
-					t.Run(s.path()+"/"+faults[f].name, func(t *testing.T) {
-						t.Parallel()
-						w := <-worlds
-						defer func() { worlds <- w }()
-						w.try(t, s, &faults[f], again)
-					})
-				}
+		for f := range faults {
+			for _, s := range setups(&entries[i], i, f) {
+				cells = append(cells, cell(table, worlds, s, &faults[f]))
 			}
-		})
+		}
 	}
+	table.Play(t, cells)
 }
 
-// TestThePageSaysWhatTheMatrixFound comes last. It writes the page after a whole run that found
-// nothing wrong, if asked to, and compares it with the tables of this package otherwise;
-// FENCEDB_MATRIX=page shows the kept results anew.
+// cell is one setup under a fault, in one of the worlds.
+func cell(table *matrix.Table, worlds chan *world, s setup, f *fault) matrix.Cell {
+	return matrix.Cell{Name: s.name + "/" + s.path() + "/" + f.name, Play: func(t *testing.T) {
+		w := <-worlds
+		defer func() { worlds <- w }()
+		w.try(t, table, s, f)
+	}}
+}
+
+// TestThePageSaysWhatTheMatrixFound comes last, as its file does. It writes the page after a whole
+// run that found nothing wrong, if asked to, and compares it with the tables of this package
+// otherwise; FENCEDB_MATRIX=page shows the kept results anew.
 func TestThePageSaysWhatTheMatrixFound(t *testing.T) {
 	byVersion := map[string]results{}
 	text, err := os.ReadFile(kept)
@@ -94,7 +84,7 @@ func TestThePageSaysWhatTheMatrixFound(t *testing.T) {
 		require.NoError(t, os.WriteFile(page, []byte(withTables(string(shown), byVersion)), 0o644))
 		return
 	}
-	require.True(t, withTables(string(shown), byVersion) == string(shown), "FENCEDB_MATRIX=page go test ./lab/matrix -run ThePage writes %s anew", page)
+	require.True(t, withTables(string(shown), byVersion) == string(shown), "FENCEDB_MATRIX=page go test ./lab/matrix/writes -run ThePage writes %s anew", page)
 }
 
 // setups are those in which an entry point meets a fault. Without any, all. Every byte is for the
@@ -111,11 +101,11 @@ func setups(e *entry, nth, f int) (all []setup) {
 				switch {
 				case level.option != "" && !e.options, fault.unless != nil && fault.unless(s):
 				case fault.name == "cut at a byte":
-					if warm && (byDefault || full && (l == 0 || m == 0)) {
+					if warm && (byDefault || matrix.Full && (l == 0 || m == 0)) {
 						all = append(all, s)
 					}
-				case !full && fault.unasked && !(byDefault && (warm || fault.runtime != nil)):
-				case full, fault.name == "none" && (nth+l+m)%2 == again, byDefault && (fault.unasked || !warm), (nth+f+l)%5 == 0 && (nth+2*f+m)%5 == 0 && (nth+f)%2 == again:
+				case !matrix.Full && fault.unasked && !(byDefault && (warm || fault.runtime != nil)):
+				case matrix.Full, fault.name == "none" && (nth+l+m)%2 == again, byDefault && (fault.unasked || !warm), (nth+f+l)%5 == 0 && (nth+2*f+m)%5 == 0 && (nth+f)%2 == again:
 					all = append(all, s)
 				}
 			}
@@ -123,70 +113,42 @@ func setups(e *entry, nth, f int) (all []setup) {
 	}
 	for i, handle := range []handle{connection, single} {
 		s := setup{e, levels[0], modes[0], (nth+f)%4 < 2, handle}
-		if e.name != "EnterSQL" && (fault.unless == nil || !fault.unless(s)) && (full || (nth+f)%2 == i) && fault.name != "cut at a byte" {
+		if e.name != "EnterSQL" && (fault.unless == nil || !fault.unless(s)) && (matrix.Full || (nth+f)%2 == i) && fault.name != "cut at a byte" {
 			all = append(all, s)
 		}
 	}
 	return all
 }
 
-// try runs one setup at every point of a fault.
-func (w *world) try(t *testing.T, s setup, f *fault, again *repeats) {
+// try plays one setup at every point of a fault.
+func (w *world) try(t *testing.T, table *matrix.Table, s setup, f *fault) {
 	t.Helper()
-	rehearsal := w.rehearse(t, s, f)
+	var rehearsal []sent
+	if !table.Try(t, func(a *matrix.Attempt) { rehearsal = w.rehearse(a, s, f) }) {
+		return
+	}
 	for _, p := range sample(s, f, f.points(rehearsal)) {
-		once := func(t *testing.T, last bool) (done bool) {
-			o, err := w.run(context.WithoutCancel(t.Context()), s, f, p)
+		var o outcome
+		right := table.Try(t, func(a *matrix.Attempt) {
+			var err error
+			o, err = w.run(context.WithoutCancel(t.Context()), s, f, p)
 			if o.answer == unknown && !f.mayBeUnknown(s, p, o.sent, rehearsal) {
 				o.late = errors.Join(o.late, errCouldKnow) // it asks for the outcome for a limited time
 			}
-			if (err != nil || o.late != nil) && !last {
-				return false
+			if err != nil || o.late != nil {
+				a.Late()
 			}
-			require.NoError(t, err, p.name)
-			check(t, s, f, p, o)
-			return true
-		}
-		if !once(t, false) {
-			again.add(once)
-		}
+			require.NoError(a, err, p.name)
+			if wrong := check(s, f, p, o); wrong != nil {
+				a.Errorf("%v", wrong)
+			}
+		})
+		record(s, f, o, !right)
 	}
 }
 
-// repeats are the cases that took too long beside others, or could not be carried out. Each has the
-// machine to itself at the end of its test.
-type repeats struct {
-	mu  sync.Mutex
-	all []func(t *testing.T, last bool) (done bool)
-}
-
-func newRepeats(t *testing.T) *repeats {
-	r := new(repeats)
-	t.Cleanup(func() {
-		t.Logf("%d cases run once more", len(r.all))
-		neededAll := 0
-		for _, once := range r.all {
-			tries := 1
-			for !once(t, tries == 5) {
-				tries++
-			}
-			if tries == 5 {
-				neededAll++
-			}
-			require.Less(t, neededAll, 20, "the rest is not tried")
-		}
-	})
-	return r
-}
-
-func (r *repeats) add(once func(t *testing.T, last bool) (done bool)) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.all = append(r.all, once)
-}
-
 // rehearse records the conversation without a fault, which must succeed.
-func (w *world) rehearse(t *testing.T, s setup, f *fault) []sent {
+func (w *world) rehearse(t *matrix.Attempt, s setup, f *fault) []sent {
 	t.Helper()
 	if f.verdict == faulty.Pass && f.do == nil {
 		return nil // it happens beside the conversation
@@ -205,7 +167,7 @@ func sample(s setup, f *fault, points []point) (some []point) {
 	every := 1
 	byDefault := s.level == levels[0] && s.mode == modes[0] && s.handle == pooled && !(s.oneShot && strings.HasPrefix(s.name, "guard."))
 	switch {
-	case full:
+	case matrix.Full:
 	case byDefault && f.name == "cut at a byte":
 		every = 3
 	case byDefault:
@@ -220,9 +182,8 @@ func sample(s setup, f *fault, points []point) (some []point) {
 	return some
 }
 
-// check reports an outcome that should not be.
-func check(t *testing.T, s setup, f *fault, p point, o outcome) {
-	t.Helper()
+// check returns what should not be.
+func check(s setup, f *fault, p point, o outcome) error {
 	wrong := errors.Join(o.wrong, o.late)
 	if !slices.Contains(f.allowed(s), o.answer) {
 		wrong = errors.Join(wrong, fmt.Errorf("answers %s", o.answer))
@@ -230,8 +191,8 @@ func check(t *testing.T, s setup, f *fault, p point, o outcome) {
 	if f.outcome != nil && !errors.Is(o.err, f.outcome) {
 		wrong = errors.Join(wrong, fmt.Errorf("is not %w", f.outcome))
 	}
-	record(s, f, o, wrong != nil)
-	if wrong != nil {
-		t.Errorf("%s/%s, %s, %s: %v\n\tanswer %s after %v: %v", s.name, s.path(), f.name, p.name, wrong, o.answer, o.took.Round(time.Millisecond), o.err)
+	if wrong == nil {
+		return nil
 	}
+	return fmt.Errorf("%s/%s, %s, %s: %w\n\tanswer %s after %v: %w", s.name, s.path(), f.name, p.name, wrong, o.answer, o.took.Round(time.Millisecond), orNil(o.err))
 }

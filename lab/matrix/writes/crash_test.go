@@ -1,4 +1,4 @@
-package matrix
+package writes
 
 import (
 	"context"
@@ -15,6 +15,7 @@ import (
 
 	"github.com/fencedb/fencedb/internal/faulty"
 	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lab/matrix"
 )
 
 // A crash and a fail-over befall all entry points at once: every call is held at the same place,
@@ -37,7 +38,7 @@ func TestCrashes(t *testing.T) {
 func TestFailOvers(t *testing.T) {
 	for _, s := range disasters() {
 		for nth := range 4 {
-			if !full && nth != 2 { // COMMIT lost
+			if !matrix.Full && nth != 2 { // COMMIT lost
 				continue
 			}
 			t.Run(fmt.Sprint(s.path(), "/", nth), func(t *testing.T) {
@@ -60,7 +61,7 @@ func disasters() (all []setup) {
 	for l, level := range levels[:] {
 		for m, mode := range modes {
 			for again, warm := range []bool{false, true} {
-				if level.byDatabase == "" && (full || l == 0 && m == 0 && warm || l == 1 && m == 3 && again == 0) {
+				if level.byDatabase == "" && (matrix.Full || l == 0 && m == 0 && warm || l == 1 && m == 3 && again == 0) {
 					all = append(all, setup{nil, level, mode, warm, pooled})
 				}
 			}
@@ -126,7 +127,11 @@ func (st *stage) disaster(t *testing.T, s setup, f fault, place int, happen func
 				t.Errorf("%s, %s: %v", s.name, p.name, err)
 				return
 			}
-			check(t, s, &f, p, o)
+			wrong := check(s, &f, p, o)
+			record(s, &f, o, wrong != nil)
+			if wrong != nil {
+				t.Error(wrong)
+			}
 		})
 	}
 	for range entries {

@@ -1,4 +1,4 @@
-package matrix
+package writes
 
 import (
 	"testing"
@@ -7,13 +7,13 @@ import (
 
 	"github.com/fencedb/fencedb/internal/faulty"
 	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lab/matrix"
 )
 
 // TestPgBouncer has a PgBouncer in transaction mode in between, and faults on either side of it.
 func TestPgBouncer(t *testing.T) {
 	const crews = 6
-	servers := newWorlds(t, 2*crews)
-	again := newRepeats(t)
+	table, servers := matrix.NewTable(2*crews), newWorlds(t, 2*crews)
 	sides := map[string]chan *world{"before": make(chan *world, crews), "behind": make(chan *world, crews)}
 	modes := []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol}
 	for range crews {
@@ -24,25 +24,23 @@ func TestPgBouncer(t *testing.T) {
 		sides["behind"] <- behind
 		sides["before"] <- before
 	}
+	var cells []matrix.Cell
 	for i := range entries {
-		e := &entries[i]
 		for f := range bouncerFaults {
 			for m, mode := range modes {
 				for side, worlds := range sides {
-					s := setup{e, levels[0], mode, (i+m)%2 == 0, pooled}
-					if !full && (i+f+m)%2 == 0 || prepares(s) {
+					s := setup{&entries[i], levels[0], mode, (i+m)%2 == 0, pooled}
+					if !matrix.Full && (i+f+m)%2 == 0 || prepares(s) {
 						continue
 					}
-					t.Run(e.name+"/"+s.path()+"/"+bouncerFaults[f].name+"/"+side, func(t *testing.T) {
-						t.Parallel()
-						w := <-worlds
-						defer func() { worlds <- w }()
-						w.try(t, s, &bouncerFaults[f], again)
-					})
+					c := cell(table, worlds, s, &bouncerFaults[f])
+					c.Name += "/" + side
+					cells = append(cells, c)
 				}
 			}
 		}
 	}
+	table.Play(t, cells)
 }
 
 func newBouncer(t *testing.T, server string) (url string) {
