@@ -6,11 +6,15 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -35,22 +39,80 @@ func (g guard) mutated(t *testing.T, file string) string {
 	return strings.Replace(string(text), g.text, g.with, 1)
 }
 
-// The page is what the list says, and the list is true of the code. FENCEDB_MUTATIONS=write writes
-// it.
+// simulated are the mutants in lease/simulation_test.go: words, file, text, and with what it is
+// replaced.
+func simulated(t *testing.T) (all [][]string) {
+	t.Helper()
+	source, err := parser.ParseFile(token.NewFileSet(), "../lease/simulation_test.go", nil, parser.SkipObjectResolution)
+	require.NoError(t, err)
+	ast.Inspect(source, func(n ast.Node) bool {
+		list, is := n.(*ast.ValueSpec)
+		if !is || list.Names[0].Name != "mutants" && list.Names[0].Name != "goMutants" {
+			return true
+		}
+		for _, mutant := range list.Values[0].(*ast.CompositeLit).Elts {
+			words := literals(t, mutant)
+			require.Len(t, words, 4)
+			words[1] = filepath.Join("lease", words[1])
+			if list.Names[0].Name == "mutants" { // of scripts
+				words[1] = "internal/protocol/" + filepath.Base(words[1]) + ".lua"
+			}
+			if text, _ := os.ReadFile("../" + words[1]); !strings.Contains(string(text), words[2]) {
+				words[1] = "internal/protocol/common.lua" // which stands before each script
+			}
+			all = append(all, words)
+		}
+		return false
+	})
+	return all
+}
+
+// literals are the strings in an expression.
+func literals(t *testing.T, of ast.Node) (all []string) {
+	t.Helper()
+	ast.Inspect(of, func(n ast.Node) bool {
+		if literal, is := n.(*ast.BasicLit); is {
+			text, err := strconv.Unquote(literal.Value)
+			require.NoError(t, err)
+			all = append(all, text)
+		}
+		return true
+	})
+	return all
+}
+
+// The page is what the lists say, and the list of guards is true of the code. No mutant is there
+// twice. FENCEDB_MUTATIONS=write writes the page.
 func TestMutationsAreOfGuardsThatAreThere(t *testing.T) {
 	t.Parallel()
 	var rows strings.Builder
-	total := 0
+	total, listed := 0, map[string]string{} // by file and mutated text
+	add := func(words, file, mutated string) {
+		require.Empty(t, listed[file+mutated], words)
+		listed[file+mutated] = words
+	}
+	simulated := simulated(t)
+	for _, m := range simulated {
+		text, err := os.ReadFile("../" + m[1])
+		require.NoError(t, err)
+		require.Contains(t, string(text), m[2], m[0])
+		add(m[0], m[1], strings.ReplaceAll(string(text), m[2], m[3]))
+	}
 	for _, f := range guards {
 		total += len(f.of)
 		fmt.Fprintf(&rows, "\n## %s\n\n| promise | guard | without it fails |\n| --- | --- | --- |\n", f.file)
 		for _, g := range f.of {
-			require.NotEqual(t, g.text, g.mutated(t, f.file), g.words)
+			require.NotEqual(t, g.text, g.with, g.words)
+			add(g.words, f.file, g.mutated(t, f.file))
 			require.Regexp(t, `^(S[1-8]|L[1-8])$`, g.promise, g.words)
 			dir, name := g.in()
 			require.True(t, declares(t, dir, name), "%s: there is no %s", g.words, g.test)
 			fmt.Fprintf(&rows, "| %s | %s | `%s` in %s |\n", g.promise, g.words, name, dir)
 		}
+	}
+	rows.WriteString("\n## Found by the simulation\n\n| file | broken |\n| --- | --- |\n")
+	for _, m := range simulated {
+		fmt.Fprintf(&rows, "| %s | %s |\n", m[1], m[0])
 	}
 	page := fmt.Sprintf("# Guards, and the tests that keep them\n\n"+
 		"A guard is a condition that keeps a [promise](../../docs/promises.md).\n"+
@@ -59,14 +121,15 @@ func TestMutationsAreOfGuardsThatAreThere(t *testing.T) {
 		"with the exact texts is `lab/docs/guards_test.go`; a test compares it with the code and with this page\n"+
 		"(`TestMutationsAreOfGuardsThatAreThere`; `FENCEDB_MUTATIONS=write go test ./lab/docs -run Mutations`\n"+
 		"writes it).\n\n"+
-		"The rules of the scripts and the trust window have mutants of their own, which the simulation has to\n"+
-		"find within two thousand seeds (`make simulate`; `TestTheSimulationFindsMutantsOfTheScripts`,\n"+
-		"`TestTheSimulationFindsMutantsOfTheGo`), and those of the protocol as such are refuted by the\n"+
-		"[model](../model/README.md). They are not repeated here.\n\n"+
+		"No one test misses the other mutants, and none is in two lists:\n\n"+
+		"- [%d](#found-by-the-simulation) of the scripts and of the Go of the leases, which the simulation finds\n"+
+		"  within two thousand seeds (`make simulate`);\n"+
+		"- those of the protocol and of the guard of a table, which the [model](../model/traces.md) refutes;\n"+
+		"- the [controls](../../docs/chaos.md#controls) of `fencedb chaos`.\n\n"+
 		"S1 order, S2 no late write, S3 stable reads, S4 no way round, S5 deletes do not forget, S6 the\n"+
 		"outcome is known, S7 a zombie cannot block, S8 sealed grants; L1 one live lease, L2 tokens rise, L4\n"+
 		"a lost reply does no harm, L5 the trust window, L6 waiting, L7 healing, L8 a context bounds the\n"+
-		"call.\n%s", total, &rows)
+		"call.\n%s", total, len(simulated), &rows)
 	if os.Getenv("FENCEDB_MUTATIONS") == "write" {
 		require.NoError(t, os.WriteFile("../lab/docs/mutations.md", []byte(page), 0o600))
 		return
