@@ -256,12 +256,3 @@ func (m *connection) end(n *GuardState, q *session) {
 	}
 	*q = session{left: q.left}
 }
-
-// Search is as of the other models.
-func (g Guard) Search(promises ...string) Found[GuardState] {
-	w, found := visit(g, promises...)
-	if found.Broken == "" {
-		found.Steps, found.Stuck = w.possible()
-	}
-	return found
-}

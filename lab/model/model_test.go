@@ -106,32 +106,32 @@ var brokenGuards = []struct {
 func TestTheGuardKeepsItsPromisesInEveryState(t *testing.T) {
 	t.Parallel()
 	for _, s := range guards {
-		found := s.rules.Search()
-		if found.Broken != "" {
-			t.Errorf("%s: %s\n%s", s.name, found.Broken, Text(found.Trace))
-		} else if found.Steps < 0 {
-			t.Errorf("%s: work never ends\n%s", s.name, Text(found.Stuck))
-		}
-		t.Logf("%8d states, done within %d steps: %s", found.States, found.Steps, s.name)
+		keepsItsPromises(t, s.name, s.rules)
 	}
 }
 
 func TestTheProtocolKeepsItsPromisesInEveryState(t *testing.T) {
 	t.Parallel()
 	for _, s := range settings {
-		found := s.rules.Search()
-		if found.Broken != "" {
-			t.Errorf("%s: %s\n%s", s.name, found.Broken, Text(found.Trace))
-		} else if found.Steps < 0 {
-			t.Errorf("%s: work never ends\n%s", s.name, Text(found.Stuck))
-		}
-		t.Logf("%8d states, done within %d steps: %s", found.States, found.Steps, s.name)
+		keepsItsPromises(t, s.name, s.rules)
 	}
 }
 
-// refutation is the shortest way in which a mutant breaks its promise.
-func refutation[S any](t *testing.T, name, broken string, found Found[S]) string {
+func keepsItsPromises[S comparable](t *testing.T, name string, rules machine[S]) {
 	t.Helper()
+	found := Search(rules)
+	if found.Broken != "" {
+		t.Errorf("%s: %s\n%s", name, found.Broken, Text(found.Trace))
+	} else if found.Steps < 0 {
+		t.Errorf("%s: work never ends\n%s", name, Text(found.Stuck))
+	}
+	t.Logf("%8d states, done within %d steps: %s", found.States, found.Steps, name)
+}
+
+// refutation is the shortest way in which a mutant breaks its promise.
+func refutation[S comparable](t *testing.T, name, broken string, rules machine[S]) string {
+	t.Helper()
+	found := Search(rules, broken)
 	heading := "## " + strings.ToUpper(name[:1]) + name[1:] + "\n\n"
 	var trace string
 	if broken == "progress" {
@@ -149,10 +149,10 @@ func TestEveryMutantIsRefutedAsThePageShows(t *testing.T) {
 	t.Parallel()
 	var traces strings.Builder
 	for _, m := range mutants {
-		traces.WriteString(refutation(t, m.name, m.broken, m.rules.Search(m.broken)))
+		traces.WriteString(refutation(t, m.name, m.broken, m.rules))
 	}
 	for _, m := range brokenGuards {
-		traces.WriteString(refutation(t, "guards: "+m.name, m.broken, m.rules.Search(m.broken)))
+		traces.WriteString(refutation(t, "guards: "+m.name, m.broken, m.rules))
 	}
 	const page = "traces.md"
 	shown, err := os.ReadFile(page)

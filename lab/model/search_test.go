@@ -87,9 +87,9 @@ func matches(broken string, promises []string) bool {
 	return len(promises) == 0
 }
 
-// Search shows that from every state all can be done, and counts the moves that are needed.
-func (r Rules) Search(promises ...string) Found[State] {
-	w, found := visit(r, promises...)
+// Search visits every state, and shows that from each all can be done, in at most so many moves.
+func Search[S comparable](m machine[S], promises ...string) Found[S] {
+	w, found := visit(m, promises...)
 	if found.Broken == "" {
 		found.Steps, found.Stuck = w.possible()
 	}

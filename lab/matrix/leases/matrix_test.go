@@ -43,7 +43,6 @@ var atOnce = map[bool]int{false: 16, true: 48}[matrix.Full]
 //
 //	go test ./lab/matrix/leases -run 'TestLeases/single/Acquire_held/withdraw/reply_lost_once/queued'
 func TestLeases(t *testing.T) {
-	lag := measureLag(t)
 	leaks := []goleak.Option{
 		goleak.IgnoreCurrent(),
 		// Of a FailoverClient that is closed while it subscribes to its sentinel. We do not use these.
@@ -55,13 +54,13 @@ func TestLeases(t *testing.T) {
 	table := matrix.NewTable(atOnce)
 	for _, d := range deployments {
 		all.Go(func() error {
-			t.Run(d.name, func(t *testing.T) { newLeaseWorld(t, table, d, lag).run(t) })
+			t.Run(d.name, func(t *testing.T) { newLeaseWorld(t, table, d).run(t) })
 			return nil
 		})
 	}
 	_ = all.Wait()
 	var left error
-	for begin := time.Now(); time.Since(begin) < 10*time.Second+lag(); { // a listener lingers
+	for begin := time.Now(); time.Since(begin) < time.Minute; { // a listener lingers
 		if left = goleak.Find(leaks...); left == nil {
 			return
 		}
@@ -151,21 +150,19 @@ type leaseWorld struct {
 	namespace string
 	rival     *lease.Issuer // over direct
 	db        func() *pgxpool.Pool
-	lag       func() time.Duration
-	pulse     pulse
-	count     atomic.Int64
-
+	pulse
+	count   atomic.Int64
 	reapers sync.WaitGroup
 
 	unstruck sync.Map // whether a call has not yet sent a script that faults are for
 }
 
-func newLeaseWorld(t *testing.T, table *matrix.Table, d deployment, lag func() time.Duration) *leaseWorld {
-	w := &leaseWorld{deployment: d, table: table, t: t, connect: d.open(t), namespace: "matrix", lag: lag}
+func newLeaseWorld(t *testing.T, table *matrix.Table, d deployment) *leaseWorld {
+	w := &leaseWorld{deployment: d, table: table, t: t, connect: d.open(t), namespace: "matrix"}
 	var direct net.Dialer
 	w.direct = w.connect(direct.DialContext, 10*time.Second)
 	t.Cleanup(func() { _ = w.direct.Close() })
-	w.pulse.watch(t, w.direct)
+	w.watch(t, w.direct)
 	w.rival = w.issuer(t, w.direct, lease.Config{TTL: time.Minute, RenewEvery: lease.Never})
 	w.db = sync.OnceValue(func() *pgxpool.Pool {
 		pool := testenv.Postgres(t)
@@ -223,7 +220,7 @@ func (w *leaseWorld) try(t *testing.T, call leaseCall, script string, fault leas
 	w.table.Try(t, func(a *matrix.Attempt) {
 		begin := time.Now()
 		defer func() {
-			if w.pulse.faint(begin) {
+			if w.faint(begin) {
 				a.Late()
 			}
 		}()
@@ -231,14 +228,16 @@ func (w *leaseWorld) try(t *testing.T, call leaseCall, script string, fault leas
 	})
 }
 
-// pulse watches the server that no fault is in front of.
+// pulse watches this machine, and the server that no fault is in front of.
 type pulse struct {
-	mu   sync.Mutex // held while it is asked
-	late time.Time  // when it last answered late; under mu
+	mu   sync.Mutex    // held while the server is asked
+	late time.Time     // when it last answered late; under mu
+	most time.Duration // how late at most; under mu
 }
 
 func (p *pulse) watch(t *testing.T, server redis.UniversalClient) {
-	const every, late = 20 * time.Millisecond, 100 * time.Millisecond
+	const every, late = 10 * time.Millisecond, 100 * time.Millisecond
+	require.NoError(t, server.Exists(t.Context(), "pulse").Err()) // connects
 	ctx, cancel := context.WithCancel(context.Background())
 	var watching sync.WaitGroup
 	t.Cleanup(func() { cancel(); watching.Wait() })
@@ -247,7 +246,9 @@ func (p *pulse) watch(t *testing.T, server redis.UniversalClient) {
 			<-time.After(every)
 			p.mu.Lock()
 			_ = server.Exists(ctx, "pulse").Err()
-			if now := time.Now(); now.Sub(last) > every+late {
+			now := time.Now()
+			p.most = max(p.most, now.Sub(last)-every)
+			if now.Sub(last) > every+late {
 				p.late = now
 			}
 			p.mu.Unlock()
@@ -262,34 +263,18 @@ func (p *pulse) faint(begin time.Time) bool {
 	return p.late.After(begin)
 }
 
+// lag is what a bound in time has to allow here: a request has four stations on its way.
+func (p *pulse) lag() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return 200*time.Millisecond + 4*p.most
+}
+
 func (w *leaseWorld) issuer(t require.TestingT, client redis.UniversalClient, cfg lease.Config) *lease.Issuer {
 	cfg.Namespace = w.namespace
 	i, err := lease.New(client, cfg)
 	require.NoError(t, err)
 	return i
-}
-
-// measureLag watches how much later than asked this machine lets a program run, and gives what a
-// bound in time has to allow here: a request has four stations on its way.
-func measureLag(t *testing.T) func() time.Duration {
-	var most atomic.Int64
-	const every = 10 * time.Millisecond
-	ticks := time.NewTicker(every)
-	done := make(chan struct{})
-	t.Cleanup(func() { ticks.Stop(); close(done) })
-	go func() {
-		for last := time.Now(); ; {
-			select {
-			case <-ticks.C:
-			case <-done:
-				return
-			}
-			now := time.Now()
-			most.Store(max(most.Load(), int64(now.Sub(last)-every)))
-			last = now
-		}
-	}()
-	return func() time.Duration { return 200*time.Millisecond + 4*time.Duration(most.Load()) }
 }
 
 // leaseCell is one call under one fault.
