@@ -543,7 +543,7 @@ func TestOnlyWhoIsAllowedEnters(t *testing.T) {
 	s.exec(`RESET ROLE; SELECT fencedb.allow('"` + role + `"'); SET ROLE "` + role + `"`)
 
 	s.exec(s.fenced(41, "seat:1", `INSERT INTO seats VALUES (1)`))
-	s.exec(`SELECT * FROM fencedb.goose_db_version`) // what Pending asks, for a service's readiness
+	s.exec(`SELECT * FROM fencedb.goose_db_version`) // what Status asks, for a service's readiness
 	for _, past := range []string{
 		`SELECT * FROM fencedb.fences`,
 		`UPDATE fencedb.fences SET last_fencing_token = 1`,

@@ -8,11 +8,10 @@
 // # Ways to migrate
 //
 // Up is all that a Go program needs; Apply is Up and then the application's own migrations. A
-// service that must not change schemas asks Pending in its readiness check. Then somebody else
-// migrates: a program with the rights calls Up, or the command fencedb migrate does, or the tool
-// that migrates the application uses Scripts. All of them leave the same schema, and each can
-// continue where another stopped. Files is for tools that read goose's annotations, such as the
-// goose command; these need the schema beforehand, and the table name fencedb.goose_db_version.
+// service that must not change schemas asks Status in its readiness check, as ready.Fences does. Then
+// somebody else migrates: a program with the rights calls Up, or the command fencedb migrate does,
+// or the tool that migrates the application uses Scripts. All of them leave the same schema, and
+// each can continue where another stopped.
 //
 // # Why the schema is always called fencedb
 //
@@ -36,7 +35,6 @@ import (
 	"io/fs"
 	"path"
 	"regexp"
-	"slices"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/pressly/goose/v3"
@@ -195,14 +193,15 @@ func refuseIfProtected(ctx context.Context, db *sql.DB) error {
 	return err
 }
 
-// Status lists the migrations this package knows, oldest first, and which of them the database has.
-// It only reads.
+// Status lists the migrations that this package knows, oldest first, and which of them the database
+// has. A database that has newer ones too, as during a deployment, is ready if it has all of these.
+// Status only reads.
 func Status(ctx context.Context, db *sql.DB) ([]Migration, error) {
 	applied, err := appliedVersions(ctx, db)
 	if err != nil {
 		return nil, failed("status", err)
 	}
-	provider, err := newProvider(db, Files(), ours())
+	provider, err := newProvider(db, scripts(), ours())
 	if err != nil {
 		return nil, failed("status", err)
 	}
@@ -211,17 +210,6 @@ func Status(ctx context.Context, db *sql.DB) ([]Migration, error) {
 		steps = append(steps, Migration{source.Version, path.Base(source.Path), applied[source.Version]})
 	}
 	return steps, nil
-}
-
-// Pending reports whether the database lacks a migration that this package knows: for a readiness
-// check, it is not ready. A database that has newer migrations, as during a deployment, is ready.
-// Pending only reads.
-func Pending(ctx context.Context, db *sql.DB) (bool, error) {
-	steps, err := Status(ctx, db)
-	if err != nil {
-		return true, err
-	}
-	return slices.ContainsFunc(steps, func(step Migration) bool { return !step.Applied }), nil
 }
 
 // appliedVersions reads the version table itself, because the provider would create it if it is
@@ -251,7 +239,7 @@ func open(ctx context.Context, db *sql.DB) (*goose.Provider, error) {
 	if err := inTurn(ctx, db, createSchema); err != nil {
 		return nil, fmt.Errorf("create schema: %w", err)
 	}
-	return newProvider(db, Files(), ours())
+	return newProvider(db, scripts(), ours())
 }
 
 // newProvider disables goose's global registry: otherwise the application's own Go migrations would
@@ -270,11 +258,8 @@ func ours() database.Store { return must(database.NewStore(goose.DialectPostgres
 //go:embed sql/*.sql
 var files embed.FS
 
-// Files returns the migrations as SQL files with goose's annotations, for programs that apply or
-// print them themselves.
-func Files() fs.FS {
-	return must(fs.Sub(files, "sql"))
-}
+// scripts are the migrations as SQL files with goose's annotations.
+func scripts() fs.FS { return must(fs.Sub(files, "sql")) }
 
 // must is for errors that only a mistake in the embedded files, or in their names here, can cause.
 func must[T any](value T, err error) T {

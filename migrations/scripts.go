@@ -21,24 +21,24 @@ type Script struct {
 // transaction, and the Downs in reverse. fencedb migrate export writes them as files for goose,
 // golang-migrate, dbmate and atlas.
 //
-// They leave the same schema as Up, including fencedb.goose_db_version. So Status and Pending are
-// right in whichever way the database was migrated, and Up and Down can continue from there.
+// They leave the same schema as Up, including fencedb.goose_db_version. So Status is right
+// in whichever way the database was migrated, and Up and Down can continue from there.
 func Scripts() []Script {
-	names := must(fs.Glob(Files(), "*.sql"))
-	scripts := make([]Script, len(names))
+	names := must(fs.Glob(scripts(), "*.sql"))
+	all := make([]Script, len(names))
 	for i, name := range names {
-		scripts[i] = newScript(name)
+		all[i] = newScript(name)
 	}
-	first := &scripts[0]
+	first := &all[0]
 	first.Up = createSchema + ";\n\n" + createVersionTable + "\n" + first.Up
 	first.Down += dropSchema + ";\n"
-	return scripts
+	return all
 }
 
 func newScript(file string) Script {
 	number, name, _ := strings.Cut(strings.TrimSuffix(path.Base(file), ".sql"), "_")
 	version := must(strconv.ParseInt(number, 10, 64))
-	up, down := plain(string(must(fs.ReadFile(Files(), file))))
+	up, down := plain(string(must(fs.ReadFile(scripts(), file))))
 	return Script{
 		Version: version,
 		Name:    name,

@@ -121,8 +121,8 @@ func serve(ctx context.Context, s settings, check booking.CardCheck, log *slog.L
 	}
 	service := booking.New(leases.With(lease.WaitAtMost(s.Wait)), fencedb.With(pool, fencedb.Trace(logs, metrics)), check)
 	probe, err := ready.New(ready.Config{
-		Checks: []ready.Check{ready.Leases(leases), ready.Fences(stdlib.OpenDBFromPool(pool))},
-		Failed: func(name string, err error) { log.Warn("not ready", "check", name, "error", err) },
+		Checks:    []ready.Check{ready.Leases(leases), ready.Fences(stdlib.OpenDBFromPool(pool))},
+		OnFailure: func(name string, err error) { log.Warn("not ready", "check", name, "error", err) },
 	})
 	if err != nil {
 		return err

@@ -16,11 +16,11 @@
 //
 //	{"ready":false,"checks":{"leases":"ok","fences":"failed"}}
 //
-// The answer has no reasons, because anybody may ask. [Config.Failed] receives them.
+// The answer has no reasons, because anybody may ask. [Config.OnFailure] receives them.
 //
 // # Many requests
 //
-// The checks run in parallel, at most once at a time and once in [Config.Fresh], for all requests
+// The checks run in parallel, at most once at a time and once in [Config.MaxAge], for all requests
 // together. They do not end with the request that started them, because other requests wait for
 // them too.
 //
@@ -38,6 +38,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -47,9 +48,6 @@ import (
 	"github.com/fencedb/fencedb/migrations"
 )
 
-// ErrInvalid: the [Config] is invalid. The message names the field.
-var ErrInvalid = errors.New("ready: invalid")
-
 // Config says what to check and how to answer.
 type Config struct {
 	// Checks must all pass. Required: one at least, each with a name of its own.
@@ -58,18 +56,18 @@ type Config struct {
 	// Timeout bounds each check. Choose less than the timeout of the requests. Defaults to 2s.
 	Timeout time.Duration
 
-	// Fresh is how long results are reused. Defaults to 1s.
-	Fresh time.Duration
+	// MaxAge is how long a result is reused. Defaults to 1s.
+	MaxAge time.Duration
 
-	// Failed is called with the reason when a check fails: once for each run of the checks, one
+	// OnFailure is called with the reason when a check fails: once for each run of the checks, one
 	// call at a time. The answer waits for it. Defaults to nothing.
-	Failed func(name string, err error)
+	OnFailure func(name string, err error)
 }
 
-// New returns the handler, for GET and HEAD. Errors are [ErrInvalid].
+// New returns the handler, for GET and HEAD, or an error that names what is wrong with cfg.
 func New(cfg Config) (http.Handler, error) {
 	cfg.Timeout = cmp.Or(cfg.Timeout, 2*time.Second)
-	cfg.Fresh = cmp.Or(cfg.Fresh, time.Second)
+	cfg.MaxAge = cmp.Or(cfg.MaxAge, time.Second)
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
@@ -79,21 +77,21 @@ func New(cfg Config) (http.Handler, error) {
 func (c Config) check() error {
 	switch {
 	case len(c.Checks) == 0:
-		return fmt.Errorf("%w: there are no Checks; give one at least", ErrInvalid)
+		return errors.New("ready: there are no Checks; give one at least")
 	case c.Timeout < 0:
-		return fmt.Errorf("%w: Timeout (%v) must be positive", ErrInvalid, c.Timeout)
-	case c.Fresh < 0:
-		return fmt.Errorf("%w: Fresh (%v) must be positive", ErrInvalid, c.Fresh)
+		return fmt.Errorf("ready: Timeout (%v) must be positive", c.Timeout)
+	case c.MaxAge < 0:
+		return fmt.Errorf("ready: MaxAge (%v) must be positive", c.MaxAge)
 	}
 	names := make(map[string]bool)
 	for n, check := range c.Checks {
 		switch {
 		case check.Name == "":
-			return fmt.Errorf("%w: Checks[%d] has no Name", ErrInvalid, n)
+			return fmt.Errorf("ready: Checks[%d] has no Name", n)
 		case check.Run == nil:
-			return fmt.Errorf("%w: check %q has no Run", ErrInvalid, check.Name)
+			return fmt.Errorf("ready: check %q has no Run", check.Name)
 		case names[check.Name]:
-			return fmt.Errorf("%w: two checks are called %q", ErrInvalid, check.Name)
+			return fmt.Errorf("ready: two checks are called %q", check.Name)
 		}
 		names[check.Name] = true
 	}
@@ -124,7 +122,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
 	if !a.Ready {
-		w.Header().Set("Retry-After", strconv.FormatInt(int64((h.cfg.Fresh+time.Second-1)/time.Second), 10))
+		w.Header().Set("Retry-After", strconv.FormatInt(int64((h.cfg.MaxAge+time.Second-1)/time.Second), 10))
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
 	_ = json.NewEncoder(w).Encode(a) // fails if the client is gone or asked with HEAD
@@ -151,10 +149,10 @@ func (h *handler) answer() answer {
 			a.Ready, a.Checks[name] = false, "failed"
 		}
 	}
-	h.last, h.till = a, time.Now().Add(h.cfg.Fresh) // first, since Failed may panic
+	h.last, h.till = a, time.Now().Add(h.cfg.MaxAge) // first, since OnFailure may panic
 	for n, err := range results {
-		if err != nil && h.cfg.Failed != nil {
-			h.cfg.Failed(h.cfg.Checks[n].Name, err)
+		if err != nil && h.cfg.OnFailure != nil {
+			h.cfg.OnFailure(h.cfg.Checks[n].Name, err)
 		}
 	}
 	return a
@@ -206,14 +204,6 @@ func Leases(issuer *lease.Issuer) Check {
 	}}
 }
 
-var (
-	// ErrNotMigrated: the database lacks a migration that this program knows.
-	ErrNotMigrated = errors.New("ready: the schema fencedb is not up to date; run migrations.Up or the command fencedb migrate")
-
-	// ErrReadOnly: the database accepts no writes. It is a standby, or set to read-only.
-	ErrReadOnly = errors.New("ready: postgres is read-only")
-)
-
 // mayEnter returns the statement that lets this role enter, if there is fencedb.enter and the role
 // may not call it. It asks the catalog, which every role may read.
 const mayEnter = `SELECT pg_catalog.format('SELECT fencedb.allow(%L)', pg_catalog.quote_ident(current_user))
@@ -226,7 +216,7 @@ WHERE n.nspname OPERATOR(pg_catalog.=) 'fencedb' AND p.proname OPERATOR(pg_catal
 // stdlib.OpenDBFromPool(pool).
 func Fences(db *sql.DB) Check {
 	return Check{"fences", func(ctx context.Context) error {
-		if db != nil { // of which Pending says what to do
+		if db != nil { // of which Status says what to do
 			var allow string
 			switch err := db.QueryRowContext(ctx, mayEnter).Scan(&allow); {
 			case err == nil:
@@ -235,17 +225,17 @@ func Fences(db *sql.DB) Check {
 				return err
 			}
 		}
-		pending, err := migrations.Pending(ctx, db)
+		steps, err := migrations.Status(ctx, db)
 		switch {
 		case err != nil:
 			return err
-		case pending:
-			return ErrNotMigrated
+		case slices.ContainsFunc(steps, func(step migrations.Migration) bool { return !step.Applied }):
+			return errors.New("ready: the schema fencedb is not up to date; run migrations.Up or the command fencedb migrate")
 		}
 		var readOnly bool // always true on a standby
 		err = db.QueryRowContext(ctx, "SELECT current_setting('transaction_read_only')::bool").Scan(&readOnly)
 		if err == nil && readOnly {
-			return ErrReadOnly
+			return errors.New("ready: postgres is read-only: a standby, or set so")
 		}
 		return err
 	}}
