@@ -8,10 +8,10 @@
 // # Ways to migrate
 //
 // Up is all that a Go program needs; Apply is Up and then the application's own migrations. A
-// service that must not change schemas asks Status in its readiness check, as ready.Fences does. Then
-// somebody else migrates: a program with the rights calls Up, or the command fencedb migrate does,
-// or the tool that migrates the application uses Scripts. All of them leave the same schema, and
-// each can continue where another stopped.
+// service that must not change schemas asks Status in its readiness check, as ready.Fences does.
+// Then somebody else migrates: a program with the rights calls Up, or the command fencedb migrate
+// does, or the tool that migrates the application uses Scripts. All of them leave the same schema,
+// and each can continue where another stopped.
 //
 // # Why the schema is always called fencedb
 //

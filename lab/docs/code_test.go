@@ -183,7 +183,7 @@ func TestATracerOfEachKindAndACacheEntry(t *testing.T) {
 	t.Parallel()
 	client, pool := testenv.Redis(t), testenv.Postgres(t)
 
-	events := feed.New(client, feed.Interrupted(func(err error) { // nil: events pass again
+	events := feed.New(client, feed.OnOutage(func(err error) { // nil: events pass again
 		slog.Warn("the events of leases are dropped", "error", err)
 	}))
 	defer events.Close(context.Background()) // sends what is still buffered

@@ -74,11 +74,11 @@ func (e *Event) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// place is that of an entry in the stream.
-type place struct{ ms, n uint64 }
+// position is that of an entry in the stream.
+type position struct{ ms, n uint64 }
 
-// parsePlace reads "<ms>-<n>", or "<ms>" as the first of that millisecond, as Redis does.
-func parsePlace(id string) (p place, err error) {
+// parsePosition reads "<ms>-<n>", or "<ms>" as the first of that millisecond, as Redis does.
+func parsePosition(id string) (p position, err error) {
 	ms, n, both := strings.Cut(id, "-")
 	if !both {
 		n = "0"
@@ -87,13 +87,13 @@ func parsePlace(id string) (p place, err error) {
 		p.n, err = strconv.ParseUint(n, 10, 64)
 	}
 	if err != nil {
-		return place{}, fmt.Errorf("%w: %q; use \"0\", the ID of an event, or in Follow \"$\"", ErrPlace, id)
+		return position{}, fmt.Errorf("feed: %q is not a position in the stream; use \"0\", the ID of an event, or in Follow \"$\"", id)
 	}
 	return p, nil
 }
 
-func (p place) String() string {
+func (p position) String() string {
 	return strconv.FormatUint(p.ms, 10) + "-" + strconv.FormatUint(p.n, 10)
 }
 
-func (p place) before(q place) bool { return p.ms < q.ms || p.ms == q.ms && p.n < q.n }
+func (p position) before(q position) bool { return p.ms < q.ms || p.ms == q.ms && p.n < q.n }

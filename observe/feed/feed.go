@@ -56,10 +56,10 @@ import (
 type Option func(*options)
 
 type options struct {
-	key         string
-	worker      string
-	hashed      bool
-	interrupted func(error)
+	key      string
+	worker   string
+	hashed   bool
+	onOutage func(error)
 }
 
 // Namespace separates the events of several tenants or environments in one Redis. Use the Namespace
@@ -80,11 +80,11 @@ func Worker(name string) Option { return func(o *options) { o.worker = name } }
 // data. For [New]. Defaults to off.
 func HashResources() Option { return func(o *options) { o.hashed = true } }
 
-// Interrupted calls fn with the error when events stop passing, and with nil when they pass again.
+// OnOutage calls fn with the error when events stop passing, and with nil when they pass again.
 // For [New]: Redis refuses events or does not answer, so they are dropped; the user may lack the
 // right to XADD. fn runs on the goroutine that publishes, so it must not wait. For [Follow]: Redis
 // does not answer. Defaults to nothing.
-func Interrupted(fn func(error)) Option { return func(o *options) { o.interrupted = fn } }
+func OnOutage(fn func(error)) Option { return func(o *options) { o.onOutage = fn } }
 
 // Hashed returns the type of a resource, as in metrics, and the first 12 hexadecimal digits of the
 // SHA-256 of its name, as in logs: "table:38ab6cd93feb".
@@ -158,7 +158,7 @@ func New(client redis.UniversalClient, opts ...Option) *Feed {
 
 		acquisitions: make(map[uuid.UUID]*acquisition),
 	}
-	f.outage.interrupted = f.options.interrupted
+	f.outage.on = f.options.onOutage
 	go f.run()
 	return f
 }

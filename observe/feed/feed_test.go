@@ -215,7 +215,7 @@ func TestWhoRunsTheProcessLearnsThatEventsAreDropped(t *testing.T) {
 	t.Parallel()
 	s := newStream(t)
 	reports := make(chan error, 8)
-	f := s.feed(feed.Interrupted(func(err error) { reports <- err }))
+	f := s.feed(feed.OnOutage(func(err error) { reports <- err }))
 	require.NoError(t, s.client.Set(t.Context(), s.key(), "no stream", 0).Err())
 	commit(f, "table:12")
 	require.ErrorContains(t, <-reports, "WRONGTYPE")

@@ -9,9 +9,6 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// ErrPlace: from is not a place in the stream. Redis was not asked.
-var ErrPlace = errors.New("feed: not a place in the stream")
-
 const (
 	patience = 500 * time.Millisecond // for one XREAD, which goes on for that long after the end of ctx
 	pause    = 250 * time.Millisecond // before the next attempt when Redis does not answer
@@ -21,21 +18,21 @@ const (
 // for all, or "$" for new events only. Entries that are not events are skipped.
 //
 // It returns the cause of ctx when ctx ends, even while a request is under way; or the error of fn,
-// [ErrPlace], a permanent error of the server (permission denied, wrong type of the key),
-// redis.ErrClosed if client was closed, or the panic of a hook of client as an error. While Redis
-// does not answer, it retries, and misses events only if the stream is trimmed past them. If Redis
-// has lost the stream, it continues with the first event of the new one. If Redis has lost only the
-// end, as after a fail-over to a replica that lagged, that looks the same: events from before come
-// again, with the same ID.
+// a permanent error of the server (permission denied, wrong type of the key), redis.ErrClosed if
+// client was closed, or the panic of a hook of client as an error. Any other from is refused before
+// Redis is asked. While Redis does not answer, Follow retries, and misses events only if the stream
+// is trimmed past them. If Redis has lost the stream, it continues with the first event of the new
+// one. If Redis has lost only the end, as after a fail-over to a replica that lagged, that looks
+// the same: events from before come again, with the same ID.
 func Follow(ctx context.Context, client redis.UniversalClient, from string,
 	fn func(Event) error, opts ...Option) error {
 	o := newOptions(opts)
-	r := &reader{client: client, key: o.key, outage: outage{interrupted: o.interrupted}}
+	r := &reader{client: client, key: o.key, outage: outage{on: o.onOutage}}
 	var err error
 	if from == "$" { // once; XREAD with "$" would miss events between two calls
 		r.after, err = persist(ctx, r, r.last)
 	} else {
-		r.after, err = parsePlace(from)
+		r.after, err = parsePosition(from)
 	}
 	for err == nil {
 		var entries []redis.XMessage
@@ -49,20 +46,20 @@ func Follow(ctx context.Context, client redis.UniversalClient, from string,
 type reader struct {
 	client redis.UniversalClient
 	key    string
-	after  place // of the last event that was seen
+	after  position // of the last event that was seen
 	outage outage
 }
 
 // outage reports the beginning and the end of each interruption, once.
 type outage struct {
-	interrupted func(error) // may be nil
-	reported    bool        // the last call of interrupted had an error
+	on       func(error) // may be nil
+	reported bool        // the last call of on had an error
 }
 
 func (o *outage) report(err error) {
-	if failed := err != nil; failed != o.reported && o.interrupted != nil {
+	if failed := err != nil; failed != o.reported && o.on != nil {
 		o.reported = failed
-		o.interrupted(err)
+		o.on(err)
 	}
 }
 
@@ -111,17 +108,17 @@ func refused(err error) bool {
 		errors.Is(err, redis.ErrClosed) || errors.Is(err, errHook)
 }
 
-// last is the place of the newest entry, zero if there is none.
-func (r *reader) last(ctx context.Context) (place, error) {
+// last is the position of the newest entry, zero if there is none.
+func (r *reader) last(ctx context.Context) (position, error) {
 	newest, err := r.client.XRevRangeN(ctx, r.key, "+", "-", 1).Result()
 	if err != nil || len(newest) == 0 {
-		return place{}, err
+		return position{}, err
 	}
-	return parsePlace(newest[0].ID)
+	return parsePosition(newest[0].ID)
 }
 
 // next waits a while for new entries. If there are none and the stream ends before the current
-// place, it is a new stream, with a clock that went back, and next begins at its start. A new
+// position, it is a new stream, with a clock that went back, and next begins at its start. A new
 // stream with a clock that is ahead needs no such step.
 func (r *reader) next(ctx context.Context) ([]redis.XMessage, error) {
 	streams, err := r.client.XRead(ctx, &redis.XReadArgs{
@@ -131,7 +128,7 @@ func (r *reader) next(ctx context.Context) ([]redis.XMessage, error) {
 	case errors.Is(err, redis.Nil):
 		last, err := r.last(ctx)
 		if err == nil && last.before(r.after) {
-			r.after = place{}
+			r.after = position{}
 		}
 		return nil, err
 	case err != nil:
@@ -145,7 +142,7 @@ func (r *reader) deliver(ctx context.Context, entries []redis.XMessage, fn func(
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		at, err := parsePlace(entry.ID)
+		at, err := parsePosition(entry.ID)
 		if err != nil {
 			return err
 		}
@@ -166,11 +163,11 @@ func (r *reader) deliver(ctx context.Context, entries []redis.XMessage, fn func(
 }
 
 // Replay calls fn with each event after from, in order, one at a time, and returns at the end of
-// the stream. from is as in [Follow], but not "$". It does not retry. Errors are ErrPlace, those of
-// Redis, of hooks and of fn, and the cause of ctx.
+// the stream. from is as in [Follow], but not "$". It does not retry. Its errors are those of
+// Redis, of hooks and of fn, the cause of ctx, and the refusal of from.
 func Replay(ctx context.Context, client redis.UniversalClient, from string,
 	fn func(Event) error, opts ...Option) error {
-	after, err := parsePlace(from)
+	after, err := parsePosition(from)
 	if err != nil {
 		return err
 	}

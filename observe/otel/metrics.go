@@ -48,7 +48,7 @@ type metrics struct {
 }
 
 // newMetrics hands errors to the handler of OpenTelemetry: work goes on without metrics.
-func newMetrics(meter metric.Meter, types tally.Types, dropped func() int64) *metrics {
+func newMetrics(meter metric.Meter, types []string, dropped func() int64) *metrics {
 	var errs []error
 	seconds := func(name, text string, buckets []float64) metric.Float64Histogram {
 		h, err := meter.Float64Histogram(name, metric.WithUnit("s"), metric.WithDescription(text), metric.WithExplicitBucketBoundaries(buckets...))

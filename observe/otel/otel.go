@@ -36,11 +36,11 @@
 // # Attributes and status of spans
 //
 // Always fencedb.resource, fencedb.lease_id (8 characters), fencedb.token and fencedb.outcome;
-// fencedb.resources, fencedb.kind, fencedb.namespace and fencedb.stored if they apply. The
-// resource is its type and the first 12 hexadecimal digits of the SHA-256 of its name, as in
-// "table:38ab6cd93feb", unless [Config.Plain] is set. docs/observing.md lists the outcomes. The
-// status is unset for what is normal under contention: a busy resource, a caller that cancels, a
-// release, an error of the caller's own function. It is an error for what needs attention.
+// fencedb.resources, fencedb.kind, fencedb.namespace and fencedb.stored if they apply. The resource
+// is its type and the first 12 hexadecimal digits of the SHA-256 of its name, as in
+// "table:38ab6cd93feb", unless [Config.Unredacted] is set. docs/observing.md lists the outcomes.
+// The status is unset for what is normal under contention: a busy resource, a caller that cancels,
+// a release, an error of the caller's own function. It is an error for what needs attention.
 package otel
 
 import (
@@ -57,39 +57,35 @@ import (
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/observe/feed"
-	"github.com/fencedb/fencedb/observe/internal/tally"
 )
 
 // Config says how a [Tracer] makes spans and metrics. The zero value is usable.
 type Config struct {
-	// Provider makes the spans. Defaults to the global one.
-	Provider trace.TracerProvider
+	// TracerProvider makes the spans. Defaults to the global one.
+	TracerProvider trace.TracerProvider
 
 	// MeterProvider makes the metrics. Defaults to the global one.
 	MeterProvider metric.MeterProvider
 
 	// Types are the resource types that metrics distinguish; all others are "other". Defaults to
-	// the first MaxTypes.
+	// the first 50.
 	Types []string
-
-	// MaxTypes bounds the resource types in metrics, unless Types is set. Defaults to 50.
-	MaxTypes int
 
 	// Dropped returns the number of events that were lost, such as feed.Feed.Dropped. Defaults to 0.
 	Dropped func() int64
 
-	// Plain shows resources by name, and errors with their text, which names resources. Defaults to
-	// false.
-	Plain bool
+	// Unredacted shows resources by name, and errors with their text, which names resources.
+	// Defaults to false.
+	Unredacted bool
 }
 
 // Tracer makes spans and metrics. It is a tracer of leases and of writes, and safe for concurrent
 // use.
 type Tracer struct {
-	spans   trace.Tracer
-	metrics *metrics
-	plain   bool
-	holds   sync.Map // of term to trace.Span: the leases that are held, whose spans are recorded
+	spans      trace.Tracer
+	metrics    *metrics
+	unredacted bool
+	holds      sync.Map // of term to trace.Span: the leases that are held, whose spans are recorded
 }
 
 var (
@@ -108,22 +104,19 @@ const scope = "github.com/fencedb/fencedb/observe/otel"
 // New returns a tracer. The instrumentation scope of its spans and metrics is the path of this
 // package.
 func New(cfg Config) *Tracer {
-	if cfg.Provider == nil {
-		cfg.Provider = otel.GetTracerProvider()
+	if cfg.TracerProvider == nil {
+		cfg.TracerProvider = otel.GetTracerProvider()
 	}
 	if cfg.MeterProvider == nil {
 		cfg.MeterProvider = otel.GetMeterProvider()
-	}
-	if cfg.MaxTypes <= 0 {
-		cfg.MaxTypes = tally.DefaultTypes
 	}
 	if cfg.Dropped == nil {
 		cfg.Dropped = func() int64 { return 0 }
 	}
 	return &Tracer{
-		spans:   cfg.Provider.Tracer(scope),
-		metrics: newMetrics(cfg.MeterProvider.Meter(scope), tally.Types{Listed: cfg.Types, Max: cfg.MaxTypes}, cfg.Dropped),
-		plain:   cfg.Plain,
+		spans:      cfg.TracerProvider.Tracer(scope),
+		metrics:    newMetrics(cfg.MeterProvider.Meter(scope), cfg.Types, cfg.Dropped),
+		unredacted: cfg.Unredacted,
 	}
 }
 
@@ -140,7 +133,7 @@ const (
 )
 
 func (t *Tracer) resource(name string) attribute.KeyValue {
-	if !t.plain {
+	if !t.unredacted {
 		name = feed.Hashed(name)
 	}
 	return keyResource.String(name)
@@ -166,7 +159,7 @@ func (t *Tracer) begun(ctx context.Context) trace.Span {
 // end ends the span. failed: the outcome needs attention.
 func (t *Tracer) end(span trace.Span, result string, failed bool, err error) {
 	span.SetAttributes(keyOutcome.String(result))
-	if err != nil && t.plain {
+	if err != nil && t.unredacted {
 		span.RecordError(err)
 	}
 	if failed {

@@ -35,8 +35,8 @@ type recorder struct {
 
 func newRecorder(cfg fenceotel.Config) *recorder {
 	spans := tracetest.NewSpanRecorder()
-	cfg.Provider = trace.NewTracerProvider(trace.WithSpanProcessor(spans))
-	return &recorder{fenceotel.New(cfg), spans, cfg.Provider.(*trace.TracerProvider)}
+	cfg.TracerProvider = trace.NewTracerProvider(trace.WithSpanProcessor(spans))
+	return &recorder{fenceotel.New(cfg), spans, cfg.TracerProvider.(*trace.TracerProvider)}
 }
 
 // span returns the one of that name that has ended, once it has.
@@ -165,7 +165,7 @@ func TestNamesAndTextsOnRequest(t *testing.T) {
 	secret := errors.New("table:12 is the director's")
 	require.Empty(t, events(newRecorder(fenceotel.Config{}).lease(t, lease.OpAcquire, secret)))
 
-	plain := newRecorder(fenceotel.Config{Plain: true}).lease(t, lease.OpAcquire, secret)
+	plain := newRecorder(fenceotel.Config{Unredacted: true}).lease(t, lease.OpAcquire, secret)
 	require.Equal(t, "table:12", said(plain)["fencedb.resource"])
 	require.Equal(t, secret.Error(), events(plain)["exception"]["exception.message"])
 }
@@ -252,7 +252,7 @@ func TestSpansThatAreNotRecorded(t *testing.T) {
 	t.Parallel()
 	for name, tracer := range map[string]*fenceotel.Tracer{
 		"the global provider is the default, and there is none": fenceotel.New(fenceotel.Config{}),
-		"sampled out": fenceotel.New(fenceotel.Config{Provider: trace.NewTracerProvider(trace.WithSampler(trace.NeverSample()))}),
+		"sampled out": fenceotel.New(fenceotel.Config{TracerProvider: trace.NewTracerProvider(trace.WithSampler(trace.NeverSample()))}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -301,7 +301,7 @@ func Example() {
 
 	exporter := tracetest.NewInMemoryExporter() // in a program, one that sends
 	provider := trace.NewTracerProvider(trace.WithSyncer(exporter))
-	spans := fenceotel.New(fenceotel.Config{Provider: provider})
+	spans := fenceotel.New(fenceotel.Config{TracerProvider: provider})
 	issuer, err := lease.New(client, lease.Config{TTL: 10 * time.Second, Tracers: []lease.Tracer{spans}})
 	if err != nil {
 		log.Fatal(err)

@@ -43,7 +43,7 @@ func TestASecondTracerThatMakesSpans(t *testing.T) {
 	}
 	recorder := tracetest.NewSpanRecorder()
 	provider := sdk.NewTracerProvider(sdk.WithSpanProcessor(recorder))
-	ours := fenceotel.New(fenceotel.Config{Provider: provider})
+	ours := fenceotel.New(fenceotel.Config{TracerProvider: provider})
 	theirs := own{provider.Tracer("app")}
 	for name, tc := range map[string]struct {
 		tracers []both
@@ -51,7 +51,7 @@ func TestASecondTracerThatMakesSpans(t *testing.T) {
 	}{
 		"before ours": {[]both{theirs, ours}, 1},
 		"after ours":  {[]both{ours, theirs}, 1},
-		"also ours":   {[]both{ours, fenceotel.New(fenceotel.Config{Provider: provider})}, 2},
+		"also ours":   {[]both{ours, fenceotel.New(fenceotel.Config{TracerProvider: provider})}, 2},
 	} {
 		recorder.Reset()
 		l := lease.TraceStart{Op: lease.OpAcquire, Resource: "table:12"}

@@ -14,7 +14,7 @@
 // labels are:
 //
 //   - resource_type is the part of a resource before the first ':', such as "table" in
-//     "table:12". The first [Config.MaxTypes] types are kept, or those in [Config.Types]. Every
+//     "table:12". The first 50 types are kept, or those in [Config.Types]. Every
 //     other resource is "other". Permits of semaphores and the like have their kind in front:
 //     "semaphore/render".
 //   - namespace is the namespace of the issuer, with the same bound.
@@ -36,7 +36,6 @@
 package prom
 
 import (
-	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -53,14 +52,8 @@ import (
 // Config says how to label [Metrics]. The zero value is usable.
 type Config struct {
 	// Types are the resource types with labels of their own; all others are "other". Defaults to
-	// the first MaxTypes.
+	// the first 50.
 	Types []string
-
-	// MaxTypes bounds the resource types, unless Types is set, and the namespaces. Defaults to 50.
-	MaxTypes int
-
-	// Downstream is the label for the store that refuses tokens. Defaults to "postgres".
-	Downstream string
 
 	// HoldBuckets are the buckets of the hold time, in seconds and rising. They limit the precision of
 	// its percentiles, from which a TTL follows. Defaults to thirteen buckets from a millisecond to an
@@ -106,10 +99,6 @@ var (
 
 // New returns metrics for a registry, for issuers and for pools.
 func New(cfg Config) *Metrics {
-	if cfg.MaxTypes <= 0 {
-		cfg.MaxTypes = tally.DefaultTypes
-	}
-	cfg.Downstream = cmp.Or(cfg.Downstream, "postgres")
 	if len(cfg.HoldBuckets) == 0 {
 		cfg.HoldBuckets = tally.WorkBuckets
 	}
@@ -117,8 +106,8 @@ func New(cfg Config) *Metrics {
 		cfg.Dropped = func() int64 { return 0 }
 	}
 	m := &Metrics{cfg: cfg, all: prometheus.NewRegistry()}
-	m.tally = tally.New(tally.Types{Listed: cfg.Types, Max: cfg.MaxTypes}, m.leaseVectors(), m.writeVectors())
-	m.namespaces = tally.NewTable(cfg.MaxTypes, func(namespace string) string { return namespace })
+	m.tally = tally.New(cfg.Types, m.leaseVectors(), m.writeVectors())
+	m.namespaces = tally.NewTable(tally.MaxTypes, func(namespace string) string { return namespace })
 	promauto.With(m.all).NewCounterFunc(prometheus.CounterOpts{Name: "fencedb_events_dropped_total",
 		Help: "Events of observe/feed that were not published."}, func() float64 { return float64(cfg.Dropped()) })
 	return m
@@ -247,7 +236,7 @@ func (m *Metrics) writeVectors() func(*tally.Row[*writeSeries]) *writeSeries {
 		m.watch(longest, name, row.Failing)
 		return &writeSeries{
 			written:    each(written, name, append(fencedb.Outcomes(), entered)),
-			rejected:   rejected.WithLabelValues(name, m.cfg.Downstream),
+			rejected:   rejected.WithLabelValues(name, "postgres"),
 			writeTook:  func(outcome string) prometheus.Observer { return writeTook.WithLabelValues(name, outcome) },
 			commitTook: commitTook.WithLabelValues(name),
 		}

@@ -185,13 +185,6 @@ func TestTheOutcomeOfWhatWasOnlyEntered(t *testing.T) {
 	require.Zero(t, testutil.CollectAndCount(m, "fencedb_write_duration_seconds"))
 }
 
-func TestTheDownstreamHasAName(t *testing.T) {
-	t.Parallel()
-	m := prom.New(prom.Config{Downstream: "ledger-eu"})
-	wrote(m, fencedb.OpWrite, fencedb.ErrStale, "table:12")
-	requireSeries(t, m, "redis_lease_fencing_rejected_total", map[string]float64{"ledger-eu table": 1})
-}
-
 func TestTheBucketsOfTimeHeld(t *testing.T) {
 	t.Parallel()
 	bounds := func(cfg prom.Config) (all []float64) {

@@ -38,28 +38,38 @@ func TestAHundredThousandResourcesMakeNoMoreSeriesThanTen(t *testing.T) {
 func TestTypesAndNamespacesAreBounded(t *testing.T) {
 	t.Parallel()
 	name := func(n int) string { return fmt.Sprintf("type-%d:1", n) }
-	few := seriesAfter(t, prom.Config{MaxTypes: 10}, 11, name)
-	require.Equal(t, few, seriesAfter(t, prom.Config{MaxTypes: 10}, 10_000, name))
+	few := seriesAfter(t, prom.Config{}, 51, name)
+	require.Equal(t, few, seriesAfter(t, prom.Config{}, 10_000, name))
 
-	m := prom.New(prom.Config{MaxTypes: 2})
-	for n := range 5 {
-		tell(m, lease.TraceStart{Op: lease.OpExtend, Kind: "lease", Namespace: fmt.Sprint("ns", n), Resource: "table:12"}, lease.ErrLost)
+	m, want := prom.New(prom.Config{}), map[string]float64{"other table": 3}
+	for n := range 53 {
+		namespace := fmt.Sprint("ns", n)
+		tell(m, lease.TraceStart{Op: lease.OpExtend, Kind: "lease", Namespace: namespace, Resource: "table:12"}, lease.ErrLost)
+		if n < 50 {
+			want[namespace+" table"] = 1
+		}
 	}
-	requireSeries(t, m, "redis_lease_not_owned_total", map[string]float64{"ns0 table": 1, "ns1 table": 1, "other table": 3})
+	requireSeries(t, m, "redis_lease_not_owned_total", want)
 }
 
 func TestTheFirstTypesAreKept(t *testing.T) {
 	t.Parallel()
-	m := prom.New(prom.Config{MaxTypes: 2})
-	for _, resource := range []string{"a:1", "b:1", "c:1", "d:1", "a:2", "no type", ":1", "b"} {
+	m, want := prom.New(prom.Config{}), map[string]float64{"granted other": 5}
+	for n := range 50 {
+		name := fmt.Sprint("type-", n)
+		leaseTold(m, lease.OpAcquire, name+":1", nil)
+		want["granted "+name] = 1
+	}
+	for _, resource := range []string{"c:1", "d:1", "type-0:2", "no type", ":1", "type-1"} {
 		leaseTold(m, lease.OpAcquire, resource, nil)
 	}
-	requireSeries(t, m, "redis_lease_acquire_total", map[string]float64{"granted a": 2, "granted b": 1, "granted other": 5})
+	want["granted type-0"] = 2
+	requireSeries(t, m, "redis_lease_acquire_total", want)
 }
 
 func TestListedTypesAreTheOnlyOnes(t *testing.T) {
 	t.Parallel()
-	m := prom.New(prom.Config{Types: []string{"table", "nightly-report"}, MaxTypes: 1})
+	m := prom.New(prom.Config{Types: []string{"table", "nightly-report"}})
 	for _, resource := range []string{"sku:1", "table:1", "nightly-report", "table:2", "hall:3"} {
 		leaseTold(m, lease.OpAcquire, resource, nil)
 	}
@@ -89,12 +99,12 @@ func TestEveryOutcomeIsThereFromTheFirst(t *testing.T) {
 
 func TestManyAtOnce(t *testing.T) {
 	t.Parallel()
-	m := prom.New(prom.Config{MaxTypes: 3})
+	m := prom.New(prom.Config{})
 	var all sync.WaitGroup
 	for n := range 8 {
 		all.Go(func() {
 			for k := range 200 {
-				everything(m, fmt.Sprintf("type-%d:%d", (n+k)%5, k))
+				everything(m, fmt.Sprintf("type-%d:%d", (n+k)%52, k))
 			}
 		})
 	}
@@ -231,7 +241,7 @@ func TestOneResourceThatFailsIsSeenAmongMany(t *testing.T) {
 // It is told apart from a late writer: there the ledger is ahead, and nobody can write.
 func TestALiveHolderThatIsRefusedIsNoLateWriter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := prom.New(prom.Config{MaxTypes: 1})
+		m := prom.New(prom.Config{Types: []string{"first"}})
 		hold := lease.TraceStart{Op: lease.OpHold, Kind: "lease", Resource: "table:12", LeaseID: id, Token: 7}
 		refused := func() {
 			wrote(m, fencedb.OpWrite, &fencedb.StaleError{Resource: "table:12"}, "seat:1", "table:12")

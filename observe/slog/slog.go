@@ -25,8 +25,8 @@
 // The texts of errors are not logged either, because they name resources. The attribute "cause" is
 // the outcome in a word, and "code" the server's code: NOPERM, OOM, an SQLSTATE. "see" is the
 // section of docs/runbook.md, as in its links; fencedb explain prints it. Lines of success and of
-// the caller's own errors have none. [Config.Plain] logs names and texts. Lease ids are shortened
-// to 8 characters.
+// the caller's own errors have none. [Config.Unredacted] logs names and texts. Lease ids are
+// shortened to 8 characters.
 package slog
 
 import (
@@ -44,9 +44,9 @@ import (
 
 // Config says how a [Tracer] logs. The zero value is usable.
 type Config struct {
-	// Plain logs resources by name and errors with their text, which names resources. Defaults to
+	// Unredacted logs resources by name and errors with their text, which names resources. Defaults to
 	// false.
-	Plain bool
+	Unredacted bool
 
 	// Attrs returns attributes for each line, such as a correlation id, from the context of the
 	// operation. Like a tracer it must not call a lease, which may be locked. Defaults to none.
@@ -141,7 +141,7 @@ func (t *Tracer) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
 }
 
 func (t *Tracer) name(resource string) string {
-	if t.cfg.Plain {
+	if t.cfg.Unredacted {
 		return resource
 	}
 	return feed.Hashed(resource)
@@ -154,7 +154,7 @@ func (t *Tracer) log(ctx context.Context, l line, attrs []slog.Attr, result stri
 		if code := codeOf(err); code != "" {
 			attrs = append(attrs, slog.String("code", code))
 		}
-		if t.cfg.Plain {
+		if t.cfg.Unredacted {
 			attrs = append(attrs, slog.Any("err", err))
 		}
 	}

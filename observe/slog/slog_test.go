@@ -98,7 +98,7 @@ func TestAWriteAsItIsLogged(t *testing.T) {
 func TestNamesAndTextsOnRequest(t *testing.T) {
 	t.Parallel()
 	type key struct{}
-	j := newJournal(slog.LevelDebug, fencelog.Config{Plain: true, Attrs: func(ctx context.Context) []slog.Attr {
+	j := newJournal(slog.LevelDebug, fencelog.Config{Unredacted: true, Attrs: func(ctx context.Context) []slog.Attr {
 		id, _ := ctx.Value(key{}).(string)
 		return []slog.Attr{slog.String("request_id", id)}
 	}})
@@ -111,7 +111,7 @@ func TestNamesAndTextsOnRequest(t *testing.T) {
 // Of several resources the one that was taken.
 func TestWhoIsHeldOffLearnsByWhat(t *testing.T) {
 	t.Parallel()
-	j := newJournal(slog.LevelDebug, fencelog.Config{Plain: true})
+	j := newJournal(slog.LevelDebug, fencelog.Config{Unredacted: true})
 	j.lease(lease.TraceEnd{TraceStart: started(lease.OpAcquire), Err: &lease.HeldError{Resource: "sku:2"}})
 	require.Contains(t, j.said(), "resource=sku:2")
 }

@@ -44,26 +44,23 @@ var (
 	WorkBuckets    = []float64{.001, .01, .05, .1, .5, 1, 5, 10, 30, 60, 300, 900, 3600}
 )
 
-// DefaultTypes is the default of Types.Max.
-const DefaultTypes = 50
+// MaxTypes bounds the types of resources, unless they are listed, and the namespaces.
+const MaxTypes = 50
 
 // notOwned are the outcomes of renewals and releases that came after the end of their lease.
 var notOwned = []string{"over", "lost", "gone", "taken", "revoked"}
 
-// Types bounds the types of resources that have rows of their own.
-type Types struct {
-	Listed []string // none: the first Max
-	Max    int
-}
+// types are the types of resources that have rows of their own; none: the first MaxTypes.
+type types []string
 
 // other is the name for all above the limit.
 const other = "other"
 
 // of returns the type of a resource.
-func (t Types) of(resource string) string {
+func (t types) of(resource string) string {
 	name, _, typed := strings.Cut(resource, ":")
-	if len(t.Listed) > 0 {
-		typed = slices.Contains(t.Listed, name)
+	if len(t) > 0 {
+		typed = slices.Contains(t, name)
 	}
 	if !typed || name == "" {
 		return other
@@ -83,19 +80,20 @@ type Row[S any] struct {
 // Tally has the rows of one process. L are the series of leases of a type, W those of writes. It is
 // safe for concurrent use.
 type Tally[L, W any] struct {
-	types  Types
+	types  types
 	leases *Table[*Row[L]]
 	writes *Table[*Row[W]]
 }
 
-// New makes a tally that calls leases and writes once for each type, to make its series.
-func New[L, W any](types Types, leases func(*Row[L]) L, writes func(*Row[W]) W) *Tally[L, W] {
-	limit := types.Max
-	if len(types.Listed) > 0 {
+// New makes a tally that calls leases and writes once for each type, to make its series. The types
+// that are listed are the only ones; without a list, the first MaxTypes are.
+func New[L, W any](listed []string, leases func(*Row[L]) L, writes func(*Row[W]) W) *Tally[L, W] {
+	limit := MaxTypes
+	if len(listed) > 0 {
 		limit = math.MaxInt // the list is the limit
 	}
 	return &Tally[L, W]{
-		types:  types,
+		types:  listed,
 		leases: NewTable(limit, rows(LeaseFailures, leases)),
 		writes: NewTable(limit, rows(WriteFailures, writes)),
 	}

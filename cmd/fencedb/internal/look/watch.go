@@ -85,7 +85,7 @@ func follow(ctx context.Context, s *conn.Servers, wanted filter) error {
 			return nil
 		}
 		return write(e)
-	}, stream, feed.Interrupted(func(err error) {
+	}, stream, feed.OnOutage(func(err error) {
 		if err != nil {
 			s.Page(s.ErrOut).Say("Redis does not answer, and until it does, no events are seen: %s", app.InWords(err))
 		} else {
