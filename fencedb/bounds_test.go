@@ -169,7 +169,7 @@ func TestAContextThatEndsWithTheLeaseSaysSo(t *testing.T) {
 	require.ErrorIs(t, err, fencedb.ErrLeaseOver, "whether the context or the server ended it")
 }
 
-func TestHoldReplacesTheRemainingValidity(t *testing.T) {
+func TestTimeoutReplacesTheRemainingValidity(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	timeout := func(opts ...fencedb.Option) (setting string) {
@@ -182,47 +182,47 @@ func TestHoldReplacesTheRemainingValidity(t *testing.T) {
 
 	require.Regexp(t, `^5\d\d\d\dms$`, timeout())
 	w.exec(`DELETE FROM fencedb.fences`)
-	require.Regexp(t, `^358\d\d\d\dms$`, timeout(fencedb.Hold(time.Hour)))
+	require.Regexp(t, `^358\d\d\d\dms$`, timeout(fencedb.Timeout(time.Hour)))
 }
 
-func TestATransactionThatOutlastsItsHoldIsNotALeaseThatIsOver(t *testing.T) {
+func TestATransactionThatOutlastsItsTimeoutIsNotALeaseThatIsOver(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	for name, g := range map[string]fencedb.Grant{"a long lease": grantFor("table:12", 41, time.Hour), "no end": grant("table:13", 41)} {
 		err := fencedb.Tx(t.Context(), w.pool, g, func(tx pgx.Tx) error {
 			_, err := tx.Exec(t.Context(), `SELECT pg_sleep(60)`)
 			return err
-		}, fencedb.Hold(500*time.Millisecond))
+		}, fencedb.Timeout(500*time.Millisecond))
 
 		require.ErrorIs(t, err, fencedb.ErrTooLong, name)
 		require.NotErrorIs(t, err, fencedb.ErrLeaseOver, name)
 	}
 }
 
-// holding is each way to write under a grant with a Hold, on a connection, since a pool would look
-// at the lease first.
-func (w *world) holding(g fencedb.Grant, hold fencedb.Option) map[string]func() error {
+// holding is each way to write under a grant with a Timeout, on a connection, since a pool would
+// look at the lease first.
+func (w *world) holding(g fencedb.Grant, limit fencedb.Option) map[string]func() error {
 	conn, db, insert := w.conn(), w.sqlDB(), &pgx.Batch{}
 	insert.Queue(bookAnn)
 	return map[string]func() error{
 		"Tx": func() error {
-			return fencedb.Tx(w.Context(), conn, g, func(tx pgx.Tx) error { return book(w.Context(), tx, 12, "ann") }, hold)
+			return fencedb.Tx(w.Context(), conn, g, func(tx pgx.Tx) error { return book(w.Context(), tx, 12, "ann") }, limit)
 		},
-		"SendBatch": func() error { return fencedb.SendBatch(w.Context(), conn, g, insert, hold) },
+		"SendBatch": func() error { return fencedb.SendBatch(w.Context(), conn, g, insert, limit) },
 		"Exec": func() error {
-			_, err := fencedb.Exec(w.Context(), fencedb.With(conn, hold), g, bookAnn)
+			_, err := fencedb.Exec(w.Context(), fencedb.With(conn, limit), g, bookAnn)
 			return err
 		},
-		"TxSQL":    func() error { return fencedb.TxSQL(w.Context(), db, g, inSQL(bookAnn), hold) },
-		"EnterSQL": func() error { return enterSQL(w.Context(), w.begin(db), g, hold) },
+		"TxSQL":    func() error { return fencedb.TxSQL(w.Context(), db, g, inSQL(bookAnn), limit) },
+		"EnterSQL": func() error { return enterSQL(w.Context(), w.begin(db), g, limit) },
 		"Enter": func() error {
-			return pgx.BeginFunc(w.Context(), conn, func(tx pgx.Tx) error { return enter(w.Context(), tx, g, hold) })
+			return pgx.BeginFunc(w.Context(), conn, func(tx pgx.Tx) error { return enter(w.Context(), tx, g, limit) })
 		},
 	}
 }
 
 // A thousand fences are not entered in a millisecond.
-func TestAHoldThatEndsWhileFencesAreEnteredIsNotALeaseThatIsOver(t *testing.T) {
+func TestATimeoutThatEndsWhileFencesAreEnteredIsNotALeaseThatIsOver(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	grants := make([]fencedb.Grant, 1000)
@@ -230,7 +230,7 @@ func TestAHoldThatEndsWhileFencesAreEnteredIsNotALeaseThatIsOver(t *testing.T) {
 		grants[i] = grantFor(fmt.Sprintf("table:%d", i), 41, time.Hour)
 	}
 
-	for name, write := range w.holding(fencedb.All(grants...), fencedb.Hold(time.Millisecond)) {
+	for name, write := range w.holding(fencedb.All(grants...), fencedb.Timeout(time.Millisecond)) {
 		err := write()
 		require.ErrorIs(t, err, fencedb.ErrTooLong, name)
 		require.NotErrorIs(t, err, fencedb.ErrLeaseOver, name)
@@ -267,16 +267,16 @@ func TestAnExpiredGrantIsRefusedBeforeAnythingIsSent(t *testing.T) {
 	require.ErrorIs(t, err, fencedb.ErrLeaseOver)
 	_, err = fencedb.Exec(t.Context(), w.pool, expired, `SELECT 1`)
 	require.ErrorIs(t, err, fencedb.ErrLeaseOver)
-	err = fencedb.Tx(t.Context(), w.pool, expired, func(tx pgx.Tx) error { return nil }, fencedb.Hold(time.Hour))
-	require.ErrorIs(t, err, fencedb.ErrLeaseOver, "Hold is for transactions that begin within the lease")
+	err = fencedb.Tx(t.Context(), w.pool, expired, func(tx pgx.Tx) error { return nil }, fencedb.Timeout(time.Hour))
+	require.ErrorIs(t, err, fencedb.ErrLeaseOver, "Timeout is for transactions that begin within the lease")
 }
 
-// With Hold the server would grant all of that time: nothing else stands between a lease that is
+// With Timeout the server would grant all of that time: nothing else stands between a lease that is
 // over and a write.
-func TestHoldBeginsNothingUnderALeaseThatIsOver(t *testing.T) {
+func TestTimeoutBeginsNothingUnderALeaseThatIsOver(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	for name, write := range w.holding(grantFor("table:12", 41, -time.Second), fencedb.Hold(time.Hour)) {
+	for name, write := range w.holding(grantFor("table:12", 41, -time.Second), fencedb.Timeout(time.Hour)) {
 		require.ErrorIs(t, write(), fencedb.ErrLeaseOver, name)
 	}
 	require.Empty(t, w.guests())

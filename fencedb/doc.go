@@ -65,7 +65,7 @@
 // A transaction lasts no longer than the remaining validity of its grant when it began
 // (ValidUntil). Then the server ends it, with ErrTooLong, or with ErrLeaseOver if the lease is
 // over. So a paused holder delays the next one by the remaining validity of its lease at most (S7).
-// A holder that renews its lease and needs longer uses Hold.
+// A holder that renews its lease and needs longer uses Timeout.
 //
 // The server does this with time limits on each statement, on waiting for the client and, from
 // Postgres 17, on the whole transaction. The limits apply to this transaction only, are never

@@ -22,7 +22,7 @@ type Option func(*config)
 
 type config struct {
 	txOptions pgx.TxOptions
-	hold      time.Duration // > 0: replaces the remaining validity of the lease
+	timeout   time.Duration // > 0: replaces the remaining validity of the lease
 	sealing   bool          // of Seal: grants need no end
 	tracers   []Tracer
 }
@@ -67,11 +67,11 @@ func (c *config) with(db DB, opts []Option) DB {
 // may be tried again. BeginQuery and CommitQuery are refused.
 func TxOptions(o pgx.TxOptions) Option { return func(c *config) { c.txOptions = o } }
 
-// Hold lets the transaction run for d, instead of the remaining validity of the lease when it
+// Timeout lets the transaction run for d, instead of the remaining validity of the lease when it
 // begins. It is for a holder that renews its lease while it writes. If the lease is lost meanwhile,
 // the next holder waits for the fence until d has passed, so keep d within the lease's MaxHold. The
 // lease must be valid when the transaction begins. Zero and negative durations are ignored.
-func Hold(d time.Duration) Option { return func(c *config) { c.hold = d } }
+func Timeout(d time.Duration) Option { return func(c *config) { c.timeout = d } }
 
 // entry is one call of fencedb.enter: the grants, and the limits of the transaction that enters.
 type entry struct {
@@ -312,7 +312,7 @@ func (e *entry) patience(ctx context.Context) any {
 	if deadline, ok := ctx.Deadline(); ok {
 		until = deadline.Add(-min(time.Until(deadline)/5, 500*time.Millisecond))
 	}
-	if valid, _ := validUntil(e.grants); e.hold > 0 && !valid.IsZero() && (until.IsZero() || valid.Before(until)) {
+	if valid, _ := validUntil(e.grants); e.timeout > 0 && !valid.IsZero() && (until.IsZero() || valid.Before(until)) {
 		until = valid // the transaction may last longer
 	}
 	if until.IsZero() {
@@ -354,8 +354,8 @@ func (e *entry) remaining() (ms driver.Value, err error) {
 	if !e.until.IsZero() && e.until.Sub(e.asked) < time.Millisecond {
 		return nil, leaseOver(e.grants, fmt.Errorf("its validity ended %v ago", e.asked.Sub(e.until).Round(time.Millisecond)))
 	}
-	if e.hold > 0 {
-		e.until = e.asked.Add(e.hold)
+	if e.timeout > 0 {
+		e.until = e.asked.Add(e.timeout)
 	}
 	if e.until.IsZero() {
 		return nil, nil

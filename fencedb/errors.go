@@ -49,16 +49,16 @@ var (
 	// ErrLeaseOver: the validity of the grant passed before the transaction could commit, and the
 	// server ended it. Nothing was written. The text names the resource, and the cause of the
 	// lease's end is in the chain (lease.ErrExpired, lease.ErrLost...). Acquire the lease again;
-	// write in shorter transactions, or use Hold. SQLSTATE FN004.
+	// write in shorter transactions, or use Timeout. SQLSTATE FN004.
 	ErrLeaseOver error = &sentinel{"fencedb: the lease is over", true}
 
 	// ErrTooLong: the transaction outlasted the validity that its lease had when it entered (or its
-	// Hold, or a tighter limit of the role), and the server ended it. The lease was renewed
+	// Timeout, or a tighter limit of the role), and the server ended it. The lease was renewed
 	// meanwhile and is still valid. Nothing was written. Write in a shorter transaction, or set its
-	// time with Hold. If it waited for a lock of another session, the log of the server names that
+	// time with Timeout. If it waited for a lock of another session, the log of the server names that
 	// session (log_lock_waits). SQLSTATE FN006, 25P03, 25P04, and 57014 for a slow statement:
 	// Explain cannot tell that from other cancellations, Tx and Entry.Outcome can.
-	ErrTooLong = errors.New("fencedb: the transaction outlasted its time limit: the lease's validity when it entered (Hold sets another), or a tighter limit of its role; use a shorter transaction")
+	ErrTooLong = errors.New("fencedb: the transaction outlasted its time limit: the lease's validity when it entered (Timeout sets another), or a tighter limit of its role; use a shorter transaction")
 
 	// ErrUnsealed: above READ COMMITTED, Enter or EnterSQL found that the token has not entered yet,
 	// or that a newer one has entered since. Nothing was written. Roll back, call Seal with the same
@@ -143,8 +143,8 @@ func (e *WrongResourceError) Unwrap() []error { return []error{ErrWrongResource,
 
 // BusyError is ErrBusy with its values. Nothing was written.
 type BusyError struct {
-	Resources []string      // those that the transaction tried to enter
-	Waited    time.Duration // how long
+	Resources []string // those that the transaction tried to enter
+	waited    time.Duration
 	cause     error
 
 	// Blockers are the sessions that held the fence when the wait ended: empty if they had ended by
@@ -185,7 +185,7 @@ func (e *BusyError) Error() string {
 	if e.Blockers == nil {
 		nobody = "a session that was not looked up; see fencedb.blockers"
 	}
-	return fmt.Sprintf("%v: waited %v for %q, behind %s", ErrBusy, e.Waited.Round(time.Millisecond), e.Resources,
+	return fmt.Sprintf("%v: waited %v for %q, behind %s", ErrBusy, e.waited.Round(time.Millisecond), e.Resources,
 		cmp.Or(list(e.Blockers), nobody))
 }
 

@@ -134,7 +134,7 @@ func ExampleHold() {
 	err := fencedb.Tx(ctx, pool, acquired("table:16", 41), func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `INSERT INTO bookings (table_id, guest) SELECT 16, 'guest ' || n FROM generate_series(1, 1000) n`)
 		return err
-	}, fencedb.Hold(time.Minute))
+	}, fencedb.Timeout(time.Minute))
 
 	fmt.Println(err)
 	// Output: <nil>

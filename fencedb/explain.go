@@ -131,7 +131,7 @@ func (e *entry) overtime(code string, cut bool) bool {
 
 // leaseIsOver reports whether the lease is over, or ends together with the transaction's time: the
 // server ends the transaction a little before. Otherwise the lease was renewed after the
-// transaction entered, or Hold has set the limit.
+// transaction entered, or Timeout has set the limit.
 func (e *entry) leaseIsOver() bool {
 	until, _ := validUntil(e.grants)
 	same := until.Sub(e.until).Abs() <= time.Millisecond
@@ -152,7 +152,7 @@ func (e *entry) timeOver(err error) error {
 }
 
 func (e *entry) busy(blockers []Blocker, err error) error {
-	return &BusyError{Resources: e.resources(), Waited: time.Since(e.asked), Blockers: blockers, cause: err}
+	return &BusyError{Resources: e.resources(), waited: time.Since(e.asked), Blockers: blockers, cause: err}
 }
 
 func (e *entry) resources() []string {

@@ -75,7 +75,7 @@ func TestWhatTheServerEndsALittleEarlyHasEndedByItsLimit(t *testing.T) {
 		want     error
 	}{
 		"of the lease": {time.Minute, nil, 59 * time.Second, 59900 * time.Millisecond, ErrLeaseOver},
-		"of a Hold":    {time.Hour, []Option{Hold(500 * time.Millisecond)}, 495 * time.Millisecond, 496 * time.Millisecond, ErrTooLong},
+		"of a Timeout": {time.Hour, []Option{Timeout(500 * time.Millisecond)}, 495 * time.Millisecond, 496 * time.Millisecond, ErrTooLong},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -95,12 +95,12 @@ func TestWhatTheServerEndsALittleEarlyHasEndedByItsLimit(t *testing.T) {
 	}
 }
 
-// What remains of a short lease may be less than that part of a long Hold.
-func TestAHoldThatTheServerEndsALittleEarlyHasNotEndedWithTheLease(t *testing.T) {
+// What remains of a short lease may be less than that part of a long Timeout.
+func TestATimeoutThatTheServerEndsALittleEarlyHasNotEndedWithTheLease(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := &renewable{NewGrant("table:12", 42, uuid.New(), NoEnd), time.Now().Add(time.Second)}
-		e, err := newEntry(nil, l, []Option{Hold(time.Hour)})
+		e, err := newEntry(nil, l, []Option{Timeout(time.Hour)})
 		require.NoError(t, err)
 		_, err = e.remaining()
 		require.NoError(t, err)

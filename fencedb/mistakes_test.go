@@ -92,7 +92,7 @@ func TestOptionsAmongTheArgumentsAreRefusedByName(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	for name, option := range map[string]any{
-		"argument 2 is a fencedb.Option":   fencedb.Hold(1),
+		"argument 2 is a fencedb.Option":   fencedb.Timeout(1),
 		"argument 2 is a lease.Option":     lease.NoWait(),
 		"argument 2 is a func(*pgx.Batch)": func(*pgx.Batch) {},
 	} {

@@ -386,7 +386,7 @@ func TestAConnectionThatIsNotFreeIsRefused(t *testing.T) {
 func TestOptionsOfTheDBHoldForOneShots(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	db := fencedb.With(w.pool, fencedb.TxOptions(pgx.TxOptions{IsoLevel: pgx.Serializable}), fencedb.Hold(time.Hour))
+	db := fencedb.With(w.pool, fencedb.TxOptions(pgx.TxOptions{IsoLevel: pgx.Serializable}), fencedb.Timeout(time.Hour))
 	const level = `SELECT current_setting('transaction_isolation')`
 	var got string
 	require.NoError(t, fencedb.QueryRow(t.Context(), db, grantFor("table:12", 41, time.Minute), level).Scan(&got))

@@ -180,7 +180,7 @@ func TestARepositoryHasTheOptionsOfItsDatabase(t *testing.T) {
 		_, err := d.tx.Exec(t.Context(), `SELECT pg_sleep(20)`)
 		return err
 	}
-	err := repo.Write(t.Context(), grantFor("table:12", 42, time.Minute), slow, fencedb.Hold(50*time.Millisecond))
+	err := repo.Write(t.Context(), grantFor("table:12", 42, time.Minute), slow, fencedb.Timeout(50*time.Millisecond))
 	require.ErrorIs(t, err, fencedb.ErrTooLong, "an option of the call")
 }
 

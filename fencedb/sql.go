@@ -273,7 +273,7 @@ type SQLTx interface {
 
 // EnterSQL is Enter for a transaction of database/sql, whatever the driver. It must come first, it
 // returns the same errors (also ErrUnsealed above READ COMMITTED), and after an error the
-// transaction must be rolled back. Of the options only Hold and Trace have an effect. Later
+// transaction must be rolled back. Of the options only Timeout and Trace have an effect. Later
 // statements return the errors of the driver, which Explain turns into those of this package.
 // Entry.OutcomeSQL finds out what became of a COMMIT that failed. After a rollback it also
 // recognises a statement that the time limit of the lease has ended, which Explain cannot (SQLSTATE

@@ -197,12 +197,12 @@ func TestEnterSQLEntersSeveralResourcesOfEveryShape(t *testing.T) {
 	}
 }
 
-func TestHoldBoundsAnSQLTransaction(t *testing.T) {
+func TestTimeoutBoundsAnSQLTransaction(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	tx := w.begin(w.sqlDB())
 
-	require.NoError(t, enterSQL(t.Context(), tx, grant("table:12", 41), fencedb.Hold(7*time.Second)))
+	require.NoError(t, enterSQL(t.Context(), tx, grant("table:12", 41), fencedb.Timeout(7*time.Second)))
 
 	var timeout string
 	require.NoError(t, tx.QueryRow(`SHOW statement_timeout`).Scan(&timeout))
@@ -311,7 +311,7 @@ func TestTxSQLCommitsOrWritesNothing(t *testing.T) {
 		"its own error":         {g, func(tx *sql.Tx) error { return errors.Join(second(tx), mine) }, nil, mine},
 		"it rolls back itself":  {g, func(tx *sql.Tx) error { return errors.Join(second(tx), tx.Rollback()) }, nil, sql.ErrTxDone},
 		"ROLLBACK by statement": {g, func(tx *sql.Tx) error { return errors.Join(second(tx), inSQL(`ROLLBACK`)(tx)) }, nil, fencedb.ErrTxEnded},
-		"it lasts too long":     {grantFor("table:12", 43, time.Minute), func(tx *sql.Tx) error { return errors.Join(second(tx), inSQL(`SELECT pg_sleep(20)`)(tx)) }, []fencedb.Option{fencedb.Hold(time.Second)}, fencedb.ErrTooLong},
+		"it lasts too long":     {grantFor("table:12", 43, time.Minute), func(tx *sql.Tx) error { return errors.Join(second(tx), inSQL(`SELECT pg_sleep(20)`)(tx)) }, []fencedb.Option{fencedb.Timeout(time.Second)}, fencedb.ErrTooLong},
 	} {
 		require.ErrorIs(t, fencedb.TxSQL(t.Context(), db, c.grant, c.fn, c.opts...), c.want, name)
 		require.Equal(t, []string{"ann"}, w.guests(), name)

@@ -21,7 +21,7 @@ import (
 // for balancers that look at the first statement of a string. If fn sends nothing, the fence is
 // still checked.
 //
-// When grant's validity is over, the server ends the transaction; see Hold. If no answer comes
+// When grant's validity is over, the server ends the transaction; see Timeout. If no answer comes
 // within 2.5 s, the connection counts as lost and is closed. Tx returns within five seconds of that
 // time or, if that is later, of the return of fn. Under a grant without an end, only ctx and the
 // contexts of fn's statements bound the transaction.

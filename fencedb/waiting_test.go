@@ -162,24 +162,24 @@ func TestANewcomerWaitsNoLongerThanItMay(t *testing.T) {
 }
 
 // The transaction may last longer than the lease; the wait for the fence, before it, may not.
-func TestANewcomerWithHoldWaitsNoLongerThanItsLease(t *testing.T) {
+func TestANewcomerWithTimeoutWaitsNoLongerThanItsLease(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.holder(grant("table:12", 41)).enter()
-	db, hold := w.sqlDB(), fencedb.Hold(30*time.Second)
+	db, limit := w.sqlDB(), fencedb.Timeout(30*time.Second)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var all waiting
 	for name, write := range map[string]func(g fencedb.Grant) error{
 		"Tx": func(g fencedb.Grant) error {
-			return fencedb.Tx(ctx, w.pool, g, func(pgx.Tx) error { return nil }, hold)
+			return fencedb.Tx(ctx, w.pool, g, func(pgx.Tx) error { return nil }, limit)
 		},
-		"Seal": func(g fencedb.Grant) error { return fencedb.Seal(ctx, fencedb.With(w.pool, hold), g) },
+		"Seal": func(g fencedb.Grant) error { return fencedb.Seal(ctx, fencedb.With(w.pool, limit), g) },
 		"two resources": func(g fencedb.Grant) error {
-			return fencedb.SendBatch(ctx, w.pool, fencedb.All(g, grant("table:13", 1)), &pgx.Batch{}, hold)
+			return fencedb.SendBatch(ctx, w.pool, fencedb.All(g, grant("table:13", 1)), &pgx.Batch{}, limit)
 		},
 		"TxSQL": func(g fencedb.Grant) error {
-			return fencedb.TxSQL(context.Background(), db, g, func(*sql.Tx) error { return nil }, hold)
+			return fencedb.TxSQL(context.Background(), db, g, func(*sql.Tx) error { return nil }, limit)
 		},
 	} {
 		all.start(func() (judge func()) {
@@ -363,8 +363,8 @@ func TestALeaseThatIsRenewedWhileItWaitsToBeginIsNotOver(t *testing.T) {
 	require.NoError(t, received(t, done))
 }
 
-// Hold is the time of the transaction, and does not pass before it begins.
-func TestHoldDoesNotCountWhileAConnectionIsWaitedFor(t *testing.T) {
+// Timeout is the time of the transaction, and does not pass before it begins.
+func TestTimeoutDoesNotCountWhileAConnectionIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	var all waiting
@@ -383,7 +383,7 @@ func TestHoldDoesNotCountWhileAConnectionIsWaitedFor(t *testing.T) {
 		require.NoError(t, err)
 		time.AfterFunc(7*time.Second, only.Release)
 		all.start(func() (judge func()) {
-			err := write(pool, grantFor("table:"+name, 41, time.Hour), fencedb.Hold(5*time.Second))
+			err := write(pool, grantFor("table:"+name, 41, time.Hour), fencedb.Timeout(5*time.Second))
 			return func() { require.NoError(t, err, name) }
 		})
 	}

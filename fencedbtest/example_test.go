@@ -61,18 +61,18 @@ func Example() {
 	postgres := fencedbtest.NewPostgres(t, database(t)) // in your tests, the URL of your database
 	pool := poolOf(t, postgres.URL())
 
-	var nothing func()
+	var unchanged func()
 	postgres.Pause("UPDATE bookings", func() {
 		fencedbtest.Overtake(t, leases, pool, "table:12", func(tx pgx.Tx) error {
 			_, err := tx.Exec(t.Context(), `UPDATE bookings SET guest = 'Bob' WHERE table_id = 12`)
 			return err
 		})
-		nothing = fencedbtest.WroteNothing(t, pool, "bookings")
+		unchanged = fencedbtest.Snapshot(t, pool, "bookings")
 	})
 	err := service{pool, guard.New(leases.Issuer, pool)}.book(t.Context(), "Ann")
 
 	fencedbtest.Refused(t, err)
-	nothing()
+	unchanged()
 	fmt.Println("Ann is told to try again:", lease.IsLost(err))
 	// Output:
 	// Ann is told to try again: true
@@ -87,18 +87,18 @@ func Example_withoutTheFence() {
 	postgres := fencedbtest.NewPostgres(t, database(t))
 	pool := poolOf(t, postgres.URL())
 
-	var nothing func()
+	var unchanged func()
 	postgres.Pause("UPDATE unprotected", func() {
 		fencedbtest.Overtake(t, leases, pool, "table:12", func(tx pgx.Tx) error {
 			_, err := tx.Exec(t.Context(), `UPDATE unprotected SET guest = 'Bob' WHERE table_id = 12`)
 			return err
 		})
-		nothing = fencedbtest.WroteNothing(t, pool, "unprotected")
+		unchanged = fencedbtest.Snapshot(t, pool, "unprotected")
 	})
 	err := service{pool, guard.New(leases.Issuer, pool)}.bookWithoutTheFence(t.Context(), "Ann")
 
 	fencedbtest.Refused(t, err)
-	nothing()
+	unchanged()
 	// Output:
 	// fencedbtest: want a write that the fence has refused, got: <nil>
 	// fencedbtest: unprotected was written to

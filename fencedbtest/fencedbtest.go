@@ -6,14 +6,14 @@
 //	pool, err := pgxpool.New(ctx, postgres.URL())             // for the code under test
 //	desk := booking.New(guard.New(leases.Issuer, pool))
 //
-//	var nothing func()
+//	var unchanged func()
 //	postgres.Pause("INSERT INTO bookings", func() {           // the code has decided, and not written yet
 //		fencedbtest.Overtake(t, leases, pool, "table:12")     // another holder takes over
-//		nothing = fencedbtest.WroteNothing(t, pool, "bookings")
+//		unchanged = fencedbtest.Snapshot(t, pool, "bookings")
 //	})
 //	err = desk.Book(ctx, 12, "Ann")
 //	fencedbtest.Refused(t, err)
-//	nothing()
+//	unchanged()
 //
 // The Postgres is your own, with the schema of package migrations: fences are SQL, which nothing
 // simulates.
@@ -88,9 +88,9 @@ func Refused(t testing.TB, err error) {
 	}
 }
 
-// WroteNothing remembers the rows of the tables. The function that it returns fails the test if the
-// rows have changed. Name a table as in SQL, with its schema if need be.
-func WroteNothing(t testing.TB, db interface {
+// Snapshot remembers the rows of the tables. The function that it returns fails the test if these
+// rows are not the same any more. Name a table as in SQL, with its schema if need be.
+func Snapshot(t testing.TB, db interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }, tables ...string) (check func()) {
 	t.Helper()

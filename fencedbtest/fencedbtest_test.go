@@ -172,11 +172,11 @@ func TestOvertakenBetweenDecisionAndWrite(t *testing.T) {
 			t.Run(name+", "+how, func(t *testing.T) {
 				t.Parallel()
 				w, decided := newWorld(t), false
-				var nothing func()
+				var unchanged func()
 				w.postgres.Pause(at(name), func() {
 					require.True(t, decided)
 					w.overtake()
-					nothing = fencedbtest.WroteNothing(t, w.pool, "bookings", "unprotected")
+					unchanged = fencedbtest.Snapshot(t, w.pool, "bookings", "unprotected")
 				})
 
 				err := hold(w, func(g fencedb.Grant) error {
@@ -186,7 +186,7 @@ func TestOvertakenBetweenDecisionAndWrite(t *testing.T) {
 
 				fencedbtest.Refused(t, err)
 				require.ErrorIs(t, err, fencedb.ErrStale)
-				nothing()
+				unchanged()
 				require.Equal(t, "Bob", w.guest())
 			})
 		}
@@ -279,23 +279,23 @@ func TestAServerThatIsReachedWithTLSIsReachedThroughItsURL(t *testing.T) {
 }
 
 // The name of the helper's alias stands for a column there, and that one does not change.
-func TestWroteNothingSeesEveryColumn(t *testing.T) {
+func TestSnapshotSeesEveryColumn(t *testing.T) {
 	t.Parallel()
 	pool := poolOf(t, database(t))
 	_, err := pool.Exec(t.Context(), `CREATE TABLE notes (fencedbtest text, body text); INSERT INTO notes VALUES ('a', 'old')`)
 	require.NoError(t, err)
 	p := begin(t.Name())
-	check := fencedbtest.WroteNothing(p, pool, "notes")
+	check := fencedbtest.Snapshot(p, pool, "notes")
 	_, err = pool.Exec(t.Context(), `UPDATE notes SET body = 'new'`)
 	require.NoError(t, err)
 	check()
 	require.Contains(t, p.text.String(), "(a,old)\nnow:\n  (a,new)")
 }
 
-func TestWroteNothingIsForACleanupToo(t *testing.T) {
+func TestSnapshotIsForACleanupToo(t *testing.T) {
 	t.Parallel()
 	pool := poolOf(t, database(t))
-	t.Cleanup(fencedbtest.WroteNothing(t, pool, "bookings", "unprotected"))
+	t.Cleanup(fencedbtest.Snapshot(t, pool, "bookings", "unprotected"))
 }
 
 // Or a typing error in the text makes a test that passes without its fault.
@@ -358,7 +358,7 @@ func TestACutCommitIsFoundOut(t *testing.T) {
 		return err
 	})
 	require.Error(t, err, "without fencedb it looks as if nothing was written")
-	check := fencedbtest.WroteNothing(t, w.pool, "unprotected")
+	check := fencedbtest.Snapshot(t, w.pool, "unprotected")
 	check()
 }
 
@@ -491,7 +491,7 @@ func TestMisuse(t *testing.T) {
 		"hashed": func(t testing.TB) {
 			fencedbtest.Expire(t, fencedbtest.NewIssuer(t, lease.Config{HashResources: true}), "a:1")
 		},
-		"no such table":      func(t testing.TB) { fencedbtest.WroteNothing(t, w.pool, "nowhere") },
+		"no such table":      func(t testing.TB) { fencedbtest.Snapshot(t, w.pool, "nowhere") },
 		"no URL":             func(t testing.TB) { fencedbtest.NewPostgres(t, "host=localhost") },
 		"no config":          func(t testing.TB) { fencedbtest.NewIssuer(t, lease.Config{TTL: -1}) },
 		"no Redis":           func(t testing.TB) { fencedbtest.Flush(t, closed) },

@@ -323,19 +323,6 @@ func ExampleHolder_Leases() {
 	// <nil>
 }
 
-// For code that gets the holder but not the context.
-func ExampleHolder_Context() {
-	write := func(h *guard.Holder) error {
-		_, err := h.Exec(h.Context(), `UPDATE stock SET pieces = 7 WHERE sku = 18`)
-		return err
-	}
-
-	err := opened().Do(context.Background(), "sku:18", func(_ context.Context, h *guard.Holder) error { return write(h) })
-
-	fmt.Println(err)
-	// Output: <nil>
-}
-
 // Before a step that cannot be undone and is not fenced. The holder can still be overtaken right
 // after Err has returned.
 func ExampleHolder_Err() {
@@ -373,26 +360,6 @@ func ExampleHolder_Extend() {
 
 	fmt.Println(err)
 	// Output: <nil>
-}
-
-// The next holder need not wait for work that writes no more.
-func ExampleHolder_Release() {
-	err := opened().Do(context.Background(), "sku:22", func(ctx context.Context, h *guard.Holder) error {
-		if _, err := h.Exec(ctx, `UPDATE stock SET pieces = 9 WHERE sku = 22`); err != nil {
-			return err
-		}
-		if err := h.Release(ctx); err != nil {
-			return err
-		}
-		_, err := h.Exec(ctx, `UPDATE stock SET pieces = 8 WHERE sku = 22`)
-		fmt.Println(errors.Is(err, fencedb.ErrInvalidGrant))
-		return nil
-	})
-
-	fmt.Println(err)
-	// Output:
-	// true
-	// <nil>
 }
 
 // Several transactions under one lease. What each has read stays as it is until that one commits.

@@ -327,7 +327,7 @@ func TestTheWorkEndsWithTheLease(t *testing.T) {
 	err = w.desk.Do(t.Context(), "table:12", func(ctx context.Context, h *guard.Holder) error {
 		_, err := h.Exec(ctx, insertAnn)
 		require.NoError(t, err)
-		lost(h.Context())
+		lost(ctx)
 		require.ErrorIs(t, h.Err(), lease.ErrRevoked)
 		return nil
 	})
@@ -414,7 +414,7 @@ func TestAHolderOfSeveralIsOverWithTheFirst(t *testing.T) {
 		_, err := w.issuer.Revoke(ctx, "table:13")
 		require.NoError(t, err)
 		require.ErrorIs(t, h.Extend(ctx), lease.ErrRevoked)
-		<-h.Context().Done()
+		<-ctx.Done()
 		require.ErrorIs(t, h.Err(), lease.ErrRevoked)
 		require.False(t, h.ValidUntil().After(time.Now()))
 		_, err = h.Exec(t.Context(), insertAnn)
@@ -430,7 +430,7 @@ func TestAHolderThatWasReleasedWritesNoMore(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	err := w.desk.DoAll(t.Context(), []string{"table:12", "table:13"}, func(ctx context.Context, h *guard.Holder) error {
-		require.NoError(t, h.Release(t.Context())) // ctx ends with the leases, and bounds the wait for the answer
+		require.NoError(t, h.Leases().Release(t.Context())) // ctx ends with the leases, and bounds the wait for the answer
 		w.free("table:12")
 		w.free("table:13")
 		_, err := h.Exec(t.Context(), insertAnn)
@@ -496,7 +496,7 @@ func TestAHolderThatNobodyMadeIsNoGrant(t *testing.T) {
 func TestOptionsAmongTheArgumentsAreRefusedByName(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	for says, option := range map[string]any{"a lease.Option": lease.NoWait(), "a fencedb.Option": fencedb.Hold(time.Minute)} {
+	for says, option := range map[string]any{"a lease.Option": lease.NoWait(), "a fencedb.Option": fencedb.Timeout(time.Minute)} {
 		_, err := w.desk.Exec(t.Context(), "table:12", insertAnn, option)
 		_, queryErr := w.desk.Query(t.Context(), "table:12", insertAnn, option)
 		for _, err := range []error{err, queryErr, w.desk.QueryRow(t.Context(), "table:12", insertAnn, option).Scan(new(string))} {
@@ -685,10 +685,8 @@ func TestZeroValuesAreRefused(t *testing.T) {
 			require.ErrorIs(t, write(ctx, w, h, insertAnn), fencedb.ErrInvalidGrant, "%s %s", name, call)
 		}
 		for call, err := range map[string]error{
-			"Err":     h.Err(),
-			"Extend":  h.Extend(ctx),
-			"Release": h.Release(ctx),
-			"Context": context.Cause(h.Context()),
+			"Err":    h.Err(),
+			"Extend": h.Extend(ctx),
 		} {
 			require.ErrorIs(t, err, lease.ErrInvalid, "%s %s", name, call)
 		}

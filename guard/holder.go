@@ -52,17 +52,9 @@ func (h *Holder) Grant() fencedb.Grant {
 	return fencedb.All(h.leases...)
 }
 
-// Leases returns the leases, in the byte order of their resources.
+// Leases returns the leases, in the byte order of their resources. Their Release releases them
+// before the function returns; writes under h are then refused.
 func (h *Holder) Leases() lease.Leases { return slices.Clone(h.some().leases) }
-
-// Context is the context of the work: it ends with the context of the call or with the first lease
-// that ends, and [context.Cause] returns the reason.
-func (h *Holder) Context() context.Context {
-	if h == nil || h.ctx == nil {
-		return h.all()[0].Context()
-	}
-	return h.ctx
-}
 
 // Err returns nil while all leases may be trusted; after that, the reason why one is over. It reads
 // the clock and does not ask Redis; see [lease.Lease.Err].
@@ -89,10 +81,6 @@ func (h *Holder) Extend(ctx context.Context) error {
 	}
 	return errors.Join(errs...)
 }
-
-// Release releases all leases before the function returns, as [lease.Lease.Release] does. Writes
-// under them are then refused.
-func (h *Holder) Release(ctx context.Context) error { return h.all().Release(ctx) }
 
 // Tx is [fencedb.Tx] under the leases: nil means committed. Acquire beforehand all that fn needs,
 // with [Desk.DoAll]: an acquisition within fn takes a second connection.

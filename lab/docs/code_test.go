@@ -75,19 +75,19 @@ func TestABookingSurvivesAZombie(t *testing.T) {
 	}
 	bookings := newService(leases.Issuer, pool) // as main makes it, with guard.New(issuer, pool)
 
-	var nothing func()
+	var unchanged func()
 	postgres.Pause("UPDATE bookings", func() { // Ann's request has decided, and not written yet
 		fencedbtest.Overtake(t, leases, pool, "table:12", func(tx pgx.Tx) error {
 			_, err := tx.Exec(t.Context(), `UPDATE bookings SET guest = 'Bob' WHERE table_id = 12`)
 			return err
 		})
-		nothing = fencedbtest.WroteNothing(t, pool, "bookings")
+		unchanged = fencedbtest.Snapshot(t, pool, "bookings")
 	})
 
 	err = bookings.Book(t.Context(), "Ann")
 
 	fencedbtest.Refused(t, err)
-	nothing()
+	unchanged()
 	if !lease.IsLost(err) { // which the handler answers with "busy"
 		t.Error("Ann is told", err)
 	}

@@ -74,14 +74,14 @@ func TestARequestThatWasStoppedBooksNothing(t *testing.T) {
 			through, err := pgxpool.New(t.Context(), postgres.URL())
 			require.NoError(t, err)
 			t.Cleanup(through.Close)
-			var nothing func()
+			var unchanged func()
 			overtake := func() {
 				fencedbtest.Overtake(t, w.leases, w.pool, booking.Resource(12), func(tx pgx.Tx) error {
 					_, err := tx.Exec(t.Context(), `INSERT INTO bookings (id, table_id, slot, guest, party)
 						VALUES (gen_random_uuid(), 12, $1, 'bob', 2)`, evening)
 					return err
 				})
-				nothing = fencedbtest.WroteNothing(t, w.pool, "bookings")
+				unchanged = fencedbtest.Snapshot(t, w.pool, "bookings")
 			}
 			card := func(context.Context, string) error { overtake(); return nil }
 			if key == noKey { // otherwise the key comes first in the transaction
@@ -92,7 +92,7 @@ func TestARequestThatWasStoppedBooksNothing(t *testing.T) {
 			_, err = booking.New(w.leases.Issuer, through, card).Reserve(t.Context(), key, forGuest("ann", 4))
 
 			fencedbtest.Refused(t, err)
-			nothing()
+			unchanged()
 			require.True(t, lease.IsLost(err))
 			_, err = w.service(goodCard).Reserve(t.Context(), key, forGuest("ann", 4))
 			require.ErrorIs(t, err, booking.ErrTaken, "the key of a refused write stays free")
