@@ -72,7 +72,7 @@ func (w *Worker) Work(ctx context.Context, job *river.Job[Invoice]) error {
 			_, err = complete(ctx, tx, job)
 			return err
 		})
-	}, lease.NoWait())) // who waits here keeps one of the queue's workers from the other customers
+	}, lease.NoWait())) // a call that waits keeps one of the queue's workers from the other customers
 }
 
 // snoozed makes a job whose customer is busy come up again. That uses up no attempt of River's. The
