@@ -5,7 +5,6 @@ package examples
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"io"
 	"io/fs"
 	"os"
@@ -120,9 +119,7 @@ func TestEightOfEachExampleStartAtOnce(t *testing.T) {
 		for range 8 {
 			started++
 			programs.Go(func() error {
-				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-				defer cancel()
-				cmd := exec.CommandContext(ctx, filepath.Join(bin, name), args...)
+				cmd := exec.CommandContext(t.Context(), filepath.Join(bin, name), args...)
 				cmd.Env = env
 				said, err := cmd.CombinedOutput()
 				if err != nil {

@@ -29,7 +29,7 @@ func TestOneOfFiftyGuestsGetsTheTable(t *testing.T) {
 	t.Parallel()
 	const guests = 50
 	w := newWorld(t)
-	w.settings.Wait = 5 * time.Second // in which each of them hears who holds, on a busy machine too
+	w.settings.Wait = 10 * time.Second // in which each of them hears who holds, on a busy machine too
 	card := newHeldCard()
 	s := w.start(card.check)
 	answers := make(chan answer, guests)
@@ -419,7 +419,7 @@ func (s *service) send(method, path, key, body string) (a answer) {
 func (s *service) untilReady(status int) {
 	s.Helper()
 	require.Eventually(s, func() bool { return s.send(http.MethodGet, "/readyz", "", "").status == status },
-		30*time.Second, 50*time.Millisecond)
+		time.Minute, 50*time.Millisecond)
 }
 
 // untilClosed waits until nobody listens any more.
@@ -431,7 +431,7 @@ func (s *service) untilClosed() {
 			_ = conn.Close()
 		}
 		return err != nil
-	}, 30*time.Second, 10*time.Millisecond)
+	}, time.Minute, 10*time.Millisecond)
 }
 
 func concurrently(n int, f func(n int) answer) []answer {

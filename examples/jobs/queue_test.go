@@ -194,7 +194,7 @@ func TestAJobThatCannotBeginKeepsNoOtherOut(t *testing.T) {
 			require.NoError(t, err)
 			require.True(t, ran)
 
-			ran, err = w.queue(time.Second).RunOne(t.Context(), result("42"))
+			ran, err = w.queue(5*time.Second).RunOne(t.Context(), result("42"))
 			require.ErrorIs(t, err, tc.want)
 			require.False(t, ran)
 		})
@@ -299,7 +299,7 @@ func TestALateOwner(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
 			w.enqueue(w.queue(time.Minute), "sales")
-			_, err := w.queue(time.Second).RunOne(t.Context(), func(ctx context.Context, run *Run) (string, error) {
+			_, err := w.queue(5*time.Second).RunOne(t.Context(), func(ctx context.Context, run *Run) (string, error) {
 				<-ctx.Done()
 				require.ErrorIs(t, context.Cause(ctx), lease.ErrExpired)
 				if test.takenOver {
@@ -307,7 +307,7 @@ func TestALateOwner(t *testing.T) {
 						ran, err := w.queue(time.Minute).RunOne(t.Context(), result("in time"))
 						require.NoError(t, err)
 						return ran
-					}, 10*time.Second, 10*time.Millisecond)
+					}, time.Minute, 10*time.Millisecond)
 					require.ErrorIs(t, run.Progress(t.Context(), 50), fencedb.ErrStale)
 				}
 				return "late", nil

@@ -132,7 +132,7 @@ func TestReserveWaitsForWhoIsAtTheTable(t *testing.T) {
 			_, err := booking.New(w.leases.Issuer, w.pool, goodCard).Reserve(t.Context(), noKey, forGuest("bob", 2))
 			second <- err
 		}()
-		require.Eventually(t, func() bool { return w.inspect().Waiters > 0 }, 10*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return w.inspect().Waiters > 0 }, time.Minute, time.Millisecond)
 		return nil
 	}
 
@@ -298,7 +298,7 @@ func (w *world) booked() (guests []string) {
 // requireFree checks that the lease was given back.
 func (w *world) requireFree() {
 	w.Helper()
-	require.Eventually(w, func() bool { return w.inspect().Holder == uuid.Nil }, 5*time.Second, time.Millisecond)
+	require.Eventually(w, func() bool { return w.inspect().Holder == uuid.Nil }, time.Minute, time.Millisecond)
 }
 
 func (w *world) inspect() lease.Inspection {

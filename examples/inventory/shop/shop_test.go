@@ -198,7 +198,7 @@ func TestAPayerThatWasOvertakenIsRefusedAndItsMoneyGoesBack(t *testing.T) {
 
 func TestALatePaymentCountsWhileNobodyHasTakenTheCartOver(t *testing.T) {
 	t.Parallel()
-	w := newWorldOf(t, lease.Config{TTL: 3 * time.Second, RenewEvery: lease.Never})
+	w := newWorldOf(t, lease.Config{TTL: 8 * time.Second, RenewEvery: lease.Never})
 	c := w.reserve("a", 2)
 	w.bank.slow = true // until the lease is over
 
@@ -208,7 +208,7 @@ func TestALatePaymentCountsWhileNobodyHasTakenTheCartOver(t *testing.T) {
 
 func TestAPaymentThatEndsWithItsLeaseSaysSo(t *testing.T) {
 	t.Parallel()
-	w := newWorldOf(t, lease.Config{TTL: 3 * time.Second, RenewEvery: lease.Never})
+	w := newWorldOf(t, lease.Config{TTL: 8 * time.Second, RenewEvery: lease.Never})
 	c := w.reserve("a", 2)
 	w.bank.slow = true
 	unheard := errors.New("connection closed")

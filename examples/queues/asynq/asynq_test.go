@@ -28,7 +28,7 @@ func TestATaskWaitsForItsCustomerAndIsBookedOnce(t *testing.T) {
 		_, err := pool.Exec(t.Context(), sql)
 		require.NoError(t, err)
 	}
-	leases := fencedbtest.IssuerOn(t, server.Client(), lease.Config{TTL: time.Second})
+	leases := fencedbtest.IssuerOn(t, server.Client(), lease.Config{})
 	other, err := leases.Acquire(t.Context(), "customer:ann")
 	require.NoError(t, err)
 

@@ -35,7 +35,7 @@ func newWorld(t *testing.T, render func(w *world, ctx context.Context, i Invoice
 	t.Helper()
 	w := &world{T: t, pool: testenv.Postgres(t)}
 	require.NoError(t, Migrate(t.Context(), w.pool))
-	w.leases = fencedbtest.IssuerOn(t, testenv.Redis(t), lease.Config{TTL: time.Second})
+	w.leases = fencedbtest.IssuerOn(t, testenv.Redis(t), lease.Config{})
 	var err error
 	w.queue, err = newQueue(w.pool, &Worker{Desk: guard.New(w.leases.Issuer, w.pool),
 		Render: func(ctx context.Context, i Invoice) error { return render(w, ctx, i) }})
