@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
@@ -89,9 +90,11 @@ type world struct {
 	pool     *pgxpool.Pool
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t *testing.T) *world { return newWorldOn(t, database(t)) }
+
+func newWorldOn(t *testing.T, url string) *world {
 	w := &world{T: t, leases: fencedbtest.NewIssuer(t, lease.Config{})}
-	w.postgres = fencedbtest.NewPostgres(t, database(t))
+	w.postgres = fencedbtest.NewPostgres(t, url)
 	w.pool = poolOf(t, w.postgres.URL())
 	return w
 }
@@ -364,12 +367,17 @@ func TestACutCommitIsFoundOut(t *testing.T) {
 
 func TestAServerThatCannotBeAsked(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	url := database(t)
+	w := newWorldOn(t, url)
+	direct := &world{T: t, pool: poolOf(t, url)}
 	ctx, cancel := context.WithCancel(t.Context())
 	l, err := w.leases.Acquire(ctx, "table:12")
 	require.NoError(t, err)
 	restore := w.postgres.CutCommitAndServer()
-	time.AfterFunc(time.Second, cancel) // or it would ask until after the lease
+	go func() { // or it would ask until after the lease
+		defer cancel()
+		assert.Eventually(t, func() bool { return direct.guest() == "Ann" }, time.Minute, time.Millisecond)
+	}()
 	err = fencedb.Tx(ctx, w.pool, l, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, update, "Ann")
 		return err

@@ -162,7 +162,7 @@ func TestWhatIsNotBelievedDoesNotReachTheServer(t *testing.T) {
 func TestTheContextOfTheServerEndsWithTheGrant(t *testing.T) {
 	t.Parallel()
 	ended := make(chan error, 1)
-	for kind, call := range calls(t, grant.Trusted(100*time.Millisecond), func(ctx context.Context) error {
+	for kind, call := range calls(t, grant.Trusted(3*time.Second), func(ctx context.Context) error {
 		<-ctx.Done()
 		ended <- context.Cause(ctx)
 		return nil
