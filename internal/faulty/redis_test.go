@@ -37,7 +37,7 @@ func TestAProxyDoesToARequestWhatItIsTold(t *testing.T) {
 			direct, key := testenv.Redis(t), testenv.Namespace(t)
 			proxy := new(faulty.RedisProxy)
 			options := *direct.Options()
-			options.Dialer, options.MaxRetries, options.ReadTimeout = proxy.Dial, -1, time.Second
+			options.Dialer, options.MaxRetries, options.ReadTimeout = proxy.Dial, -1, 3*time.Second
 			client := redis.NewClient(&options)
 			defer client.Close()
 			require.NoError(t, count.Run(t.Context(), client, []string{key + ":taught"}).Err())
@@ -64,7 +64,7 @@ func TestAProxyThatIsStoppedDeliversBehindItsClients(t *testing.T) {
 	direct, key := testenv.Redis(t), testenv.Namespace(t)
 	proxy := new(faulty.RedisProxy)
 	options := *direct.Options()
-	options.Dialer, options.MaxRetries, options.ReadTimeout = proxy.Dial, -1, time.Second
+	options.Dialer, options.MaxRetries, options.ReadTimeout = proxy.Dial, -1, 3*time.Second
 	client := redis.NewClient(&options)
 	defer client.Close()
 	require.NoError(t, client.Ping(t.Context()).Err())

@@ -43,7 +43,7 @@ func start(t *testing.T, kind string) (*worker.Process[string], error) {
 
 func next(t *testing.T, p *worker.Process[string]) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	told, err := p.Next(ctx)
 	require.NoError(t, err)

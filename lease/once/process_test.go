@@ -28,7 +28,7 @@ const (
 	runnerNamespace = "ONCE_TEST_RUNNER_NAMESPACE"
 )
 
-var inFlight = once.Config{InFlight: 1500 * time.Millisecond}
+var inFlight = once.Config{InFlight: 8 * time.Second}
 
 func TestMain(m *testing.M) {
 	if addr := os.Getenv(runnerAddr); addr != "" {

@@ -53,7 +53,7 @@ var errEnough = errors.New("enough")
 // read returns the first n events after from, for which it waits.
 func (s *stream) read(from string, n int) []feed.Event {
 	s.Helper()
-	ctx, cancel := context.WithTimeout(s.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(s.Context(), time.Minute)
 	defer cancel()
 	var events []feed.Event
 	if n == 0 {

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/extra/redisotel/v9"
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel/sdk/trace"
 
@@ -90,9 +91,11 @@ func TestCommandsOfRedisAreWithinTheirAcquisition(t *testing.T) {
 	client := redis.NewClient(&options)
 	defer client.Close()
 	require.NoError(t, redisotel.InstrumentTracing(client, redisotel.WithTracerProvider(r.provider)))
-	issuer, err := lease.New(client, lease.Config{
-		TTL: time.Minute, Namespace: testenv.Namespace(t), Tracers: []lease.Tracer{r},
-	})
+	cfg := lease.Config{TTL: time.Minute, Namespace: testenv.Namespace(t)}
+	beside, err := lease.New(testenv.Redis(t), cfg)
+	require.NoError(t, err)
+	cfg.Tracers = []lease.Tracer{r}
+	issuer, err := lease.New(client, cfg)
 	require.NoError(t, err)
 	ctx, request := r.provider.Tracer("test").Start(t.Context(), "request")
 
@@ -100,9 +103,15 @@ func TestCommandsOfRedisAreWithinTheirAcquisition(t *testing.T) {
 	require.NoError(t, err)
 	acquire := r.span(t, "lease acquire")
 	require.NotEmpty(t, r.within(acquire))
-	short, cancel := context.WithTimeout(ctx, 3*time.Second) // and an answer by then, on a busy machine too
-	defer cancel()
-	_, err = issuer.Acquire(short, "table:12")
+	waiting, cancel := context.WithCancel(ctx)
+	go func() {
+		defer cancel()
+		assert.Eventually(t, func() bool {
+			found, err := beside.Inspect(t.Context(), "table:12")
+			return err == nil && found.Waiters == 1
+		}, time.Minute, time.Millisecond)
+	}()
+	_, err = issuer.Acquire(waiting, "table:12")
 	require.ErrorIs(t, err, lease.ErrHeld)
 	_, within := r.provider.Tracer("test").Start(holder.Context(), "work")
 	within.End()
