@@ -106,7 +106,7 @@ func TestChaosGoesOnWhenAnotherPipeBreaks(t *testing.T) {
 
 func TestChaosAndDrillGiveUpOnAServerThatHangs(t *testing.T) {
 	t.Parallel()
-	w := bare(t).as("--timeout", "1s").as("--postgres", "postgres://ann@"+silent(t)+"/none?sslmode=disable")
+	w := bare(t).as("--timeout", "10s").as("--postgres", "postgres://ann@"+silent(t)+"/none?sslmode=disable")
 	for _, command := range []string{"chaos", "drill"} {
 		got := w.run(command)
 		require.Equal(t, app.ExitFailed, got.code)
@@ -135,16 +135,17 @@ func TestDrillTellsEachStoryAndLeavesNothing(t *testing.T) {
 	w := bare(t)
 	var d chaos.Drilled
 
-	w.json("drill", &d, "drill", "--ttl", "2s")
+	got := w.run("--json", "drill", "--ttl", "8s")
 
+	require.Equal(t, app.ExitDone, got.code, got.errOut)
+	w.decode("drill", &d, got.out)
 	require.Empty(t, d.Broken())
 	require.Empty(t, d.Left)
 	require.Equal(t, []string{""}, w.left(d.Run))
-	text := w.ok("drill", "--ttl", "2s")
 	for _, story := range d.Stories {
-		require.Contains(t, text, story.Title)
+		require.Contains(t, got.errOut, story.Title)
 	}
-	require.Contains(t, text, "6 of 6 stories ended as promised")
+	require.Contains(t, got.errOut, "6 of 6 stories ended as promised")
 }
 
 // The processes share its stderr, which ends with the last of them. One of them can do nothing: it
@@ -155,7 +156,7 @@ func TestNoProcessOutlivesADrill(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := bare(t)
-			command, _ := w.process("drill", "--ttl", "2s")
+			command, _ := w.process("drill", "--ttl", "8s")
 			stderr, theirs, err := os.Pipe()
 			require.NoError(t, err)
 			command.Stderr = theirs
@@ -172,7 +173,7 @@ func TestNoProcessOutlivesADrill(t *testing.T) {
 			var exit *exec.ExitError
 			require.ErrorAs(t, command.Wait(), &exit)
 			require.Equal(t, map[os.Signal]int{os.Interrupt: app.ExitFailed, os.Kill: -1}[s], exit.ExitCode())
-			require.NoError(t, stderr.SetReadDeadline(time.Now().Add(20*time.Second)))
+			require.NoError(t, stderr.SetReadDeadline(time.Now().Add(time.Minute)))
 			said, err := io.ReadAll(stderr)
 			require.NoError(t, err, "a process lives on; %s", said)
 		})
@@ -187,7 +188,7 @@ func TestDrillAndChaosLeaveNothingThatDoctorOrHistoryNames(t *testing.T) {
 	found := w.diagnosed(app.ExitDone)
 	told := said(w.told("seat:1"))
 
-	w.ok("drill", "--ttl", "1s")
+	w.ok("drill", "--ttl", "8s")
 	command, errOut := w.process("chaos", "--for", "1h", "--ttl", "500ms")
 	out, _, _ := atFirstFault(t, command)
 	require.NoError(t, command.Process.Signal(syscall.SIGINT))

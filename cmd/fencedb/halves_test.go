@@ -25,7 +25,7 @@ func TestInspectTellsWhatTheLivingServerKnows(t *testing.T) {
 		redis         bool
 	}{
 		"no Redis":      {[]string{"--redis", noRedis}, "redis", "connection refused", []string{"redis_away"}, false},
-		"a Redis hangs": {[]string{"--timeout", "2s", "--redis", "redis://" + silent(t)}, "redis", "no answer from 127.0.0.1:", []string{"redis_away"}, false},
+		"a Redis hangs": {[]string{"--timeout", "10s", "--redis", "redis://" + silent(t)}, "redis", "no answer from 127.0.0.1:", []string{"redis_away"}, false},
 		"no Postgres":   {[]string{"--postgres", noPostgres}, "postgres", "connect", []string{"postgres_away"}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -154,7 +154,7 @@ func TestASealThatCannotBeMadeSaysSo(t *testing.T) {
 	_, err = fencedb.Enter(t.Context(), tx, l)
 	require.NoError(t, err)
 	seal := func(resource string) answer {
-		return w.run("--timeout", "3s", "revoke", resource, "--seal-only", "--reason", "it hangs", "--yes")
+		return w.run("--timeout", "10s", "revoke", resource, "--seal-only", "--reason", "it hangs", "--yes")
 	}
 
 	got := seal("seat:1")

@@ -171,7 +171,7 @@ var incidents = map[string]incident{
 			require.Eventually(n, func() bool {
 				l, err := n.issuer.Acquire(n.Context(), "table:12", lease.NoWait())
 				return err == nil && l.Release(n.Context()) == nil
-			}, 30*time.Second, 20*time.Millisecond)
+			}, time.Minute, 20*time.Millisecond)
 			return "start"
 		},
 	},
@@ -595,7 +595,7 @@ var incidents = map[string]incident{
 			n.fail = func() {
 				lost := n.events.Dropped()
 				require.NoError(n, n.acquire("table:12").Release(n.Context()))
-				require.Eventually(n, func() bool { return n.events.Dropped() == lost+2 }, 30*time.Second, time.Millisecond)
+				require.Eventually(n, func() bool { return n.events.Dropped() == lost+2 }, time.Minute, time.Millisecond)
 			}
 			n.well = func() { require.NoError(n, n.acquire("table:12").Release(n.Context())) }
 		},

@@ -175,7 +175,7 @@ func TestInspectSaysWhoseTransactionHoldsTheFence(t *testing.T) {
 	go func() { _, _ = waits.Exec(ctx, `SELECT FROM seats`) }()
 
 	wanted := fmt.Sprintf("Lock relation, held by pid %d", locks.PgConn().PID())
-	require.Eventually(t, func() bool { return look().WaitsFor == wanted }, 30*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return look().WaitsFor == wanted }, time.Minute, 10*time.Millisecond)
 	require.Equal(t, w.one(`SELECT current_user`), look().User)
 	require.Equal(t, w.one(fmt.Sprintf(`SELECT coalesce(host(client_addr) || ':' || client_port, 'socket') FROM pg_stat_activity WHERE pid = %d`, waits.PgConn().PID())), look().Client)
 	says := w.ok("inspect", "seat:1")
@@ -290,7 +290,7 @@ func TestInspectSaysWhatTheOwnerOfTheSchemaDoesNotSee(t *testing.T) {
 	require.Nil(t, found[0].OpenMS)
 	require.Regexp(t, `not visible: grant pg_read_all_stats to owner_\w+ +not visible +`, w.ok("inspect", "seat:1"))
 	require.Regexp(t, `in the way: pid \d+ \(.*, not visible: grant pg_read_all_stats to owner_\w+, open for not visible\)`,
-		w.run("--timeout", "5s", "reset", "seat:1", "--to", "41", "--reason", "x", "--yes", "--force").errOut)
+		w.run("--timeout", "10s", "reset", "seat:1", "--to", "41", "--reason", "x", "--yes", "--force").errOut)
 	w.exec(`ALTER FUNCTION fencedb.blockers OWNER TO CURRENT_USER`)
 }
 
@@ -334,7 +334,7 @@ func TestInspectNamesTheServerThatDoesNotAnswer(t *testing.T) {
 	_, err = tx.Exec(t.Context(), `LOCK TABLE fencedb.fences`)
 	require.NoError(t, err)
 
-	got := w.run("--timeout", "1s", "inspect", "seat:1")
+	got := w.run("--timeout", "10s", "inspect", "seat:1")
 
 	require.Equal(t, app.ExitFailed, got.code)
 	require.Contains(t, got.errOut, "postgres: no answer in time")

@@ -73,7 +73,7 @@ func newNight(t *testing.T) *night {
 	})
 	n.metrics = prom.New(prom.Config{Dropped: n.events.Dropped})
 	n.registry.MustRegister(n.metrics, newSQLExporter(n.world))
-	n.issuer = n.lease(lease.Config{TTL: time.Minute})
+	n.issuer = n.lease(lease.Config{TTL: 10 * time.Minute}) // the whole night takes less
 	n.db = fencedb.With(n.pool, fencedb.Trace(n.metrics, n.events))
 	n.exec(`SELECT fencedb.keep_history('30 days')`)
 	n.fail, n.miss, n.well = func() {}, func() {}, func() {}

@@ -180,7 +180,7 @@ func (o *obstacle) await() {
 	o.Helper()
 	require.Eventually(o, func() bool {
 		return o.one(`SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'fencedb' AND (wait_event_type = 'Lock' OR query LIKE '%pg_try_advisory_lock%')`) == "true"
-	}, 20*time.Second, 5*time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 }
 
 // In the middle of a change: what is said is what the servers tell then.

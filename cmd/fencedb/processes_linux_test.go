@@ -49,7 +49,7 @@ func TestNothingOutlivesWith(t *testing.T) {
 			t.Run(ending+", "+how, func(t *testing.T) {
 				t.Parallel()
 				w := newWorld(t)
-				command, errOut := w.process(under([]string{"--ttl", "3s", "--grace", "100ms", "seat:1"}, "sh", "-c", start+test.rest)...)
+				command, errOut := w.process(under([]string{"--ttl", "15s", "--grace", "100ms", "seat:1"}, "sh", "-c", start+test.rest)...)
 				out, err := command.StdoutPipe()
 				require.NoError(t, err)
 				require.NoError(t, command.Start())
@@ -145,7 +145,7 @@ func TestACommandOfAnotherUserGoesOnAfterALoss(t *testing.T) {
 	if os.Geteuid() != 0 {
 		without, another = []string{"env"}, []string{"sudo", "--non-interactive"}
 	}
-	wrapper, _ := w.process(under([]string{"--ttl", "3s", "--grace", "100ms", "seat:1"}, append(another, "sh", "-c", `echo $$; read line; echo "$line"`)...)...)
+	wrapper, _ := w.process(under([]string{"--ttl", "15s", "--grace", "100ms", "seat:1"}, append(another, "sh", "-c", `echo $$; read line; echo "$line"`)...)...)
 	var err error
 	wrapper.Path, err = exec.LookPath(without[0])
 	require.NoError(t, err)

@@ -40,7 +40,7 @@ func TestTheCommandOverTLS(t *testing.T) {
 	require.Equal(t, l.LeaseID(), w.inspected("seat:1").Holder.LeaseID)
 	w.ok("revoke", "seat:1", "--reason", "it hangs", "--yes")
 	require.ErrorIs(t, w.book(holder), fencedb.ErrStale)
-	require.Contains(t, w.ok("drill"), "held")
+	require.Contains(t, w.ok("drill", "--ttl", "8s"), "held")
 }
 
 // Every fault is one through TLS too, also the one that takes a look at what is sent. On a busy

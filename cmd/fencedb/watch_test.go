@@ -193,7 +193,7 @@ func awaitReader(t *testing.T, client *redis.Client) {
 	require.Eventually(t, func() bool {
 		n, err := client.InfoMap(t.Context(), "clients").Result()
 		return err == nil && n["Clients"]["blocked_clients"] != "0"
-	}, 20*time.Second, time.Millisecond)
+	}, time.Minute, time.Millisecond)
 }
 
 func TestWatchSaysHowToSwitchTheFeedOn(t *testing.T) {

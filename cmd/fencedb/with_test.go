@@ -53,7 +53,7 @@ func (w *world) gate() (line string, open func(first ...func())) {
 			var err error
 			writer, err = os.OpenFile(path, os.O_WRONLY|syscall.O_NONBLOCK, 0) // fails unless somebody reads
 			return err == nil
-		}, 20*time.Second, time.Millisecond)
+		}, time.Minute, time.Millisecond)
 		for _, do := range first {
 			do()
 		}
@@ -182,7 +182,7 @@ func TestALeaseThatIsLostEndsTheCommand(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	gate, reached := w.gate()
-	running := w.start(under([]string{"--ttl", "3s", "seat:1"}, w.script(`BEGIN;`, `:enter;`, `INSERT INTO seats VALUES (1, 'Ann');`, gate, `\! sleep 60`, `COMMIT;`)...)...)
+	running := w.start(under([]string{"--ttl", "15s", "seat:1"}, w.script(`BEGIN;`, `:enter;`, `INSERT INTO seats VALUES (1, 'Ann');`, gate, `\! sleep 60`, `COMMIT;`)...)...)
 	reached()
 
 	w.revoked("seat:1")
@@ -201,7 +201,7 @@ func TestTheCommitOfACommandWhoseLeaseIsLostIsRefused(t *testing.T) {
 	again, told := w.gate()
 	script := w.script(`BEGIN;`, `:enter;`, `INSERT INTO seats VALUES (1, 'Ann');`, `COMMIT;`, gate, again,
 		`BEGIN;`, `:enter;`, `INSERT INTO seats VALUES (1, 'Eve');`, `COMMIT;`)
-	running := w.start(under([]string{"--ttl", "3s", "--grace", "1h", "seat:1"}, append([]string{"sh", "-c", `trap "" TERM; "$@"`, "sh"}, script...)...)...)
+	running := w.start(under([]string{"--ttl", "15s", "--grace", "1h", "seat:1"}, append([]string{"sh", "-c", `trap "" TERM; "$@"`, "sh"}, script...)...)...)
 	reached()
 	w.revoked("seat:1")
 	require.Contains(t, running.next(running.errOut), "gets SIGTERM")
@@ -217,7 +217,7 @@ func TestACommandThatIsDoneAfterItsLeaseWasLostHasNotSucceeded(t *testing.T) {
 	w := newWorld(t)
 	gate, reached := w.gate()
 	running := w.start(under([]string{"--ttl", "1h", "seat:1"}, "sh", "-c", strings.TrimPrefix(gate, `\! `))...)
-	require.Eventually(t, func() bool { return w.inspected("seat:1").Holder != nil }, 20*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return w.inspected("seat:1").Holder != nil }, time.Minute, 5*time.Millisecond)
 	w.revoked("seat:1")
 	reached()
 
@@ -228,7 +228,7 @@ func TestACommandThatIsDoneAfterItsLeaseWasLostHasNotSucceeded(t *testing.T) {
 func TestACommandThatDoesNotEndAfterTheLossIsKilled(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	running := w.start(under([]string{"--ttl", "3s", "--grace", "1ms", "seat:1"}, "sh", "-c", `trap "" TERM; echo ready; while :; do sleep 1; done`)...)
+	running := w.start(under([]string{"--ttl", "15s", "--grace", "1ms", "seat:1"}, "sh", "-c", `trap "" TERM; echo ready; while :; do sleep 1; done`)...)
 	require.Equal(t, "ready", running.next(running.out))
 
 	w.revoked("seat:1")
@@ -262,7 +262,7 @@ func TestWithWaitsForItsTurn(t *testing.T) {
 	w := newWorld(t)
 	l := w.acquire("seat:1")
 	running := w.start(under([]string{"--wait", "1m", "seat:1"}, "echo", "my turn")...)
-	require.Eventually(t, func() bool { return w.inspected("seat:1").Waiters == 1 }, 20*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return w.inspected("seat:1").Waiters == 1 }, time.Minute, 5*time.Millisecond)
 	require.NoError(t, l.Release(t.Context()))
 
 	require.Equal(t, "my turn", running.next(running.out))
@@ -434,7 +434,7 @@ func TestCtrlCWhileWithWaitsRunsNothing(t *testing.T) {
 	l := w.acquire("seat:1")
 	command, errOut := w.process(under([]string{"--wait", "1h", "seat:1"}, "true")...)
 	require.NoError(t, command.Start())
-	require.Eventually(t, func() bool { return w.inspected("seat:1").Waiters == 1 }, 20*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return w.inspected("seat:1").Waiters == 1 }, time.Minute, 5*time.Millisecond)
 
 	require.NoError(t, command.Process.Signal(os.Interrupt))
 
@@ -450,7 +450,7 @@ func TestWithGivesBackWhatItCouldNotSeal(t *testing.T) {
 	w := newWorld(t)
 	unlock := w.lockLedger()
 
-	got := w.run(under([]string{"--timeout", "2s", "--ttl", "1h", "seat:1"}, "true")...)
+	got := w.run(under([]string{"--timeout", "10s", "--ttl", "1h", "seat:1"}, "true")...)
 
 	require.Equal(t, with.ExitNotRun, got.code, got.errOut)
 	require.Contains(t, got.errOut, "the command was not run")
@@ -464,12 +464,12 @@ func TestWithNamesWhatItCouldNotGiveBack(t *testing.T) {
 	w.own = testenv.OwnRedis(t)
 	w.as("--redis", "redis://"+w.own.Addr())
 	w.lockLedger()
-	command, errOut := w.process(under([]string{"--timeout", "1s", "--wait", "1h", "--ttl", "1h", "seat:1"}, "true")...)
+	command, errOut := w.process(under([]string{"--timeout", "10s", "--wait", "1h", "--ttl", "1h", "seat:1"}, "true")...)
 	require.NoError(t, command.Start())
 	require.Eventually(t, func() bool {
 		return w.one(`SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database
 			WHERE NOT granted AND relation = 'fencedb.fences'::regclass AND datname = current_database()`) == "1"
-	}, 20*time.Second, 5*time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 	w.own.Pause()
 	defer w.own.Resume()
 
@@ -498,7 +498,7 @@ func TestWithSaysThatTheLeaseCouldNotBeReleased(t *testing.T) {
 	w.own = testenv.OwnRedis(t)
 	w.as("--redis", "redis://"+w.own.Addr())
 	gate, reached := w.gate()
-	running := w.start(under([]string{"--timeout", "2s", "seat:1"}, "sh", "-c", strings.TrimPrefix(gate, `\! `))...)
+	running := w.start(under([]string{"--timeout", "10s", "seat:1"}, "sh", "-c", strings.TrimPrefix(gate, `\! `))...)
 	reached(func() { w.own.Pause() })
 
 	require.Contains(t, running.next(running.errOut), "could not be released")

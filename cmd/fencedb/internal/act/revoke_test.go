@@ -72,7 +72,7 @@ func TestARevocationThatRedisDoesNotAnswerIsRecorded(t *testing.T) {
 	held := e.Acquire("seat:1")
 	found, err := look.Read(t.Context(), e.Servers, "seat:1")
 	require.NoError(t, err)
-	e.Timeout = 2 * time.Second
+	e.Timeout = 5 * time.Second
 	e.Redis.Pause()
 
 	_, err = revokeLease(t.Context(), e.Servers, asked("seat:1"), found)
@@ -122,7 +122,7 @@ func TestARevocationOfAPermitThatRedisDoesNotAnswerIsRecorded(t *testing.T) {
 	first, second := e.Permit("render"), e.Permit("render")
 	found, err := look.Read(t.Context(), e.Servers, "render")
 	require.NoError(t, err)
-	e.Timeout = 2 * time.Second
+	e.Timeout = 5 * time.Second
 	e.Redis.Pause()
 
 	_, err = revokePermits(t.Context(), e.Servers, asked("render"), found.Resource, found.Semaphore.Permits)

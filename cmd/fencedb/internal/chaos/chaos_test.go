@@ -112,7 +112,7 @@ func nothingIsLeft(t *testing.T, postgres string, client *redis.Client, run stri
 			SELECT coalesce(array_agg(application_name), '{}') FROM pg_stat_activity
 			WHERE strpos(application_name, $1) > 0 AND datname = current_database()`, run).Scan(&left)
 		return err == nil && len(left) == 0
-	}, 10*time.Second, 10*time.Millisecond, "sessions")
+	}, time.Minute, 10*time.Millisecond, "sessions")
 	keys, err := client.Keys(t.Context(), "*"+run+"*").Result()
 	require.NoError(t, err)
 	require.Empty(t, keys)
@@ -330,7 +330,7 @@ func TestDrill(t *testing.T) {
 	var log bytes.Buffer
 
 	d, err := Drill(t.Context(), Config{
-		PostgresURL: postgres, RedisURL: client.Options().Addr, Open: open, TTL: 4 * ttl,
+		PostgresURL: postgres, RedisURL: client.Options().Addr, Open: open, TTL: 16 * ttl,
 		Log: io.MultiWriter(&log, t.Output()),
 	})
 
@@ -375,7 +375,7 @@ func TestADrillThatIsInterruptedSaysSoAndLeavesNothing(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 
 	_, err := Drill(ctx, Config{
-		PostgresURL: postgres, RedisURL: client.Options().Addr, Open: open, TTL: 4 * ttl,
+		PostgresURL: postgres, RedisURL: client.Options().Addr, Open: open, TTL: 16 * ttl,
 		Log: interrupt{"kill -STOP", cancel},
 	})
 
@@ -390,7 +390,7 @@ func TestADrillWithoutTheFenceFailsAtTheLateWrite(t *testing.T) {
 	client, postgres := testenv.Redis(t), ordinaryRole(t)
 
 	d, err := Drill(t.Context(), Config{
-		PostgresURL: postgres, RedisURL: client.Options().Addr, Open: open, TTL: 4 * ttl, Log: t.Output(),
+		PostgresURL: postgres, RedisURL: client.Options().Addr, Open: open, TTL: 16 * ttl, Log: t.Output(),
 		Control: NoFence,
 	})
 
@@ -411,7 +411,7 @@ func TestADrillSeesAFenceThatHasLeftTheHolderBehind(t *testing.T) {
 	}}
 
 	d, err := Drill(t.Context(), Config{
-		PostgresURL: postgres, RedisURL: server.Addr(), Open: open, TTL: 4 * ttl, Log: raise,
+		PostgresURL: postgres, RedisURL: server.Addr(), Open: open, TTL: 16 * ttl, Log: raise,
 	})
 
 	require.NoError(t, err)

@@ -2,7 +2,6 @@ package conn
 
 import (
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
@@ -18,13 +17,6 @@ func TestAConnectionThatHangsDoesNotKeepTheCommand(t *testing.T) {
 	conn, err := pool.Acquire(t.Context())
 	require.NoError(t, err)
 	defer conn.Release()
-	closed := make(chan struct{})
 
-	go func() { (&Servers{Pool: pool}).Close(); close(closed) }()
-
-	select {
-	case <-closed:
-	case <-time.After(10 * time.Second):
-		require.Fail(t, "it waits")
-	}
+	(&Servers{Pool: pool}).Close() // or it waits for ever
 }

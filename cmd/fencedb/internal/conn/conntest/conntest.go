@@ -27,7 +27,7 @@ type Environment struct {
 // Open starts a Redis and makes a database.
 func Open(t *testing.T) *Environment {
 	t.Helper()
-	s := &conn.Servers{State: &app.State{Timeout: time.Minute}, Pool: testenv.Postgres(t)}
+	s := &conn.Servers{State: &app.State{Timeout: time.Minute, ErrOut: t.Output()}, Pool: testenv.Postgres(t)}
 	e := &Environment{T: t, Servers: s, Redis: testenv.OwnRedis(t)}
 	e.Names.Namespace, e.Client = "shop", e.Redis.Client()
 	cfg := lease.Config{TTL: 10 * time.Minute, RenewEvery: lease.Never, Namespace: "shop", Holder: "worker-8@host-7:4711"}
