@@ -25,7 +25,7 @@ const (
 // make bench BENCH=memory shows it at full size.
 func TestMemoryOfResourcesThatWereLeasedOnce(t *testing.T) {
 	client := testenv.OwnRedis(t).Client()
-	brief := sized(2*time.Second, 20*time.Second) // short enough to wait for, and outlasts the making of a sample
+	brief := sized(6*time.Second, 20*time.Second) // short enough to wait for, and outlasts the making of a sample
 	issuer, err := lease.New(client, lease.Config{TTL: brief, RenewEvery: lease.Never, FenceRetention: brief})
 	require.NoError(t, err)
 	used := func() float64 {

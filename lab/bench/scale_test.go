@@ -40,7 +40,7 @@ func duration() time.Duration { return sized(50*time.Millisecond, 3*time.Second)
 
 // One process holds leases and renews them.
 func TestScaleOfLeasesThatAreRenewed(t *testing.T) {
-	every := sized(300*time.Millisecond, time.Minute)
+	every := sized(2*time.Second, time.Minute)
 	fmt.Printf("\nleases  renewed every  acquired in  CPU of the process  CPU of Redis  memory of the process for each\n")
 	for _, n := range sized([]int{100}, []int{1000, 10_000, 100_000, 1_000_000}) {
 		s := stores{redis: testenv.OwnRedis(t).Client()}

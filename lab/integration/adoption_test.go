@@ -69,7 +69,7 @@ func newAdoption(t *testing.T) *adoption {
 			r.guide[heading] = append(r.guide[heading], block[1])
 		}
 	}
-	r.issuer, err = lease.New(testenv.Redis(t), lease.Config{TTL: 3 * time.Second, Namespace: testenv.Namespace(t)})
+	r.issuer, err = lease.New(testenv.Redis(t), lease.Config{TTL: time.Minute, Namespace: testenv.Namespace(t)})
 	require.NoError(t, err)
 	cfg, err := pgx.ParseConfig(r.url)
 	require.NoError(t, err)

@@ -287,7 +287,7 @@ func TestTheOrderOfArrivalHoldsAcrossLanguages(t *testing.T) {
 // look at it.
 func TestAStoppedHolderOfEachLanguageIsRefused(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, 1500*time.Millisecond, 1)
+	w := newWorld(t, 6*time.Second, 1)
 	for n, m := range w.members {
 		for _, late := range []bool{false, true} {
 			other := w.members[(n+1)%len(w.members)]
@@ -375,15 +375,13 @@ func TestNoUpdateIsLostAcrossLanguages(t *testing.T) {
 		}()
 	}
 
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
 	outcomes, stopped := map[string]int{}, map[string]int{}
 	acknowledged := map[int64]told{}
 	next := func() (e told) {
 		select {
 		case e = <-events:
-		case <-ctx.Done():
-			require.FailNow(t, "too few writes", "%v", outcomes)
+		case <-time.After(time.Minute):
+			require.FailNow(t, "nobody tells anything", "%v", outcomes)
 		}
 		if e.At == "" {
 			require.Contains(t, []string{"written", "stale", "lost", "held", "rolledback"}, e.Outcome, "%s: %s", e.by.name, e.Error)

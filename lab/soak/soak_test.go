@@ -207,7 +207,7 @@ func (l *load) count() (now counted) {
 		var locks int
 		err := l.pool.QueryRow(l.Context(), `SELECT count(*) FROM pg_locks WHERE pid <> pg_backend_pid()`).Scan(&locks)
 		return err == nil && locks == 0 && l.pool.Stat().AcquiredConns() == 0
-	}, 20*time.Second, 10*time.Millisecond, "locks or connections were not given back")
+	}, time.Minute, 10*time.Millisecond, "locks or connections were not given back")
 	for _, table := range []string{"fences", "once", "audit"} {
 		var n int
 		require.NoError(l, l.pool.QueryRow(l.Context(), `SELECT count(*) FROM fencedb.`+table).Scan(&n))
