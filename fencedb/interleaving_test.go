@@ -71,8 +71,8 @@ func received[T any](t *testing.T, done <-chan T) (value T) {
 	t.Helper()
 	select {
 	case value = <-done:
-	case <-time.After(30 * time.Second):
-		require.Fail(t, "still waiting after 30 s")
+	case <-time.After(time.Minute):
+		require.Fail(t, "still waiting after a minute")
 	}
 	return value
 }

@@ -309,7 +309,7 @@ func TestATokenThatStaysUnsealedIsRefusedInTheEnd(t *testing.T) {
 		},
 		"TxSQL": func(ctx context.Context) error { return fencedb.TxSQL(ctx, w.sqlDB(), g, inSQL(bookAnn), level) },
 	} {
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		require.ErrorIs(t, write(ctx), fencedb.ErrUnsealed, name)
 		require.NoError(t, ctx.Err(), name)
 		cancel()

@@ -456,10 +456,10 @@ func TestALostConnectionThatDatabaseSQLHasClosedIsGivenUp(t *testing.T) {
 
 	err := fencedb.TxSQL(ctx, db, grant("table:12", 41), func(tx *sql.Tx) error {
 		proxy.AfterBytes(0, faulty.Silence)
-		late, cancelLate := context.WithTimeout(ctx, 10*time.Second)
+		late, cancelLate := context.WithTimeout(ctx, time.Minute)
 		go func() {
 			defer cancelLate()
-			assert.Eventually(t, proxy.Fired, 10*time.Second, time.Millisecond) // or the next connection would fall silent
+			assert.Eventually(t, proxy.Fired, time.Minute, time.Millisecond) // or the next connection would fall silent
 		}()
 		_, err := tx.ExecContext(late, bookAnn)
 		require.Error(t, err)

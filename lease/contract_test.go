@@ -82,7 +82,7 @@ func TestContractOnSentinel(t *testing.T) {
 const (
 	ttl        = 10 * time.Second
 	ttlShort   = 2 * time.Second
-	ttlRenewed = 3 * time.Second
+	ttlRenewed = 6 * time.Second
 )
 
 // patience is how long a server may fail to answer before the contract is broken.

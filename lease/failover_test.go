@@ -204,7 +204,8 @@ func TestFailOver(t *testing.T) {
 	w := &world{client: sentinel.Client(), namespace: "sentinel"}
 	strict := w.issuer(t, lease.Config{TTL: time.Minute, Replicas: 1})
 	plain := w.issuer(t, lease.Config{TTL: time.Minute})
-	confirmed := try(t, strict, "confirmed")
+	patient := lease.Config{TTL: time.Minute, Replicas: 1, ReplicaTimeout: 50 * time.Second}
+	confirmed := try(t, w.issuer(t, patient), "confirmed")
 
 	replicas := sentinel.Replicas()
 	sentinel.CutOff()

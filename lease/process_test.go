@@ -207,7 +207,7 @@ func TestSemaphoreAHundredContendersUnderStoppedHolders(t *testing.T) {
 	// They are given up: all places can be had.
 	var got []*lease.Lease
 	for range places {
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		l, err := inspector.Acquire(ctx, "a")
 		cancel()
 		require.NoError(t, err)
