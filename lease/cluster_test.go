@@ -74,6 +74,42 @@ func TestWaitingSurvivesAMovedSlot(t *testing.T) {
 	require.NoError(t, g.lease.Release(t.Context()))
 }
 
+// A master that gives a slot away ends a script that asks for a key that it has removed itself, as
+// that of the queue when the only waiter leaves it. By then the permit is granted.
+func TestAScriptThatEndsInTheMiddleIsSentAgain(t *testing.T) {
+	t.Parallel()
+	cluster := testenv.Cluster(t)
+	w := &world{client: cluster.Client(), namespace: "cluster"}
+	s := w.semaphore(t, 3, lease.Config{TTL: time.Minute, RenewEvery: lease.Never})
+	for range 3 {
+		tryPermit(t, s, "a")
+	}
+	grants := make(chan grant)
+	go func() {
+		l, err := s.Acquire(t.Context(), "a")
+		grants <- grant{lease: l, err: err}
+	}()
+	owner := "semaphore:v1:{cluster/a}:owner"
+	require.Eventually(t, func() bool {
+		found, err := s.Inspect(t.Context(), "a")
+		return err == nil && found.Waiters == 1
+	}, patience, ms)
+	cluster.BeginMove(cluster.Slot(owner))
+	for _, permit := range w.client.ZRange(t.Context(), owner, 0, 1).Val() {
+		require.NoError(t, w.client.ZAddXX(t.Context(), owner, redis.Z{Score: 1, Member: permit}).Err())
+	}
+	require.Eventually(t, func() bool { // the waiter asks, and the script removes its queue
+		return w.client.Exists(t.Context(), "semaphore:v1:{cluster/a}:queue").Val() == 0
+	}, patience, ms)
+	cluster.FinishMove(cluster.Slot(owner))
+	g := <-grants
+	require.NoError(t, g.err)
+	found, err := s.Inspect(t.Context(), "a")
+	require.NoError(t, err)
+	require.Len(t, found.Permits, 2)
+	require.NoError(t, g.lease.Release(t.Context()))
+}
+
 func TestAMasterThatHangsEndsOnlyItsOwnLeases(t *testing.T) {
 	t.Parallel()
 	cluster := testenv.Cluster(t)

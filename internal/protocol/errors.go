@@ -98,7 +98,7 @@ func Failed(ctx context.Context, request string, err error) error {
 	switch {
 	case errors.Is(err, ErrUnasked):
 		return err
-	case !answered(err):
+	case !answered(err), leftOff(err):
 		return unanswered(ctx, err)
 	}
 	if errors.Is(err, redis.Nil) { // no script answers nil
@@ -116,6 +116,13 @@ func Failed(ctx context.Context, request string, err error) error {
 func answered(err error) bool {
 	var answer redis.Error
 	return errors.As(err, &answer)
+}
+
+// leftOff reports whether a server of a Cluster has ended a script in the middle, because it gives
+// the slot away and the script asked for a key that it had removed. What the script had written
+// stands, and the same request may succeed when the slot has moved.
+func leftOff(err error) bool {
+	return redis.HasErrorPrefix(err, "Script attempted to access a non local key")
 }
 
 // RefusedError is the [ErrRefused] with its values. Package lease documents it.

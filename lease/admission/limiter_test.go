@@ -291,6 +291,27 @@ func TestWhatRedisRefusesIsNoDecision(t *testing.T) {
 	}
 }
 
+// The script removes the last entry of the key, and a master that gives the slot away has no answer
+// for a key that it lacks.
+func TestAScriptThatEndsInTheMiddleIsNoDecision(t *testing.T) {
+	t.Parallel()
+	cluster := testenv.Cluster(t)
+	client := cluster.Client()
+	l := (&world{client: client, namespace: "moving"}).limiter(t, admission.Config{Limit: 1, Window: time.Minute, Sliding: true})
+	require.True(t, allow(t, l, "a").Allowed)
+	key := "admission:v1:{moving/a}:sliding"
+	cluster.BeginMove(cluster.Slot(key))
+	entry := client.ZRange(t.Context(), key, 0, 0).Val()[0]
+	require.NoError(t, client.ZAddXX(t.Context(), key, redis.Z{Score: 1, Member: entry}).Err())
+
+	d, err := l.Allow(t.Context(), "a")
+	require.NoError(t, err)
+	require.ErrorIs(t, d.Err, lease.ErrUnreachable)
+
+	cluster.FinishMove(cluster.Slot(key))
+	require.True(t, allow(t, l, "a").Allowed)
+}
+
 func TestTheCallersContext(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		l := w.limiter(t, admission.Config{Limit: 2, Window: time.Second, OnError: admission.FailOpen})
