@@ -24,7 +24,7 @@ type Health struct {
 // ServerHealth is the state of one server that grants leases: the primary, each master of a
 // Cluster.
 type ServerHealth struct {
-	Addr     string // "" if the client does not know it
+	Addr     string // "the primary of the Sentinel group" if the client does not show it
 	Version  string // "7.2.4"
 	Role     string // "master" or "slave"
 	Eviction string // maxmemory-policy
@@ -71,7 +71,7 @@ func (h Health) Warnings() []string {
 	}
 	for _, s := range h.Servers {
 		for _, w := range s.Warnings {
-			all = append(all, strings.TrimPrefix(s.Addr+": "+w.Text, ": "))
+			all = append(all, s.Addr+": "+w.Text)
 		}
 	}
 	return all
@@ -130,7 +130,7 @@ func (c Config) warnings() (all []Warning) {
 const minVersion = 7
 
 func (i *Issuer) checkServer(ctx context.Context, client *redis.Client) (ServerHealth, error) {
-	s := ServerHealth{Addr: client.Options().Addr}
+	s := ServerHealth{Addr: protocol.Address(client)}
 	if err := s.askClock(ctx, client); err != nil {
 		return s, err
 	}

@@ -142,6 +142,7 @@ func TestAnErrorWithoutAnAnswerNamesWhoDidNotAnswer(t *testing.T) {
 					require.ErrorIs(t, err, lease.ErrUnreachable, call)
 					require.Regexp(t, `redis unreachable: no answer from `+c.whom+end.says, err.Error(), call)
 					require.NotContains(t, err.Error(), "context canceled", call)
+					require.NotContains(t, err.Error(), "FailoverClient", call)
 					if end.cause != nil {
 						require.ErrorIs(t, err, end.cause, call)
 					}

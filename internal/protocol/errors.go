@@ -370,15 +370,19 @@ func (s *Sender) whom(key string, e *unreachable) string {
 	if !known {
 		return "redis"
 	}
-	addr, size := client.Options().Addr, client.Options().PoolSize
-	if addr == "FailoverClient" { // the client library's name for it
-		addr = "the primary of the Sentinel group"
-	}
-	stats := client.PoolStats()
+	addr, size, stats := Address(client), client.Options().PoolSize, client.PoolStats()
 	if errors.Is(e.cause, redis.ErrPoolTimeout) || int(stats.TotalConns)-int(stats.IdleConns) >= size {
 		return fmt.Sprintf("the pool of %d connections to %s, which is used up", size, addr)
 	}
 	return addr
+}
+
+// Address names the server of a client for people. A client of Sentinels does not show its address.
+func Address(client *redis.Client) string {
+	if client.Options().Addr == "FailoverClient" { // the client library's name for it
+		return "the primary of the Sentinel group"
+	}
+	return client.Options().Addr
 }
 
 // Also wraps err so that errors.Is(err, other) holds; the text stays that of err.

@@ -18,6 +18,7 @@ import (
 
 	"github.com/fencedb/fencedb/cmd/fencedb/internal/app"
 	"github.com/fencedb/fencedb/cmd/fencedb/internal/term"
+	"github.com/fencedb/fencedb/internal/protocol"
 	"github.com/fencedb/fencedb/lease"
 )
 
@@ -195,10 +196,7 @@ func (s *Servers) Connect(ctx context.Context, where Needs) error {
 func (s *Servers) redisHost() string {
 	switch client := s.Client.(type) {
 	case *redis.Client:
-		if client.Options().Addr == "FailoverClient" { // as go-redis calls what Sentinels lead to
-			return "the primary that Sentinels name"
-		}
-		return client.Options().Addr
+		return protocol.Address(client)
 	case *redis.ClusterClient:
 		return strings.Join(client.Options().Addrs, ", ")
 	}
@@ -239,7 +237,7 @@ func (s *Servers) connectRedis(ctx context.Context) error {
 	if one, is := s.Client.(*redis.Client); is { // those of a Cluster and of Sentinels ask primaries
 		if s.Replica = strings.Contains(one.Info(ctx, "replication").Val(), "role:slave"); s.Replica {
 			fmt.Fprintf(s.ErrOut, "fencedb: the Redis at %s is a replica: what it says may be old, and it changes nothing. "+
-				"Give the address of the primary.\n", one.Options().Addr)
+				"Give the address of the primary.\n", protocol.Address(one))
 		}
 	}
 	return nil
