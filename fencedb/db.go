@@ -11,8 +11,8 @@ import (
 )
 
 // DB is where transactions begin: *pgxpool.Pool, *pgxpool.Conn or *pgx.Conn. A pgx.Tx is not a DB,
-// and a connection that is in a transaction is refused: call Enter there. A wrapper that hides the
-// connection is refused, too.
+// and a connection that is in a transaction is refused: call [Enter] there. A wrapper that hides
+// the connection is refused, too.
 type DB interface {
 	BeginTx(ctx context.Context, txOptions pgx.TxOptions) (pgx.Tx, error)
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults

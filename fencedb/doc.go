@@ -9,7 +9,7 @@
 //
 // # Use
 //
-// Wrap the writes to a resource in Tx, with the lease as the grant:
+// Wrap the writes to a resource in [Tx], with the lease as the grant:
 //
 //	err := fencedb.Tx(ctx, pool, lease, func(tx pgx.Tx) error {
 //		_, err := tx.Exec(ctx, `INSERT INTO bookings (table_id, guest) VALUES ($1, $2)`, 12, "ann")
@@ -24,16 +24,16 @@
 //
 //	SELECT fencedb.protect('bookings', resource => 'table:{table_id}');
 //
-// In Go, Template makes a lease's resource from the same columns.
+// In Go, [Template] makes a lease's resource from the same columns.
 //
 // Package guard acquires a lease, seals it and calls these functions under it; most programs need
 // no more than that.
 //
-// Exec, Query, QueryRow and SendBatch run statements in one round trip, between which the program
-// decides nothing. TxSQL is Tx for database/sql. Enter enters in an open transaction of pgx,
-// EnterSQL in one of database/sql; the Entry that they return finds out whether the transaction
-// committed. Seal makes older tokens stale without writing anything else; AwaitReplay waits until a
-// standby has the seal.
+// Exec, [Query], [QueryRow] and [SendBatch] run statements in one round trip, between which the
+// program decides nothing. [TxSQL] is Tx for database/sql. Enter enters in an open transaction of
+// pgx, [EnterSQL] in one of database/sql; the [Entry] that they return finds out whether the
+// transaction committed. Seal makes older tokens stale without writing anything else; [AwaitReplay]
+// waits until a standby has the seal.
 //
 // # What the fence is
 //
@@ -63,9 +63,9 @@
 // # Time
 //
 // A transaction lasts no longer than the remaining validity of its grant when it began
-// (ValidUntil). Then the server ends it, with ErrTooLong, or with ErrLeaseOver if the lease is
+// (ValidUntil). Then the server ends it, with [ErrTooLong], or with [ErrLeaseOver] if the lease is
 // over. So a paused holder delays the next one by the remaining validity of its lease at most (S7).
-// A holder that renews its lease and needs longer uses Timeout.
+// A holder that renews its lease and needs longer uses [Timeout].
 //
 // The server does this with time limits on each statement, on waiting for the client and, from
 // Postgres 17, on the whole transaction. The limits apply to this transaction only, are never
@@ -81,14 +81,14 @@
 //
 // No call outlasts its context, or the validity of its grant, by more than five seconds, in which
 // it looks up the outcome of a lost COMMIT. After 2.5 s without an answer, the connection is closed
-// and counts as lost, because a network can drop it in silence. Under a grant that ends at NoEnd,
+// and counts as lost, because a network can drop it in silence. Under a grant that ends at [NoEnd],
 // only contexts bound a call; a grant that does not say when it ends is refused.
 //
 // # Outcomes
 //
-// A nil error means committed. So does ErrCommitted: a result could not be read afterwards, or
-// QueryRow got no row. ErrTxEnded means that a statement of the caller ended the transaction;
-// TxEndedError has what was written. ErrCommitUnknown leaves the outcome open, for one of two
+// A nil error means committed. So does [ErrCommitted]: a result could not be read afterwards, or
+// QueryRow got no row. [ErrTxEnded] means that a statement of the caller ended the transaction;
+// [TxEndedError] has what was written. [ErrCommitUnknown] leaves the outcome open, for one of two
 // reasons:
 //
 //   - The connection was lost during COMMIT, and the outcome could not be looked up: the server did

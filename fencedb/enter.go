@@ -9,10 +9,11 @@ import (
 )
 
 // Entry is a transaction of the application that has entered. Outcome finds out whether it
-// committed, as Tx does for its own transactions.
+// committed, as [Tx] does for its own transactions.
 type Entry struct {
-	// XID and Epoch are the arguments of SELECT fencedb.outcome(xid, epoch), as in CommitUnknownError.
-	// If they are stored before COMMIT, another process can ask when this one is gone.
+	// XID and Epoch are the arguments of SELECT fencedb.outcome(xid, epoch), as in
+	// [CommitUnknownError]. If they are stored before COMMIT, another process can ask when this one
+	// is gone.
 	XID   uint64
 	Epoch int64
 
@@ -25,11 +26,11 @@ type Entry struct {
 // then refused until the transaction enters again.
 //
 // Above READ COMMITTED the grant must have been sealed before the transaction began, or Enter fails
-// with ErrUnsealed.
+// with [ErrUnsealed].
 //
 // After an error, roll back: the transaction is aborted, or, if the grant was refused before
 // anything was sent, open without a fence. Cancelling ctx closes the connection, as in every pgx
-// call. If COMMIT fails, ask Entry.Outcome what became of it:
+// call. If COMMIT fails, ask [Entry.Outcome] what became of it:
 //
 //	entry, err := fencedb.Enter(ctx, tx, lease)
 //	...
@@ -37,7 +38,7 @@ type Entry struct {
 //		return entry.Outcome(ctx, pool, err)
 //	}
 //
-// Tx does all of this by itself. Enter returns within five seconds after the end of grant's
+// [Tx] does all of this by itself. Enter returns within five seconds after the end of grant's
 // validity, if it has one; later statements are bounded by the caller's contexts.
 func Enter(ctx context.Context, tx pgx.Tx, grant Grant, opts ...Option) (*Entry, error) {
 	e, err := newEntry(nil, grant, opts)
@@ -82,15 +83,15 @@ func (e *entry) enter(ctx context.Context, tx pgx.Tx) error {
 }
 
 // Outcome returns whether the transaction has committed. err is the error, or nil, of its COMMIT or
-// of the library that commits it. The answers mean the same as those of Tx:
+// of the library that commits it. The answers mean the same as those of [Tx]:
 //
 //   - nil: it has committed, also if err is not nil because the answer was lost.
-//   - ErrCommitUnknown: the server could not be asked in time, or has crashed or failed over since,
-//     or a standby that COMMIT waits for has not answered.
-//   - every other error is err, explained as by Explain: nothing was written.
+//   - [ErrCommitUnknown]: the server could not be asked in time, or has crashed or failed over
+//     since, or a standby that COMMIT waits for has not answered.
+//   - every other error is err, explained as by [Explain]: nothing was written.
 //
-// A nil Entry, which Enter returns with an error, returns err as it is. So one call is enough after
-// a library that begins and commits by itself (pgx.BeginFunc, GORM, bun).
+// A nil [Entry], which [Enter] returns with an error, returns err as it is. So one call is enough
+// after a library that begins and commits by itself (pgx.BeginFunc, GORM, bun).
 //
 // It asks the server of db in one round trip, even if err is nil: some drivers return nil from the
 // COMMIT of a failed transaction, and all do if a statement of your own has rolled it back. If you

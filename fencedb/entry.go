@@ -28,7 +28,7 @@ type config struct {
 }
 
 // With returns db with options for every call that gets it. The options of the call come after
-// them. Call it once, where the pool is made. Exec, Query and QueryRow get options only in this
+// them. Call it once, where the pool is made. Exec, [Query] and [QueryRow] get options only in this
 // way.
 //
 //	serializable := fencedb.With(pool, fencedb.TxOptions(pgx.TxOptions{IsoLevel: pgx.Serializable}))
@@ -62,9 +62,9 @@ func (c *config) with(db DB, opts []Option) DB {
 // TxOptions sets the isolation level and the other options of BEGIN in pgx. Defaults to those of
 // the session. READ COMMITTED is enough: the fence keeps every other holder out, and statements see
 // what the last one committed. At REPEATABLE READ and SERIALIZABLE the fence has to be older than
-// the snapshot (S3). So a Seal, two more round trips, precedes the first transaction under a grant
-// that was not sealed. A transaction that Postgres cannot serialize fails with SQLSTATE 40001 and
-// may be tried again. BeginQuery and CommitQuery are refused.
+// the snapshot (S3). So a [Seal], two more round trips, precedes the first transaction under a
+// grant that was not sealed. A transaction that Postgres cannot serialize fails with SQLSTATE 40001
+// and may be tried again. BeginQuery and CommitQuery are refused.
 func TxOptions(o pgx.TxOptions) Option { return func(c *config) { c.txOptions = o } }
 
 // Timeout lets the transaction run for d, instead of the remaining validity of the lease when it

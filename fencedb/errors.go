@@ -17,8 +17,8 @@ import (
 type sentinel struct {
 	text string
 
-	// lost: another holder has the resource, or may have it by now, and nothing was written. If it is
-	// false, something was or may have been written, or a retry does not help.
+	// lost: another holder has the resource, or may have it by now, and nothing was written. If it
+	// is false, something was or may have been written, or a retry does not help.
 	lost bool
 }
 
@@ -37,80 +37,80 @@ var (
 	ErrStale error = &sentinel{"fencedb: stale fencing token", true}
 
 	// ErrNoToken: a protected table was written to in a transaction that had not entered a fence.
-	// Nothing was written. Wrap the write in Tx, Exec or SendBatch, or call Enter first. SQLSTATE
-	// FN002.
+	// Nothing was written. Wrap the write in [Tx], [Exec] or [SendBatch], or call [Enter] first.
+	// SQLSTATE FN002.
 	ErrNoToken = errors.New("fencedb: write without a fencing token")
 
 	// ErrWrongResource: a row belongs to a resource whose fence the transaction did not enter.
-	// Nothing was written. Pass the grants of all resources that are written to, with All. SQLSTATE
-	// FN003.
+	// Nothing was written. Pass the grants of all resources that are written to, with [All].
+	// SQLSTATE FN003.
 	ErrWrongResource = errors.New("fencedb: row of another resource")
 
 	// ErrLeaseOver: the validity of the grant passed before the transaction could commit, and the
 	// server ended it. Nothing was written. The text names the resource, and the cause of the
 	// lease's end is in the chain (lease.ErrExpired, lease.ErrLost...). Acquire the lease again;
-	// write in shorter transactions, or use Timeout. SQLSTATE FN004.
+	// write in shorter transactions, or use [Timeout]. SQLSTATE FN004.
 	ErrLeaseOver error = &sentinel{"fencedb: the lease is over", true}
 
 	// ErrTooLong: the transaction outlasted the validity that its lease had when it entered (or its
-	// Timeout, or a tighter limit of the role), and the server ended it. The lease was renewed
+	// [Timeout], or a tighter limit of the role), and the server ended it. The lease was renewed
 	// meanwhile and is still valid. Nothing was written. Write in a shorter transaction, or set its
-	// time with Timeout. If it waited for a lock of another session, the log of the server names that
-	// session (log_lock_waits). SQLSTATE FN006, 25P03, 25P04, and 57014 for a slow statement:
-	// Explain cannot tell that from other cancellations, Tx and Entry.Outcome can.
+	// time with Timeout. If it waited for a lock of another session, the log of the server names
+	// that session (log_lock_waits). SQLSTATE FN006, 25P03, 25P04, and 57014 for a slow statement:
+	// Explain cannot tell that from other cancellations, [Tx] and [Entry.Outcome] can.
 	ErrTooLong = errors.New("fencedb: the transaction outlasted its time limit: the lease's validity when it entered (Timeout sets another), or a tighter limit of its role; use a shorter transaction")
 
-	// ErrUnsealed: above READ COMMITTED, Enter or EnterSQL found that the token has not entered yet,
-	// or that a newer one has entered since. Nothing was written. Roll back, call Seal with the same
-	// grant, and begin again; Seal returns ErrStale if the grant is stale. Tx, Exec, Query, QueryRow
-	// and SendBatch do this themselves. SQLSTATE 40001.
+	// ErrUnsealed: above READ COMMITTED, [Enter] or [EnterSQL] found that the token has not entered
+	// yet, or that a newer one has entered since. Nothing was written. Roll back, call [Seal] with
+	// the same grant, and begin again; Seal returns [ErrStale] if the grant is stale. [Tx], [Exec],
+	// [Query], [QueryRow] and [SendBatch] do this themselves. SQLSTATE 40001.
 	ErrUnsealed = errors.New("fencedb: the fence was not sealed before the transaction began")
 
-	// ErrBusy: another open transaction held the fence until the lease, the transaction's time or its
-	// context was over. Nothing was written.
+	// ErrBusy: another open transaction held the fence until the lease, the transaction's time or
+	// its context was over. Nothing was written.
 	ErrBusy error = &sentinel{"fencedb: the fence is held by an open transaction", true}
 
 	// ErrInvalidGrant: the grant cannot have been issued (nil, no token, no lease id, no resource),
-	// does not say when it ends, or was released by its own holder; or the transaction has entered the
-	// resource with another grant. Nothing was written. It is a mistake of the caller, so lease.IsLost
-	// is false, and a retry does not help.
+	// does not say when it ends, or was released by its own holder; or the transaction has entered
+	// the resource with another grant. Nothing was written. It is a mistake of the caller, so
+	// lease.IsLost is false, and a retry does not help.
 	ErrInvalidGrant error = &sentinel{"fencedb: invalid grant", false}
 
-	// ErrKeyReused: the idempotency key of Once was used before, for another request or by another
-	// role. Nothing was written.
+	// ErrKeyReused: the idempotency key of [Once] was used before, for another request or by
+	// another role. Nothing was written.
 	ErrKeyReused = errors.New("fencedb: idempotency key used for another request")
 
-	// ErrAlreadyWritten: ExplainNoRows found the token of the grant in the row. The holder has
+	// ErrAlreadyWritten: [ExplainNoRows] found the token of the grant in the row. The holder has
 	// written the row before, and the condition admits one write per token. (If Redis has lost
 	// data, the writer may be another lease with the same number.) The statement wrote nothing; the
 	// earlier write stands. Compare the lease id as well.
 	ErrAlreadyWritten error = &sentinel{"fencedb: the row has this token already, and the condition asks for a greater one", false}
 
-	// ErrCommitUnknown: it is unknown whether the transaction committed, for one of three reasons. The
-	// connection was lost during COMMIT, and the server did not report the outcome in time, or has
-	// crashed or failed over since. In Exec, Query, QueryRow and SendBatch, the connection was lost
-	// before the server had answered anything. Or a standby that COMMIT waited for has not answered.
-	// The data was written completely or not at all. Ask again later with fencedb.outcome, or acquire
-	// the lease again and look: once a higher token has entered, the old transaction cannot commit any
-	// more.
+	// ErrCommitUnknown: it is unknown whether the transaction committed, for one of three reasons.
+	// The connection was lost during COMMIT, and the server did not report the outcome in time, or
+	// has crashed or failed over since. In [Exec], [Query], [QueryRow] and [SendBatch], the
+	// connection was lost before the server had answered anything. Or a standby that COMMIT waited
+	// for has not answered. The data was written completely or not at all. Ask again later with
+	// fencedb.outcome, or acquire the lease again and look: once a higher token has entered, the
+	// old transaction cannot commit any more.
 	ErrCommitUnknown error = &sentinel{"fencedb: unknown whether the transaction committed", false}
 
 	// ErrTxEnded: a statement of the caller ended the transaction that held the fence (COMMIT,
 	// ROLLBACK, PREPARE TRANSACTION, also AND CHAIN or followed by BEGIN), or cleared the setting
-	// fencedb.entered (RESET ALL; then the transaction is rolled back). TxEndedError has what
+	// fencedb.entered (RESET ALL; then the transaction is rolled back). [TxEndedError] has what
 	// became of the writes before that statement. The writes after it were outside the fence, and
 	// were rolled back unless the caller has committed them too. That includes the rest of a string
-	// of statements: Postgres commits it when the string ends. Tx, Exec, Query, QueryRow and
-	// SendBatch refuse a COMMIT that they see. SQLSTATE FN007.
+	// of statements: Postgres commits it when the string ends. [Tx], [Exec], [Query], [QueryRow]
+	// and [SendBatch] refuse a COMMIT that they see. SQLSTATE FN007.
 	ErrTxEnded error = &sentinel{"fencedb: a statement ended the transaction that held the fence", false}
 
-	// ErrCommitted: the transaction committed and everything was written. But a result was lost with
-	// the connection or could not be read, or QueryRow got no row: then pgx.ErrNoRows is in the chain
-	// too.
+	// ErrCommitted: the transaction committed and everything was written. But a result was lost
+	// with the connection or could not be read, or [QueryRow] got no row: then pgx.ErrNoRows is in
+	// the chain too.
 	ErrCommitted error = &sentinel{"fencedb: committed, but a result could not be read", false}
 )
 
-// StaleError is ErrStale with its values. Nothing was written.
+// StaleError is [ErrStale] with its values. Nothing was written.
 type StaleError struct {
 	Resource string
 	Token    int64 // the token that was refused
@@ -127,7 +127,7 @@ func (e *StaleError) Unwrap() []error { return []error{ErrStale, e.cause} }
 // FencePassed returns the resource and the token that has entered, for lease.Config.Seal.
 func (e *StaleError) FencePassed() (resource string, last int64) { return e.Resource, e.Stored }
 
-// WrongResourceError is ErrWrongResource with its values. Nothing was written.
+// WrongResourceError is [ErrWrongResource] with its values. Nothing was written.
 type WrongResourceError struct {
 	Table    string   // the protected table, with its schema
 	Resource string   // the resource of the row
@@ -141,14 +141,15 @@ func (e *WrongResourceError) Error() string {
 
 func (e *WrongResourceError) Unwrap() []error { return []error{ErrWrongResource, e.cause} }
 
-// BusyError is ErrBusy with its values. Nothing was written.
+// BusyError is [ErrBusy] with its values. Nothing was written.
 type BusyError struct {
 	Resources []string // those that the transaction tried to enter
 	waited    time.Duration
 	cause     error
 
 	// Blockers are the sessions that held the fence when the wait ended: empty if they had ended by
-	// then, nil if the server could not be asked, as in a transaction of the caller (Enter, EnterSQL).
+	// then, nil if the server could not be asked, as in a transaction of the caller ([Enter],
+	// [EnterSQL]).
 	Blockers []Blocker
 }
 
@@ -191,12 +192,12 @@ func (e *BusyError) Error() string {
 
 func (e *BusyError) Unwrap() []error { return []error{ErrBusy, e.cause} }
 
-// CommitUnknownError is ErrCommitUnknown with the values to ask for the outcome.
+// CommitUnknownError is [ErrCommitUnknown] with the values to ask for the outcome.
 type CommitUnknownError struct {
 	// XID and Epoch are for SELECT fencedb.outcome(xid, epoch) on the present primary: it returns
 	// committed, aborted, in progress, or NULL if that is no longer known. They are 0 if the
-	// connection was lost before the server had sent them (only in Exec, Query, QueryRow and
-	// SendBatch).
+	// connection was lost before the server had sent them (only in [Exec], [Query], [QueryRow] and
+	// [SendBatch]).
 	XID   uint64
 	Epoch int64
 	cause error
@@ -211,13 +212,13 @@ func (e *CommitUnknownError) Error() string {
 
 func (e *CommitUnknownError) Unwrap() []error { return []error{ErrCommitUnknown, e.cause} }
 
-// TxEndedError is ErrTxEnded with its values.
+// TxEndedError is [ErrTxEnded] with its values.
 type TxEndedError struct {
 	XID uint64 // the transaction that held the fence
 
 	// Outcome is what became of that transaction, in the words of Postgres. "committed": the writes
-	// before the statement were committed. "aborted": they were not. "in progress": the transaction is
-	// prepared and still holds the fence, until COMMIT PREPARED or ROLLBACK PREPARED.
+	// before the statement were committed. "aborted": they were not. "in progress": the transaction
+	// is prepared and still holds the fence, until COMMIT PREPARED or ROLLBACK PREPARED.
 	Outcome string
 	cause   error
 }
@@ -277,10 +278,10 @@ const (
 	codeNotPrepared   = "26000"
 )
 
-// Explain returns err as the error of this package that its SQLSTATE stands for: ErrStale,
-// ErrNoToken, ErrWrongResource, ErrLeaseOver, ErrTooLong or ErrTxEnded, with err in its chain. It
-// returns any other error, and nil, as it is. ErrTxEnded comes without a TxEndedError: only the
-// server has its values, which Entry.Outcome asks for.
+// Explain returns err as the error of this package that its SQLSTATE stands for: [ErrStale],
+// [ErrNoToken], [ErrWrongResource], [ErrLeaseOver], [ErrTooLong] or [ErrTxEnded], with err in its
+// chain. It returns any other error, and nil, as it is. ErrTxEnded comes without a [TxEndedError]:
+// only the server has its values, which [Entry.Outcome] asks for.
 func Explain(err error) error {
 	if alreadyTyped(err) {
 		return err

@@ -207,12 +207,12 @@ func named(list []byte) []Blocker {
 //	}
 //
 // sql selects the token stored in the row, and the lease id if the condition compares it.
-// ExplainNoRows returns ErrStale if another holder's token is stored, and pgx.ErrNoRows if there is
-// no such row. It returns nil if the row would accept the grant now: then another condition did not
-// hold. Only ctx bounds it.
+// ExplainNoRows returns [ErrStale] if another holder's token is stored, and pgx.ErrNoRows if there
+// is no such row. It returns nil if the row would accept the grant now: then another condition did
+// not hold. Only ctx bounds it.
 //
 // A condition without the lease id, `AND $2 > last_fencing_token`, admits one write for each token.
-// If the row has the token of grant already, the error is ErrAlreadyWritten.
+// If the row has the token of grant already, the error is [ErrAlreadyWritten].
 //
 // Such an UPDATE is fenced only as a statement of its own, with the token in the row that it
 // updates. An older holder cannot overwrite that row, but S3 and S5 do not hold: what was read

@@ -31,8 +31,8 @@ type fencedTx struct {
 
 	inner pgx.Tx // nil until begun, and after the end
 
-	// err is the answer to every call: why the transaction could not enter or has lost its fence, or
-	// pgx.ErrTxClosed after the end.
+	// err is the answer to every call: why the transaction could not enter or has lost its fence,
+	// or pgx.ErrTxClosed after the end.
 	err error
 
 	gaveUp       bool // fn called Rollback

@@ -13,16 +13,16 @@ import (
 )
 
 // Grant is the permission to write to one resource: the resource, the fencing token and the lease.
-// *lease.Lease is one. NewGrant makes one from another issuer's token; All makes one of several.
+// *lease.Lease is one. [NewGrant] makes one from another issuer's token; All makes one of several.
 //
 // A grant also has a method ValidUntil() time.Time: at that time the server ends its transactions
-// (S7). NoEnd means that there is no limit. A grant without the method, or with the zero time, is
-// refused with ErrInvalidGrant; only Seal takes it. So it is noticed if a type embeds the interface
-// Grant and thereby loses the method.
+// (S7). [NoEnd] means that there is no limit. A grant without the method, or with the zero time, is
+// refused with [ErrInvalidGrant]; only [Seal] takes it. So it is noticed if a type embeds the
+// interface Grant and thereby loses the method.
 //
 // Four more methods are called if a grant has them; a lease has the first three. Err() error
 // returns why it is over, Released() bool whether its holder released it, IsPermit() bool whether
-// it is a semaphore's permit, and Grants() []Grant the grants that it stands for, as with All.
+// it is a semaphore's permit, and Grants() []Grant the grants that it stands for, as with [All].
 type Grant = interface {
 	// Resource names what is written to, as type:id, in 1 to 512 bytes of UTF-8.
 	Resource() string
@@ -39,10 +39,10 @@ type Grant = interface {
 // uuid.NewSHA1(uuid.NameSpaceOID, sessionID).
 //
 // All tokens of a resource must come from one issuer; otherwise their order means nothing. A token
-// above 2^53 - 1, which would shut package lease out for good, is refused with ErrInvalidGrant,
+// above 2^53 - 1, which would shut package lease out for good, is refused with [ErrInvalidGrant],
 // unless the type of the resource is in the table fencedb.foreign_issuers.
 //
-// validUntil is when the holder must have stopped, or NoEnd if the issuer sets no limit. A grant
+// validUntil is when the holder must have stopped, or [NoEnd] if the issuer sets no limit. A grant
 // that cannot be right is refused where it is used, with ErrInvalidGrant.
 func NewGrant(resource string, token int64, leaseID uuid.UUID, validUntil time.Time) Grant {
 	return foreignGrant{resource, token, leaseID, validUntil}

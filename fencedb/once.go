@@ -42,9 +42,9 @@ const (
 // result when it is repeated.
 //
 // request is what the key stands for; only its hash is kept. The same key with another request is
-// refused with ErrKeyReused. A nil request matches only another nil request (in package lease/once
-// it matches every request). A key belongs to the database role that used it first (the role of SET
-// ROLE, if there was one). Every other role is refused with ErrKeyReused.
+// refused with [ErrKeyReused]. A nil request matches only another nil request (in package
+// lease/once it matches every request). A key belongs to the database role that used it first (the
+// role of SET ROLE, if there was one). Every other role is refused with ErrKeyReused.
 //
 // A key has no namespace: all that use a database under one role share its keys. So put into it
 // what keeps them apart, such as the tenant and the kind of request; once.Key of package lease/once
@@ -106,7 +106,7 @@ func Once(ctx context.Context, tx pgx.Tx, key string, request []byte,
 	return result, false, nil
 }
 
-// OnceJSON is Once for a request and a result that encoding/json can write and read.
+// OnceJSON is [Once] for a request and a result that encoding/json can write and read.
 func OnceJSON[T any](ctx context.Context, tx pgx.Tx, key string, request any,
 	fn func() (T, error)) (result T, replayed bool, err error) {
 	if fn == nil {

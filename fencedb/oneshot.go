@@ -14,10 +14,10 @@ import (
 )
 
 // Exec runs one statement behind the fence of grant, in a transaction of its own and one round
-// trip. Its errors are those of Tx; without one, the statement has committed. If ctx ends while the
-// statement is under way, Exec looks up the outcome for at most five seconds, or returns
-// ErrCommitUnknown if the server had answered nothing. Options come with db: see With. Exec,
-// QueryRow, Query and SendBatch refuse options of pgx among the arguments, such as
+// trip. Its errors are those of [Tx]; without one, the statement has committed. If ctx ends while
+// the statement is under way, Exec looks up the outcome for at most five seconds, or returns
+// [ErrCommitUnknown] if the server had answered nothing. Options come with db: see [With]. Exec,
+// [QueryRow], [Query] and [SendBatch] refuse options of pgx among the arguments, such as
 // pgx.QueryExecMode: use Tx for them, or the settings of the connection.
 //
 // More round trips are needed: one the first time on a connection, when pgx prepares the statement;
@@ -39,14 +39,14 @@ func Exec(ctx context.Context, db DB, grant Grant, sql string, args ...any) (tag
 	return tag, err
 }
 
-// QueryRow is Exec for a statement that returns one row, such as INSERT ... RETURNING. The
+// QueryRow is [Exec] for a statement that returns one row, such as INSERT ... RETURNING. The
 // statement is sent by Scan, which works once, even if it refuses a destination. Scan returns the
-// errors of Tx.
+// errors of [Tx].
 //
-// If the statement has committed and there is no row, both pgx.ErrNoRows and ErrCommitted are in
+// If the statement has committed and there is no row, both pgx.ErrNoRows and [ErrCommitted] are in
 // the error: a trigger, a function or a WITH may have written something. So check for pgx.ErrNoRows
 // first. ErrCommitted alone means that there is a row, but it could not be scanned. Options come
-// with db: see With.
+// with db: see [With].
 func QueryRow(ctx context.Context, db DB, grant Grant, sql string, args ...any) pgx.Row {
 	return rows.Once(func(dest ...any) error {
 		if err := refuseDriverBytes(dest); err != nil {
@@ -58,10 +58,10 @@ func QueryRow(ctx context.Context, db DB, grant Grant, sql string, args ...any) 
 	})
 }
 
-// Query is Exec for a statement that returns rows. Close the rows, or read them to the end, and
-// check their Err: only then is the outcome of the statement known. Err is one of the errors of Tx.
-// Or it is ErrCommitted: the statement has committed, but not all rows came, or one could not be
-// scanned. Rows can be read while grant is valid. Options come with db: see With.
+// Query is [Exec] for a statement that returns rows. Close the rows, or read them to the end, and
+// check their Err: only then is the outcome of the statement known. Err is one of the errors of
+// [Tx]. Or it is [ErrCommitted]: the statement has committed, but not all rows came, or one could
+// not be scanned. Rows can be read while grant is valid. Options come with db: see [With].
 func Query(ctx context.Context, db DB, grant Grant, sql string, args ...any) (pgx.Rows, error) {
 	queries := []*pgx.QueuedQuery{{SQL: sql, Arguments: args}}
 	if err := checkBatch(queries); err != nil {
@@ -113,12 +113,12 @@ func queryTx(ctx context.Context, db DB, grant Grant, sql string, args []any) (p
 
 // SendBatch runs the statements of b behind the fence of grant, in one transaction and one round
 // trip. Read their results with the callbacks of pgx.QueuedQuery. All statements commit, or none;
-// the errors are those of Tx. The statements must not end the transaction: COMMIT and its like are
-// refused before anything is sent. As with Exec, a second round trip is needed if the first word of
-// a statement does not show that it leaves the transaction open.
+// the errors are those of [Tx]. The statements must not end the transaction: COMMIT and its like
+// are refused before anything is sent. As with [Exec], a second round trip is needed if the first
+// word of a statement does not show that it leaves the transaction open.
 //
 // Callbacks run after the statements and cannot undo them. If a callback fails and the statements
-// commit, its error is joined with ErrCommitted, and later callbacks are not called. ErrCommitted
+// commit, its error is joined with [ErrCommitted], and later callbacks are not called. ErrCommitted
 // also means that the connection was lost after the commit, before every callback had its result,
 // or that a callback read past the last result or left its own open. Callbacks run before the
 // answer of COMMIT: if a deferred constraint refuses COMMIT, what they have read is rolled back,
@@ -164,11 +164,11 @@ func sendAll(ctx context.Context, db DB, grant Grant, queries []*pgx.QueuedQuery
 
 // Seal makes every earlier token of grant's resource stale, in one round trip and without writing
 // anything else. If it is called while the lease is being acquired, before its holder learns of it,
-// the order of tokens does not depend on Redis: see Sealer. The seal is on disk when Seal returns,
-// also where synchronous_commit is off. A stale grant is refused with ErrStale. After an error that
-// leaves the outcome open (a lost connection, ctx done), seal again: a second seal does no harm. If
-// no connection of the pool came free while grant was valid, the error is a
-// context.DeadlineExceeded that names the pool, not ErrLeaseOver.
+// the order of tokens does not depend on Redis: see [Sealer]. The seal is on disk when Seal
+// returns, also where synchronous_commit is off. A stale grant is refused with [ErrStale]. After an
+// error that leaves the outcome open (a lost connection, ctx done), seal again: a second seal does
+// no harm. If no connection of the pool came free while grant was valid, the error is a
+// context.DeadlineExceeded that names the pool, not [ErrLeaseOver].
 func Seal(ctx context.Context, db DB, grant Grant) error {
 	b := &pgx.Batch{}
 	b.Queue(durably)
@@ -185,7 +185,8 @@ func Seal(ctx context.Context, db DB, grant Grant) error {
 // wait for standbys.
 const durably = `SELECT pg_catalog.set_config('synchronous_commit', 'local', true) WHERE pg_catalog.current_setting('synchronous_commit') = 'off'`
 
-// Sealer returns Seal on db as lease.Config.Seal: every lease is sealed before its holder gets it.
+// Sealer returns [Seal] on db as lease.Config.Seal: every lease is sealed before its holder gets
+// it.
 //
 //	issuer, err := lease.New(client, lease.Config{TTL: 10 * time.Second, Seal: fencedb.Sealer(pool)})
 //

@@ -26,8 +26,8 @@ import (
 //
 // Cancelling ctx ends the wait. After any error, the standby may lag:
 //
-//   - ErrStale: a newer token has entered, or the same under another lease.
-//   - ErrLeaseOver: the grant ended first. ErrInvalidGrant: it cannot have been issued.
+//   - [ErrStale]: a newer token has entered, or the same under another lease.
+//   - [ErrLeaseOver]: the grant ended first. [ErrInvalidGrant]: it cannot have been issued.
 //   - the cause of ctx, if that ended first.
 //   - otherwise the standby could not be asked, has no schema fencedb, or is a primary: after a
 //     fail-over it may never get this seal.

@@ -18,7 +18,7 @@ type Repository[T any] struct {
 }
 
 // NewRepository returns a repository on db, which stays the caller's to close. Options of every
-// transaction come with db, see With. For each transaction, of makes its T:
+// transaction come with db, see [With]. For each transaction, of makes its T:
 //
 //	repo := fencedb.NewRepository(pool, func(tx pgx.Tx) *Bookings { return &Bookings{tx} })
 //	repo := fencedb.NewRepository(pool, func(tx pgx.Tx) *sqlc.Queries { return sqlc.New(tx) })
@@ -27,11 +27,11 @@ func NewRepository[T any](db DB, of func(tx pgx.Tx) T) *Repository[T] {
 }
 
 // Write runs fn in a transaction that holds the fence of grant, and commits it if fn returns nil.
-// Its errors, its time limit and the effect of cancelling ctx are those of Tx. It is safe to
+// Its errors, its time limit and the effect of cancelling ctx are those of [Tx]. It is safe to
 // decide on what fn reads. Do not use the T after fn has returned.
 //
-// It takes two round trips at least. Exec and SendBatch take one, for statements between which the
-// program decides nothing.
+// It takes two round trips at least. Exec and [SendBatch] take one, for statements between which
+// the program decides nothing.
 func (r *Repository[T]) Write(ctx context.Context, grant Grant, fn func(T) error, opts ...Option) error {
 	if fn == nil {
 		return errNoFn
@@ -40,13 +40,13 @@ func (r *Repository[T]) Write(ctx context.Context, grant Grant, fn func(T) error
 }
 
 // Read runs fn in a READ ONLY transaction without a fence. The rows that fn reads may have changed
-// by the time they arrive. All of them are from one snapshot (REPEATABLE READ), unless TxOptions of
-// the database set another isolation level.
+// by the time they arrive. All of them are from one snapshot (REPEATABLE READ), unless [TxOptions]
+// of the database set another isolation level.
 //
-// A statement that writes is refused with ErrNoToken, and nothing is written; so is SET TRANSACTION
-// READ WRITE, with an error of Postgres. Other errors are those of fn and of its statements, as
-// Explain returns them. Cancelling ctx closes the connection, as in every pgx call. Do not use the
-// T after fn has returned.
+// A statement that writes is refused with [ErrNoToken], and nothing is written; so is SET
+// TRANSACTION READ WRITE, with an error of Postgres. Other errors are those of fn and of its
+// statements, as [Explain] returns them. Cancelling ctx closes the connection, as in every pgx
+// call. Do not use the T after fn has returned.
 func (r *Repository[T]) Read(ctx context.Context, fn func(T) error) error {
 	if fn == nil {
 		return errNoFn

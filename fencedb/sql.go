@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// TxSQL is Tx for database/sql, with any driver: it runs fn in a transaction that holds the fence
+// TxSQL is [Tx] for database/sql, with any driver: it runs fn in a transaction that holds the fence
 // of grant, commits it if fn returns nil, and looks up the outcome of a COMMIT whose answer was
 // lost. The error means the same as that of Tx.
 //
@@ -23,13 +23,13 @@ import (
 //
 // It needs two round trips more than a plain transaction: one to enter, and one before COMMIT. The
 // latter asks whether a statement of fn has ended the transaction, since database/sql does not show
-// what is sent. Above READ COMMITTED it seals first, if needed, as Tx does. TxOptions may set the
+// what is sent. Above READ COMMITTED it seals first, if needed, as Tx does. [TxOptions] may set the
 // isolation level and the access mode; pgx.ReadWrite, for servers with
 // default_transaction_read_only, costs a round trip.
 //
-// fn must close its rows, and not call Commit or Rollback. Its errors are explained, as by Explain.
-// If ctx is cancelled before COMMIT, TxSQL rolls back; after that, it still looks up for at most
-// five seconds whether COMMIT took effect.
+// fn must close its rows, and not call Commit or Rollback. Its errors are explained, as by
+// [Explain]. If ctx is cancelled before COMMIT, TxSQL rolls back; after that, it still looks up for
+// at most five seconds whether COMMIT took effect.
 //
 // When grant's validity is over and the server has not answered for 2.5 s more, the statement is
 // cancelled. With pgx (package stdlib) that closes the connection. lib/pq only sends a cancel
@@ -271,11 +271,11 @@ type SQLTx interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
 
-// EnterSQL is Enter for a transaction of database/sql, whatever the driver. It must come first, it
-// returns the same errors (also ErrUnsealed above READ COMMITTED), and after an error the
-// transaction must be rolled back. Of the options only Timeout and Trace have an effect. Later
-// statements return the errors of the driver, which Explain turns into those of this package.
-// Entry.OutcomeSQL finds out what became of a COMMIT that failed. After a rollback it also
+// EnterSQL is [Enter] for a transaction of database/sql, whatever the driver. It must come first,
+// it returns the same errors (also [ErrUnsealed] above READ COMMITTED), and after an error the
+// transaction must be rolled back. Of the options only [Timeout] and [Trace] have an effect. Later
+// statements return the errors of the driver, which [Explain] turns into those of this package.
+// [Entry.OutcomeSQL] finds out what became of a COMMIT that failed. After a rollback it also
 // recognises a statement that the time limit of the lease has ended, which Explain cannot (SQLSTATE
 // 57014).
 //
@@ -300,7 +300,7 @@ type SQLTx interface {
 // A handle on which every statement is a transaction of its own, such as *sql.DB, is refused; by
 // then the token has entered, and nothing else has happened. On handles without a method Commit,
 // this check costs one more round trip. Cancelling ctx ends the wait for the fence and, with pgx,
-// the connection. So does the end of grant's validity, 2.5 s later; for other drivers see TxSQL.
+// the connection. So does the end of grant's validity, 2.5 s later; for other drivers see [TxSQL].
 func EnterSQL(ctx context.Context, tx SQLTx, grant Grant, opts ...Option) (*Entry, error) {
 	e, err := newEntry(nil, grant, opts)
 	if err != nil {

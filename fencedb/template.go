@@ -75,7 +75,7 @@ func ParseTemplate(text string) (*Template, error) {
 	return t, nil
 }
 
-// MustTemplate is ParseTemplate for a constant: it panics on an error.
+// MustTemplate is [ParseTemplate] for a constant: it panics on an error.
 func MustTemplate(text string) *Template {
 	t, err := ParseTemplate(text)
 	if err != nil {

@@ -20,28 +20,28 @@ type Tracer interface {
 	TraceWriteEnd(ctx context.Context, e TraceEnd)
 }
 
-// Op is what a pair of calls to a Tracer is about.
+// Op is what a pair of calls to a [Tracer] is about.
 type Op string
 
 const (
-	// OpWrite is one call to Tx, TxSQL, Exec, Query, QueryRow or SendBatch, from its beginning until
-	// the outcome of its transaction is known. Err is that of Tx: nil is committed, ErrStale a stale
-	// writer that was refused.
+	// OpWrite is one call to [Tx], [TxSQL], [Exec], [Query], [QueryRow] or [SendBatch], from its
+	// beginning until the outcome of its transaction is known. Err is that of Tx: nil is committed,
+	// [ErrStale] a stale writer that was refused.
 	OpWrite Op = "write"
 
-	// OpSeal is one call to Seal, which writes nothing else. Err is as for OpWrite: nil means that
-	// every earlier token is stale.
+	// OpSeal is one call to [Seal], which writes nothing else. Err is as for [OpWrite]: nil means
+	// that every earlier token is stale.
 	OpSeal Op = "seal"
 
-	// OpCommit is COMMIT inside a Tx, with the look-up of its outcome. Writes of one round trip have
-	// none.
+	// OpCommit is COMMIT inside a [Tx], with the look-up of its outcome. Writes of one round trip
+	// have none.
 	OpCommit Op = "commit"
 
-	// OpEnter is one call to Enter or EnterSQL. Whether that transaction commits is not known.
+	// OpEnter is one call to [Enter] or [EnterSQL]. Whether that transaction commits is not known.
 	OpEnter Op = "enter"
 
-	// OpOutcome is one call to Entry.Outcome or Entry.OutcomeSQL, for the tracers of Enter. Err is
-	// as for OpWrite.
+	// OpOutcome is one call to [Entry.Outcome] or [Entry.OutcomeSQL], for the tracers of [Enter].
+	// Err is as for [OpWrite].
 	OpOutcome Op = "outcome"
 )
 
@@ -123,7 +123,7 @@ func (e TraceEnd) Subject() (grant Grant, stored int64) {
 //
 //	db := fencedb.With(pool, fencedb.Trace(metrics, logs))
 //
-// A grant that is refused before anything is sent for it, with ErrInvalidGrant, is not reported.
+// A grant that is refused before anything is sent for it, with [ErrInvalidGrant], is not reported.
 func Trace(tracers ...Tracer) Option {
 	return func(c *config) { c.tracers = append(c.tracers[:len(c.tracers):len(c.tracers)], tracers...) }
 }

@@ -21,7 +21,7 @@ import (
 // for balancers that look at the first statement of a string. If fn sends nothing, the fence is
 // still checked.
 //
-// When grant's validity is over, the server ends the transaction; see Timeout. If no answer comes
+// When grant's validity is over, the server ends the transaction; see [Timeout]. If no answer comes
 // within 2.5 s, the connection counts as lost and is closed. Tx returns within five seconds of that
 // time or, if that is later, of the return of fn. Under a grant without an end, only ctx and the
 // contexts of fn's statements bound the transaction.
@@ -29,14 +29,15 @@ import (
 // The error says what is true of the data:
 //
 //   - nil: committed.
-//   - ErrStale, ErrNoToken, ErrWrongResource, ErrLeaseOver, ErrTooLong, ErrBusy, ErrInvalidGrant:
-//     nothing was written.
+//   - [ErrStale], [ErrNoToken], [ErrWrongResource], [ErrLeaseOver], [ErrTooLong], [ErrBusy],
+//     [ErrInvalidGrant]: nothing was written.
 //   - an error of fn, or of a statement: rolled back, nothing was written.
-//   - ErrTxEnded: a statement of fn has ended the transaction; TxEndedError has what was written.
-//     COMMIT and its like are refused before they are sent, but one can hide in a string of several
-//     statements or in a prepared statement, or go through Conn. After such statements Tx asks the
-//     server before COMMIT, in one more round trip.
-//   - ErrCommitUnknown: it may have committed (see "Outcomes" above). Only this error leaves doubt.
+//   - [ErrTxEnded]: a statement of fn has ended the transaction; [TxEndedError] has what was
+//     written. COMMIT and its like are refused before they are sent, but one can hide in a string
+//     of several statements or in a prepared statement, or go through Conn. After such statements
+//     Tx asks the server before COMMIT, in one more round trip.
+//   - [ErrCommitUnknown]: it may have committed (see "Outcomes" above). Only this error leaves
+//     doubt.
 //
 // Do not call Tx for the same resource within fn: it may wait for itself, until the lease is over.
 // A panic in fn rolls back and goes on. tx is for one goroutine at a time: a second one gets an

@@ -1,6 +1,6 @@
 // Package grant carries a grant to another process, so that it can write under the lease of its
-// caller: over HTTP with Transport and Handler, over gRPC with package grant/grpc, and over
-// anything else with Encode and Trust.Accept.
+// caller: over HTTP with [Transport] and [Handler], over gRPC with package grant/grpc, and over
+// anything else with [Encode] and [Trust.Accept].
 //
 //	client := &http.Client{Transport: grant.Transport(nil)}
 //	err := desk.Do(ctx, "table:12", func(ctx context.Context, h *guard.Holder) error {
@@ -53,8 +53,8 @@
 //
 // Anybody who has the line can write until the lease is over. And a forged line with a token that
 // is too high shuts the next holders out, because in Postgres the highest token wins. So a receiver
-// chooses what it believes, and there is no default. Verified asks Redis whether the lease is
-// current, at the cost of a round trip, and so refuses forged lines. Trusted believes every line,
+// chooses what it believes, and there is no default. [Verified] asks Redis whether the lease is
+// current, at the cost of a round trip, and so refuses forged lines. [Trusted] believes every line,
 // and is for a network in which every sender is yours.
 //
 // # What it does not give you
@@ -91,11 +91,11 @@ const (
 )
 
 // Encode returns the line of a grant, or of all grants that g stands for. Call it anew for each
-// request, since the line says how long the grant still lasts; Transport does so by itself.
+// request, since the line says how long the grant still lasts; [Transport] does so by itself.
 //
-// The error is fencedb.ErrLeaseOver, with the cause that the lease gives, if nothing of it is left.
-// It is fencedb.ErrInvalidGrant if g cannot be sent: nil, a grant without an end, a permit of a
-// semaphore, or more grants than fit into 64 KiB (some 700).
+// The error is [fencedb.ErrLeaseOver], with the cause that the lease gives, if nothing of it is
+// left. It is [fencedb.ErrInvalidGrant] if g cannot be sent: nil, a grant without an end, a permit
+// of a semaphore, or more grants than fit into 64 KiB (some 700).
 func Encode(g fencedb.Grant) (string, error) {
 	var lines []string
 	for _, one := range each(g) {
@@ -157,9 +157,9 @@ func validUntil(g fencedb.Grant) time.Time {
 // Decode returns the grant of a line, or one that stands for the several in it. It lasts for the
 // remaining time when the line was sent, less the time since then, but no longer than atMost: so a
 // forged or repeated line cannot make transactions last for days. Decode does not ask whether the
-// lease is current; servers use Trust.Accept.
+// lease is current; servers use [Trust.Accept].
 //
-// The error is ErrMalformed, and fencedb.ErrLeaseOver if nothing remains.
+// The error is [ErrMalformed], and [fencedb.ErrLeaseOver] if nothing remains.
 func Decode(line string, atMost time.Duration) (fencedb.Grant, error) {
 	switch {
 	case atMost <= 0:

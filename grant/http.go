@@ -18,13 +18,13 @@ import (
 // Header is the name of the header field that carries the line.
 const Header = "Fencing-Grant"
 
-// Transport sends the grant of the request's context (see NewContext) with each request, encoded at
-// that moment, and anew if a client tries again. A request without a grant passes unchanged. A
+// Transport sends the grant of the request's context (see [NewContext]) with each request, encoded
+// at that moment, and anew if a client tries again. A request without a grant passes unchanged. A
 // redirect to another host or scheme gets no grant; if base leaves Response.Request out, no
 // redirect gets one. Use it in clients for your own services only. If base is nil,
 // http.DefaultTransport is used.
 //
-// A request whose grant cannot be encoded fails with the error of Encode, and is not sent.
+// A request whose grant cannot be encoded fails with the error of [Encode], and is not sent.
 //
 // If the answer, or a part of its body, does not arrive, the receiver may have written, and
 // guard.Answer says Unknown for the error. An error from before there was a connection stays as it
@@ -121,14 +121,14 @@ func elsewhere(r *http.Request) bool {
 	return first.URL.Scheme != r.URL.Scheme || first.URL.Host != r.URL.Host
 }
 
-// Handler puts the grant of a request into its context for next; see FromContext. The context ends
-// with the grant, or when the caller goes away. The header is removed, so that next cannot log it.
-// A request without a grant reaches next without one.
+// Handler puts the grant of a request into its context for next; see [FromContext]. The context
+// ends with the grant, or when the caller goes away. The header is removed, so that next cannot log
+// it. A request without a grant reaches next without one.
 //
 // If trust does not believe a grant, next is not called. The status is 400 for a malformed line,
 // 409 if the lease is over or not current, 503 if Redis could not be asked, and 500 for the zero
-// Trust. The body depends on the status only, because anybody may send a line, and an error can
-// name the address of Redis. For the error, call Trust.Accept instead.
+// [Trust]. The body depends on the status only, because anybody may send a line, and an error can
+// name the address of Redis. For the error, call [Trust.Accept] instead.
 func Handler(next http.Handler, trust Trust) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		lines := r.Header.Values(Header)
@@ -175,7 +175,7 @@ var refusals = map[int]string{
 }
 
 // Check returns what a response says to the caller of a service that answers with the statuses of
-// Handler and of guard.Outcome. It is nil below 400. From 400 on it is an error, of which
+// [Handler] and of guard.Outcome. It is nil below 400. From 400 on it is an error, of which
 // guard.Answer says Busy after 409, Unavailable after 503, Unknown after 502 and 504, and Refused
 // otherwise. Check does not read the body.
 //
@@ -184,7 +184,7 @@ var refusals = map[int]string{
 // breaks, and so does http.TimeoutHandler in the receiver while the handler goes on. And a 409 or
 // 503 is only about the last request where a proxy has sent it again, as httputil.ReverseProxy does
 // with one that has an Idempotency-Key and no body. Behind these, give the call a key for
-// fencedb.Once.
+// [fencedb.Once].
 //
 // After 409 look at your own context first: if it has ended, its cause is the answer.
 func Check(r *http.Response) error {

@@ -12,7 +12,8 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// Trust says which lines a receiver believes: Verified or Trusted. The zero Trust believes none.
+// Trust says which lines a receiver believes: [Verified] or [Trusted]. The zero Trust believes
+// none.
 type Trust struct {
 	issuer *lease.Issuer // nil: nobody is asked
 	atMost time.Duration
@@ -42,13 +43,13 @@ func Trusted(atMost time.Duration) Trust { return Trust{nil, max(atMost, 0)} }
 var errNoTrust = errors.New("grant: the Trust is neither Verified nor Trusted; choose one")
 
 // Accept reads the line that came with a call. The context that it returns carries the grant, for
-// FromContext, and ends with ctx or with the grant, with fencedb.ErrLeaseOver as its cause. Call
-// the CancelFunc when the call is over.
+// [FromContext], and ends with ctx or with the grant, with [fencedb.ErrLeaseOver] as its cause.
+// Call the CancelFunc when the call is over.
 //
-// The error is ErrMalformed; fencedb.ErrLeaseOver if nothing of the grant remains; lease.ErrLost,
-// lease.ErrRevoked or lease.ErrStale if Redis says that the lease is not current; or that of asking
-// Redis, such as lease.ErrUnreachable. Then nothing was written. Cancelling ctx ends the wait for
-// Redis.
+// The error is [ErrMalformed]; fencedb.ErrLeaseOver if nothing of the grant remains;
+// [lease.ErrLost], [lease.ErrRevoked] or [lease.ErrStale] if Redis says that the lease is not
+// current; or that of asking Redis, such as [lease.ErrUnreachable]. Then nothing was written.
+// Cancelling ctx ends the wait for Redis.
 func (t Trust) Accept(ctx context.Context, line string) (context.Context, context.CancelFunc, error) {
 	if t == (Trust{}) {
 		return nil, nil, errNoTrust
@@ -105,14 +106,15 @@ func (t Trust) verify(ctx context.Context, g fencedb.Grant) (fencedb.Grant, erro
 
 type key struct{}
 
-// NewContext returns a context that carries g, for Transport and the clients of grant/grpc to send.
+// NewContext returns a context that carries g, for [Transport] and the clients of grant/grpc to
+// send.
 func NewContext(ctx context.Context, g fencedb.Grant) context.Context {
 	return context.WithValue(ctx, key{}, g)
 }
 
-// FromContext returns the grant of NewContext, or the one that a call came with, and whether there
-// is one. Without one it is nil, which every function of package fencedb refuses. A call that is
-// made with that context, over Transport or grant/grpc, carries it on.
+// FromContext returns the grant of [NewContext], or the one that a call came with, and whether
+// there is one. Without one it is nil, which every function of package fencedb refuses. A call that
+// is made with that context, over [Transport] or grant/grpc, carries it on.
 func FromContext(ctx context.Context) (fencedb.Grant, bool) {
 	g, ok := ctx.Value(key{}).(fencedb.Grant)
 	return g, ok

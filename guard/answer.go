@@ -38,7 +38,7 @@ const (
 	// before it stand. The same call may succeed later. 503.
 	Unavailable
 	// Unknown: it is not known whether the work was done, such as after a COMMIT, or a call over
-	// grant.Transport, whose answer was lost. Look before you repeat it, or let fencedb.Once
+	// grant.Transport, whose answer was lost. Look before you repeat it, or let [fencedb.Once]
 	// decide. 504.
 	Unknown
 	// Refused: the work itself returned an error, or the program or its configuration is wrong. The
@@ -58,9 +58,10 @@ func (o Outcome) String() string {
 
 // Answer returns what err means to the caller of a service. It knows the errors of packages
 // fencedb, lease, once and grant, and those of the drivers of Postgres, database/sql and the
-// network, anywhere in the tree of err; any other error is Refused. A network error of the work
-// itself, such as a bank that does not answer, is Unavailable; only http.Client.Timeout is Unknown,
-// since it hides whether the request was sent. A certificate that is not trusted is Refused.
+// network, anywhere in the tree of err; any other error is [Refused]. A network error of the work
+// itself, such as a bank that does not answer, is [Unavailable]; only http.Client.Timeout is
+// [Unknown], since it hides whether the request was sent. A certificate that is not trusted is
+// Refused.
 //
 // If several errors are joined, an unknown outcome counts first, then a mistake, then work that was
 // done, then a loss, and last an outage. The error of a QueryRow without a row is Refused although
@@ -116,9 +117,9 @@ func timedOut(err error) bool {
 		errors.Is(call.Err, context.DeadlineExceeded) && !errors.As(call.Err, new(*net.OpError))
 }
 
-// RetryAfter returns how long to wait before the same call, for an err that is Busy or Unavailable:
-// at most until the lease in the way expires, or one second if err does not say when. For other
-// errors it is zero: the same call does not help.
+// RetryAfter returns how long to wait before the same call, for an err that is [Busy] or
+// [Unavailable]: at most until the lease in the way expires, or one second if err does not say
+// when. For other errors it is zero: the same call does not help.
 func RetryAfter(err error) time.Duration {
 	if o := Answer(err); o != Busy && o != Unavailable {
 		return 0

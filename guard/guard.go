@@ -80,7 +80,7 @@ type Desk struct {
 	db       fencedb.DB
 }
 
-// Option changes a Desk.
+// Option changes a [Desk].
 type Option func(*Desk)
 
 // Unsealed lets Do, DoAll and Lead acquire without Postgres, and saves a committed write for each
@@ -145,8 +145,8 @@ func (d *Desk) Do(ctx context.Context, resource string,
 }
 
 // DoAll is [Desk.Do] for several resources: all are acquired, or none, and sealed together. The
-// Holder is one for all of them, and what it writes enters every fence. The context of fn ends with
-// the first lease that ends.
+// [Holder] is one for all of them, and what it writes enters every fence. The context of fn ends
+// with the first lease that ends.
 func (d *Desk) DoAll(ctx context.Context, resources []string,
 	fn func(ctx context.Context, h *Holder) error, opts ...lease.Option) error {
 	if fn == nil {
@@ -208,7 +208,7 @@ func withResource(resource string, err error) error {
 // ends with ctx or with the lease.
 //
 // Nil means committed. The errors are those of acquiring, where nothing was written, and those of
-// [fencedb.Tx]; if the lease ended meanwhile, the cause (lease.ErrExpired, lease.ErrLost...) is
+// [fencedb.Tx]; if the lease ended meanwhile, the cause ([lease.ErrExpired], [lease.ErrLost]...) is
 // among them. A release that fails is not an error: it is tried again in the background, and in the
 // end the lease expires. For several resources use [Desk.DoAll] and [Holder.Tx].
 func (d *Desk) Tx(ctx context.Context, resource string,

@@ -16,8 +16,8 @@ import (
 
 // Holder has the leases on all resources of a [Desk] call, and writes under all of them. It is safe
 // for concurrent use. Do not use it after the function that got it has returned. A Holder that no
-// Desk has made, nil or zero, has no lease: its methods return zero values and [lease.ErrInvalid],
-// or fencedb.ErrInvalidGrant where they write.
+// [Desk] has made, nil or zero, has no lease: its methods return zero values and
+// [lease.ErrInvalid], or [fencedb.ErrInvalidGrant] where they write.
 type Holder struct {
 	leases lease.Leases
 	ctx    context.Context // of the function
