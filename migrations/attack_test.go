@@ -592,7 +592,7 @@ func TestRowsAreJudgedAtAGlance(t *testing.T) {
 	judged := func(entered, write string) string {
 		s.exec(`BEGIN; ` + entered + `; ` + write)
 		defer s.exec(`COMMIT; SELECT pg_stat_force_next_flush()`)
-		return s.one(`SELECT string_agg(funcname || ' ' || calls, ', ' ORDER BY funcname) FROM pg_stat_xact_user_functions WHERE funcname IN ('judge_row', 'judge_statement', 'token_of', 'refuse')`)
+		return s.one(`SELECT string_agg(funcname || ' ' || calls, ', ' ORDER BY funcname) FROM pg_stat_xact_user_functions WHERE funcname IN ('check_row', 'check_statement', 'token_of', 'refuse')`)
 	}
 	const twenty = `SELECT fencedb.enter_all(array_agg('sku:' || i), array_agg(41 + 0 * i), array_agg('6ba7b810-9dad-11d1-80b4-00c04fd430c8'::uuid)) FROM generate_series(1, 20) i`
 
@@ -600,7 +600,7 @@ func TestRowsAreJudgedAtAGlance(t *testing.T) {
 		require.Empty(t, judged(enter(41, "sku:0"), write), write)
 	}
 	require.Empty(t, judged(twenty, `INSERT INTO lines SELECT i, i % 20 + 1 FROM generate_series(1, 2000) i`))
-	require.Equal(t, "judge_row 1", judged(twenty, `UPDATE lines SET sku = 2 WHERE id = 20; UPDATE lines SET sku = 2 WHERE id = 1`), "a row that moved to 2, and then a row of 2")
+	require.Equal(t, "check_row 1", judged(twenty, `UPDATE lines SET sku = 2 WHERE id = 20; UPDATE lines SET sku = 2 WHERE id = 1`), "a row that moved to 2, and then a row of 2")
 }
 
 // Whoever protects a table has its guard written in the name of the owner of the schema. It must be

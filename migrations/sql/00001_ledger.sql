@@ -145,7 +145,7 @@ $$;
 -- transaction id and ends with the epoch. It is one expression, so that Postgres inlines it.
 --
 -- The limits of statements are a 256th of left_ms shorter than left_ms. So a guard has to lower
--- them again only when that time has passed (judge_statement), not in every millisecond.
+-- them again only when that time has passed (check_statement), not in every millisecond.
 --
 -- Only the first entry of a transaction lowers transaction_timeout. Postgres does not reset its
 -- timer on ROLLBACK TO: a shorter limit that was set after the savepoint would stay in force.

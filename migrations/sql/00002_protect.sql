@@ -3,17 +3,17 @@
 -- protect creates the guard of a table (write_guard, from guard_text) and its triggers
 -- (create_triggers). The guard is one function for two kinds of triggers:
 --     - The statement trigger checks whether the writer may enter, the transaction has entered, and
---       its limits need not be lowered yet (in_time). If not, it calls judge_statement, which
+--       its limits need not be lowered yet (in_time). If not, it calls check_statement, which
 --       lowers the limits or refuses.
 --     - The row trigger looks the row's resource up in the open list (00001) and stamps the row
---       with the token. If it finds no token, or the row has a newer one, it calls judge_row, which
+--       with the token. If it finds no token, or the row has a newer one, it calls check_row, which
 --       checks in full, and refuses the row or returns its token.
 -- Both raise their errors through refuse. For rows with the resource table:{table_id}, the row
 -- trigger of a guard is in essence
 --     NEW.last_fencing_token := CASE WHEN login_may_enter() AND an UPDATE has not changed table_id
 --         THEN the token after U+0001<xid>rtable:<table_id>U+0001t in the open list END;
 --     IF that is not above 0, or is below OLD.last_fencing_token THEN
---         NEW.last_fencing_token := judge_row(...); -- raises an error, or returns the token
+--         NEW.last_fencing_token := check_row(...); -- raises an error, or returns the token
 --     END IF;
 --
 -- psql shows the guard of a table (outside the schema public, fencedb.protected_tables has its
@@ -76,7 +76,7 @@ BEGIN
 END
 $$;
 
--- judge_row checks a row that the guard does not pass by itself: a row that an UPDATE moves to
+-- check_row checks a row that the guard does not pass by itself: a row that an UPDATE moves to
 -- another resource, a row that is not written by the login itself, a row of a role that takes over
 -- (below), a row for which in_time is not true, and every row that is to be refused. An observing
 -- guard leaves to it every row of which it has no record (recorded). own has the resources of the
@@ -87,7 +87,7 @@ $$;
 -- enter has already refused stale tokens, and holds the fence. So a row whose stamp is newer than
 -- the token of its fence shows that the ledger was emptied (FN001), unless fencedb.reset_fence has
 -- set the fence back.
-CREATE FUNCTION fencedb.judge_row(target oid, operation text, own text[], former text[], stamp bigint, observing boolean) RETURNS bigint
+CREATE FUNCTION fencedb.check_row(target oid, operation text, own text[], former text[], stamp bigint, observing boolean) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
@@ -131,16 +131,16 @@ $$;
 
 COMMENT ON FUNCTION fencedb.ignored_stamps IS 'The token up to which stamps of rows are ignored, for a resource that this transaction has entered: fencedb.reset_fence has set its fence back. NULL if every stamp counts.';
 
--- judge_statement checks a statement before its first row, so it refuses a statement that matches
+-- check_statement checks a statement before its first row, so it refuses a statement that matches
 -- no row, too. It leaves a statement of another trigger, such as a cascade, to the row trigger: the
 -- statement may match no row, and then it writes nothing. For later statements of a long
--- transaction, judge_statement lowers the limits to what is left of the lease.
+-- transaction, check_statement lowers the limits to what is left of the lease.
 --
 -- A partition gets its row trigger from its parent, and loses it by DETACH PARTITION. So the
 -- statement trigger of a partition has the protected table as arguments (oid, and name for a copy
--- of the database), and judge_statement checks that it is still an ancestor. It calls a function
+-- of the database), and check_statement checks that it is still an ancestor. It calls a function
 -- for this, which reads the catalog as it is now: a query would use the transaction's snapshot.
-CREATE FUNCTION fencedb.judge_statement(target oid, operation text, args text[], observing boolean) RETURNS void
+CREATE FUNCTION fencedb.check_statement(target oid, operation text, args text[], observing boolean) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
@@ -421,11 +421,11 @@ $$;
 -- statement trigger: a partition that is younger than protect has none, and a statement on an
 -- unprotected parent fires none. So one expression (glance) checks everything: the writer may
 -- enter, the row's resource is in the open list of this transaction, and an UPDATE has not changed
--- the resource. It yields the token of the row; if it yields NULL or 0, judge_row decides. It is
+-- the resource. It yields the token of the row; if it yields NULL or 0, check_row decides. It is
 -- one expression because PL/pgSQL sets up each expression anew in every transaction, which costs as
 -- much as another column.
---     %1$s  glance
---     %2$s  the resources of NEW, %3$s of OLD
+--     %1$s  the resources of NEW, %2$s of OLD
+--     %3$s  glance
 --
 -- An observing guard has a source of its own, which lets everybody pass and records the writes that
 -- it would refuse. A column of the template may have been renamed, so it reads the columns in a
@@ -436,19 +436,18 @@ CREATE FUNCTION fencedb.guard_text(target regclass, templates text[], observes b
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    unseen  text    := CASE WHEN EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = target) THEN 'fencedb.in_time()'
+    unseen  text := CASE WHEN EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = target) THEN 'fencedb.in_time()'
         WHEN (SELECT c.relkind = 'p' FROM pg_class c WHERE c.oid = target) THEN format('CASE WHEN TG_RELID OPERATOR(pg_catalog.<>) ALL (%L::pg_catalog.oid[]) THEN fencedb.in_time() ELSE true END', seen) END; -- for rows whose statement trigger may be missing, and with it the check of the time
-    -- For each template: the token of the row in the open list, or 0 if it is not there.
-    lookups text[]  := ARRAY(SELECT format($look$greatest(pg_catalog.split_part(pg_catalog.split_part(pg_catalog.current_setting('fencedb.entered', true),
-            %s COLLATE pg_catalog."C", 2), E'\x01', 1), '0')::pg_catalog.int8$look$, r.key) FROM unnest(templates) WITH ORDINALITY u(t, i), fencedb.read_template(target, t) r ORDER BY i);
-    glance  text    := format('CASE WHEN %s THEN %s END', concat_ws(E'\n        AND ',
-        'fencedb.login_may_enter()',
-        unseen,
-        format('(TG_OP OPERATOR(pg_catalog.<>) ''UPDATE'' OR %s)', (SELECT string_agg((fencedb.read_template(target, t)).same, ' AND ') FROM unnest(templates) t)),
-        (SELECT string_agg(l || ' OPERATOR(pg_catalog.>) 0', ' AND ') FROM unnest(lookups[2:]) l)), lookups[1]);
-    new     text    := (SELECT format('ARRAY[%s]', string_agg(format(r.expression, 'NEW'), ', ' ORDER BY i)) FROM unnest(templates) WITH ORDINALITY u(t, i), fencedb.read_template(target, t) r);
-    old     text    := (SELECT format('ARRAY[%s]', string_agg(format(r.expression, 'OLD'), ', ' ORDER BY i)) FROM unnest(templates) WITH ORDINALITY u(t, i), fencedb.read_template(target, t) r);
+    new     text;
+    old     text;
+    same    text;
+    lookups text[]; -- for each template: the token of the row in the open list, or 0 if it is not there
 BEGIN
+    SELECT format('ARRAY[%s]', string_agg(format(r.expression, 'NEW'), ', ' ORDER BY i)), format('ARRAY[%s]', string_agg(format(r.expression, 'OLD'), ', ' ORDER BY i)), string_agg(r.same, ' AND '),
+        array_agg(format($look$greatest(pg_catalog.split_part(pg_catalog.split_part(pg_catalog.current_setting('fencedb.entered', true),
+            %s COLLATE pg_catalog."C", 2), E'\x01', 1), '0')::pg_catalog.int8$look$, r.key) ORDER BY i)
+    INTO new, old, same, lookups
+    FROM unnest(templates) WITH ORDINALITY u(t, i), fencedb.read_template(target, t) r;
     IF observes THEN
         RETURN format($guard$
 DECLARE -- observes
@@ -458,42 +457,46 @@ DECLARE -- observes
 BEGIN
     IF TG_NARGS OPERATOR(pg_catalog.>) 0 THEN -- a statement
         IF TG_OP OPERATOR(pg_catalog.=) 'TRUNCATE' OR TG_NARGS OPERATOR(pg_catalog.>) 1 OR (fencedb.in_time() AND fencedb.may_enter() OR fencedb.recorded(TG_RELID, TG_OP, false)) IS NOT TRUE THEN
-            PERFORM fencedb.judge_statement(TG_RELID, TG_OP, TG_ARGV, true);
+            PERFORM fencedb.check_statement(TG_RELID, TG_OP, TG_ARGV, true);
         END IF;
     ELSIF fencedb.recorded(TG_RELID, TG_OP, true) IS NOT TRUE THEN
         BEGIN
-            own := CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN %3$s ELSE %2$s END;
-            former := CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'INSERT' THEN %2$s ELSE %3$s END;
+            own := CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN %2$s ELSE %1$s END;
+            former := CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'INSERT' THEN %1$s ELSE %2$s END;
             token := OLD.last_fencing_token;
         EXCEPTION WHEN OTHERS THEN
             PERFORM fencedb.let_pass(TG_RELID, TG_OP, SQLSTATE, true, NULL);
             RETURN coalesce(NEW, OLD);
         END;
-        token := fencedb.judge_row(TG_RELID, TG_OP, own, former, token, true);
+        token := fencedb.check_row(TG_RELID, TG_OP, own, former, token, true);
         IF token OPERATOR(pg_catalog.>) 0 AND TG_OP OPERATOR(pg_catalog.<>) 'DELETE' THEN
             NEW.last_fencing_token := token;
         END IF;
     END IF;
     RETURN coalesce(NEW, OLD);
 END
-$guard$, glance, new, old);
+$guard$, new, old);
     END IF;
     RETURN format($guard$
 DECLARE -- enforces
 BEGIN
     IF TG_NARGS OPERATOR(pg_catalog.>) 0 THEN -- a statement
         IF TG_OP OPERATOR(pg_catalog.=) 'TRUNCATE' OR TG_NARGS OPERATOR(pg_catalog.>) 1 OR (fencedb.in_time() AND (fencedb.login_may_enter() OR fencedb.may_enter())) IS NOT TRUE THEN
-            PERFORM fencedb.judge_statement(TG_RELID, TG_OP, TG_ARGV, false);
+            PERFORM fencedb.check_statement(TG_RELID, TG_OP, TG_ARGV, false);
         END IF;
         RETURN NULL;
     END IF;
-    NEW.last_fencing_token := %1$s;
+    NEW.last_fencing_token := %3$s;
     IF (NEW.last_fencing_token OPERATOR(pg_catalog.>) 0 AND (OLD.last_fencing_token OPERATOR(pg_catalog.<=) NEW.last_fencing_token) IS NOT FALSE) IS NOT TRUE THEN
-        NEW.last_fencing_token := fencedb.judge_row(TG_RELID, TG_OP, CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN %3$s ELSE %2$s END, CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'INSERT' THEN %2$s ELSE %3$s END, OLD.last_fencing_token, false);
+        NEW.last_fencing_token := fencedb.check_row(TG_RELID, TG_OP, CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN %2$s ELSE %1$s END, CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'INSERT' THEN %1$s ELSE %2$s END, OLD.last_fencing_token, false);
     END IF;
     RETURN NEW; -- a DELETE goes on for any row but NULL
 END
-$guard$, glance, new, old);
+$guard$, new, old, format('CASE WHEN %s THEN %s END', concat_ws(E'\n        AND ',
+        'fencedb.login_may_enter()',
+        unseen,
+        format('(TG_OP OPERATOR(pg_catalog.<>) ''UPDATE'' OR %s)', same),
+        (SELECT string_agg(l || ' OPERATOR(pg_catalog.>) 0', ' AND ') FROM unnest(lookups[2:]) l)), lookups[1]));
 END
 $$;
 
@@ -630,7 +633,7 @@ DECLARE
     update_of text := (SELECT ' OR UPDATE OF ' || string_agg(quote_ident(c), ', ') FROM unnest(columns) c);
     m         record;
     later     name;
-    args      text[]; -- see judge_statement
+    args      text[]; -- see check_statement
     list      text;
     own       name;
 BEGIN
@@ -964,7 +967,7 @@ $$;
 
 COMMENT ON FUNCTION fencedb.overtakes IS 'Whether the role of the last SET ROLE, or the one that logged in, writes to a table as a holder that takes over.';
 
--- For a role that takes over, judge_row calls overtake, which enters the fences of a row unless
+-- For a role that takes over, check_row calls overtake, which enters the fences of a row unless
 -- this transaction has entered them already: with tokens above the stored ones, and with a lease id
 -- that nobody knows. The entries are like any other, but no time limits this transaction. former is
 -- the resource of the row as it was; its token is above the stamp of the row too. lenient is for an
@@ -1123,5 +1126,5 @@ DROP TABLE fencedb.take_overs;
 DROP FUNCTION fencedb.protect(regclass, text, text, boolean), fencedb.protect(regclass, text[], text, boolean), fencedb.unprotect, fencedb.create_triggers, fencedb.record_protection,
     fencedb.drop_guard, fencedb.write_guard, fencedb.order_guard, fencedb.ordered, fencedb.guard_text, fencedb.lock_guard, fencedb.resources_of, fencedb.read_template;
 DROP VIEW fencedb.protected_tables;
-DROP FUNCTION fencedb.guarded_root, fencedb.members, fencedb.judge_statement, fencedb.ignored_stamps, fencedb.judge_row, fencedb.refuse, fencedb.in_time;
+DROP FUNCTION fencedb.guarded_root, fencedb.members, fencedb.check_statement, fencedb.ignored_stamps, fencedb.check_row, fencedb.refuse, fencedb.in_time;
 -- +goose StatementEnd
