@@ -796,8 +796,6 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.keep_events IS 'Trigger of fencedb.events.';
-
 CREATE TRIGGER keep BEFORE UPDATE OR DELETE OR TRUNCATE ON fencedb.events FOR EACH STATEMENT EXECUTE FUNCTION fencedb.keep_events();
 
 -- forget_events keeps the events that say who protected a table, for as long as it is protected.
@@ -862,8 +860,6 @@ BEGIN
     RETURN NULL;
 END
 $$;
-
-COMMENT ON FUNCTION fencedb.note_foreign IS 'Trigger of fencedb.foreign_issuers.';
 
 CREATE TRIGGER note AFTER INSERT ON fencedb.foreign_issuers FOR EACH ROW EXECUTE FUNCTION fencedb.note_foreign();
 

@@ -860,7 +860,7 @@ CREATE FUNCTION fencedb.recorded(target oid, operation text, of_row boolean) RET
 -- Above READ COMMITTED let_pass does not look for one: the snapshot may be old, and under
 -- SERIALIZABLE the read could cost the writer its commit. row_count is 0 for a row whose statement
 -- was counted by the statement trigger already.
-CREATE FUNCTION fencedb.let_pass(target oid, operation text, reason text, of_row boolean, resource text) RETURNS text
+CREATE FUNCTION fencedb.let_pass(target oid, operation text, reason text, of_row boolean, resource text) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp SET lock_timeout = '10ms'
 AS $$
@@ -877,7 +877,7 @@ BEGIN
     IF pg_trigger_depth() = 0 THEN
         RAISE EXCEPTION 'fencedb.let_pass: for guards alone' USING ERRCODE = 'insufficient_privilege';
     ELSIF its_own AND (row_seen OR NOT of_row) AND substr(seen, 2, 14)::float8 > date_part('epoch', clock_timestamp()) THEN
-        RETURN seen;
+        RETURN;
     END IF;
     BEGIN
         INSERT INTO fencedb.events (kind, id, event, resource, table_schema, table_name, row_count, role, reason, details)
@@ -893,7 +893,7 @@ BEGIN
         PERFORM setval('fencedb.unrecorded', floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint);
         RAISE LOG 'fencedb: % on % by % (%) would have been refused and could not be recorded: %', operation, root::regclass, role, current_setting('application_name'), SQLERRM;
     END;
-    RETURN set_config(setting, concat((of_row OR row_seen)::int, to_char(date_part('epoch', clock_timestamp()) + 60, 'FM0000000000.000'), writer), false);
+    PERFORM set_config(setting, concat((of_row OR row_seen)::int, to_char(date_part('epoch', clock_timestamp()) + 60, 'FM0000000000.000'), writer), false);
 END
 $$;
 
@@ -1104,20 +1104,7 @@ SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.
 
 -- +goose Down
 -- +goose StatementBegin
-DO $$
-DECLARE
-    tables text := (SELECT string_agg(p.table_name::text, ', ' ORDER BY p.table_name::text) FROM fencedb.protected_tables p);
-    guard  regprocedure;
-BEGIN
-    IF tables IS NOT NULL THEN
-        RAISE EXCEPTION 'still protected: %', tables
-            USING ERRCODE = 'dependent_objects_still_exist', HINT = 'Call fencedb.unprotect for each, then migrate down.';
-    END IF;
-    FOR guard IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = 'fencedb'::regnamespace AND p.prorettype = 'trigger'::regtype AND p.proname ~ '^(guard|noted)_' LOOP
-        PERFORM fencedb.drop_guard(guard); -- left by a table that was dropped
-    END LOOP;
-END
-$$;
+SELECT fencedb.drop_guard(p.oid) FROM pg_proc p WHERE p.pronamespace = 'fencedb'::regnamespace AND p.prorettype = 'trigger'::regtype AND p.proname ~ '^(guard|noted)_'; -- left by tables that were dropped
 DROP FUNCTION fencedb.end_take_over, fencedb.end_overtaking, fencedb.take_over_as, fencedb.let_overtake, fencedb.overtake, fencedb.overtakes, fencedb.enforce;
 DROP FUNCTION fencedb.let_pass, fencedb.recorded;
 DROP VIEW fencedb.unfenced_writes;

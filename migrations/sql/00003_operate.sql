@@ -130,18 +130,11 @@ COMMENT ON FUNCTION fencedb.reset_fence IS 'Sets the fence of resource back to a
 
 REVOKE ALL ON FUNCTION fencedb.reset_fence FROM PUBLIC;
 
--- Whether the current role may see lease ids. Policies call it in a subquery, so that it runs once
--- per query, not once per row.
-CREATE FUNCTION fencedb.operates() RETURNS boolean
-    LANGUAGE sql STABLE
-    RETURN has_function_privilege('fencedb.prune(text, interval, text, text, timestamptz, text[], bigint)', 'EXECUTE');
-
-COMMENT ON FUNCTION fencedb.operates IS 'Whether fencedb.allow has made the current role an operator, or it owns this schema.';
-GRANT EXECUTE ON FUNCTION fencedb.operates TO PUBLIC;
-
-CREATE POLICY operators ON fencedb.fences FOR SELECT USING ((SELECT fencedb.operates()));
-CREATE POLICY operators ON fencedb.take_overs FOR SELECT USING ((SELECT fencedb.operates()));
-CREATE POLICY operators ON fencedb.events FOR SELECT USING (kind = 'observed' OR (SELECT fencedb.operates())); -- what was observed has no lease id
+-- A role that may call prune is an operator, and sees lease ids. A policy asks in a subquery, which
+-- runs once per query, not once per row.
+CREATE POLICY operators ON fencedb.fences FOR SELECT USING ((SELECT has_function_privilege('fencedb.prune'::regproc, 'EXECUTE')));
+CREATE POLICY operators ON fencedb.take_overs FOR SELECT USING ((SELECT has_function_privilege('fencedb.prune'::regproc, 'EXECUTE')));
+CREATE POLICY operators ON fencedb.events FOR SELECT USING (kind = 'observed' OR (SELECT has_function_privilege('fencedb.prune'::regproc, 'EXECUTE'))); -- what was observed has no lease id
 
 -- The history of a resource: who entered it when, and what was written under which token. While it
 -- is off it costs nothing, except on tables that are protected with history.
@@ -157,7 +150,7 @@ COMMENT ON COLUMN fencedb.history_kept.period IS 'Older events are deleted, some
 COMMENT ON COLUMN fencedb.history_kept.since  IS 'No later event is missing, except events that are older than period, and those of transactions above READ COMMITTED that had begun earlier.';
 
 ALTER TABLE fencedb.history_kept ENABLE ROW LEVEL SECURITY; -- against members of pg_write_all_data
-CREATE POLICY operators ON fencedb.history_kept FOR SELECT USING ((SELECT fencedb.operates()));
+CREATE POLICY operators ON fencedb.history_kept FOR SELECT USING ((SELECT has_function_privilege('fencedb.prune'::regproc, 'EXECUTE')));
 REVOKE ALL ON fencedb.history_kept FROM PUBLIC;
 
 -- While history is off, this trigger drops its rows. A trigger, because a look at history_kept
@@ -187,12 +180,6 @@ EXCEPTION WHEN serialization_failure THEN -- nothing is deleted
 END
 $$;
 
--- The role of the last SET ROLE, or the one that logged in. In SECURITY DEFINER functions,
--- current_user is their owner.
-CREATE FUNCTION fencedb.caller() RETURNS name
-    LANGUAGE sql STABLE
-    RETURN coalesce(nullif(current_setting('role'), 'none'), session_user);
-
 CREATE FUNCTION fencedb.note_entry() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
@@ -203,7 +190,7 @@ BEGIN
     IF was_reset OR NEW.last_fencing_token > 0 AND (NEW.last_fencing_token, NEW.lease_id) IS DISTINCT FROM (OLD.last_fencing_token, OLD.lease_id) THEN -- 0: overtake creates a fence with this token
         INSERT INTO fencedb.events (kind, at, resource, event, token, lease_id, former_token, role, client)
         VALUES ('history', NEW.advanced_at, NEW.resource, CASE WHEN was_reset THEN 'reset' ELSE 'enter' END, NEW.last_fencing_token, NEW.lease_id, nullif(OLD.last_fencing_token, 0),
-            fencedb.caller(), inet_client_addr());
+            coalesce(nullif(current_setting('role'), 'none'), session_user), inet_client_addr());
         IF random() < 0.01 THEN
             PERFORM fencedb.trim_history(1);
         END IF;
@@ -211,8 +198,6 @@ BEGIN
     RETURN NULL;
 END
 $$;
-
-COMMENT ON FUNCTION fencedb.note_entry() IS 'Trigger of fencedb.fences while history is kept.';
 
 -- The history triggers of a table run one function, which is in this schema and has the rights of
 -- the schema's owner. Like a guard it has no SET, so every name in it has its schema. The table may
@@ -243,7 +228,7 @@ DECLARE
         WHERE w.token IS NOT NULL;$note$;
     of_any     text := $note$
             INSERT INTO fencedb.events (kind, resource, event, table_schema, table_name, row_count, token, role, client)
-            SELECT 'history', w.resource, TG_OP, TG_TABLE_SCHEMA, TG_TABLE_NAME, w.n, w.token, CASE WHEN w.token IS NULL THEN fencedb.caller() END, CASE WHEN w.token IS NULL THEN pg_catalog.inet_client_addr() END
+            SELECT 'history', w.resource, TG_OP, TG_TABLE_SCHEMA, TG_TABLE_NAME, w.n, w.token, CASE WHEN w.token IS NULL THEN CASE WHEN pg_catalog.current_setting('role') OPERATOR(pg_catalog.<>) 'none' THEN pg_catalog.current_setting('role') ELSE session_user END END, CASE WHEN w.token IS NULL THEN pg_catalog.inet_client_addr() END
             FROM (SELECT r.resource, greatest(pg_catalog.count(*) FILTER (WHERE NOT r.before), pg_catalog.count(*) FILTER (WHERE r.before)) AS n, fencedb.token_of(r.resource) AS token FROM (%s) r GROUP BY r.resource ORDER BY r.resource) w
             WHERE w.resource OPERATOR(pg_catalog.<>) '' AND pg_catalog.octet_length(w.resource) OPERATOR(pg_catalog.<=) 512;$note$;
 BEGIN
@@ -303,16 +288,13 @@ DECLARE
     notes   regprocedure;
     formers regprocedure[] := ARRAY(SELECT DISTINCT t.tgfoid::regprocedure FROM pg_trigger t JOIN fencedb.members(target) m ON m.member = t.tgrelid WHERE t.tgname ^@ '~fencedb_note_');
     own     record;
-    far     regclass := (SELECT m.member FROM fencedb.members(target) m JOIN pg_class c ON c.oid = m.member WHERE c.relkind = 'f' LIMIT 1);
 BEGIN
     IF wanted THEN
-        IF far IS NOT NULL THEN -- it can have no transition table, and Postgres would refuse writes to it through a parent that has one
-            RAISE EXCEPTION 'fencedb.protect: % is a foreign table, of which no history can be kept', far
-                USING ERRCODE = 'feature_not_supported', HINT = format('Protect %s with history => false, or take that part out of it.', target);
-        ELSIF formers = '{}' THEN
+        IF formers = '{}' THEN
             EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', target); -- otherwise writes of open transactions would not be noted
         END IF;
         notes := fencedb.write_notes(target);
+        -- Postgres raises an error for a foreign table: its triggers have no transition tables.
         FOR own IN SELECT m.member, k.* FROM fencedb.members(target) m,
                 (VALUES ('insert', 'NEW TABLE AS written'), ('update', 'OLD TABLE AS former NEW TABLE AS written'), ('delete', 'OLD TABLE AS written')) k(kind, transition)
                 WHERE NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_note_' || k.kind AND t.tgfoid = notes AND t.tgenabled IN ('O', 'A')) LOOP
@@ -364,7 +346,7 @@ $$;
 
 COMMENT ON FUNCTION fencedb.keep_history(interval) IS 'From now on, fencedb.history keeps for this period, 1000 years at most, who enters which resource, and what is written to tables that are protected with history => true. A row has some 150 bytes; there is one for each token that enters, and for each statement and resource. NULL or 0 switches history off; what was kept stays until fencedb.prune forgets it. Recorded in fencedb.audit. Switching on and off waits for open transactions that have entered, and blocks new ones meanwhile: set lock_timeout and try again.';
 
-REVOKE ALL ON FUNCTION fencedb.keep_history(interval), fencedb.write_notes(regclass), fencedb.note_entry(), fencedb.trim_history(float8), fencedb.caller() FROM PUBLIC;
+REVOKE ALL ON FUNCTION fencedb.keep_history(interval), fencedb.write_notes(regclass), fencedb.note_entry(), fencedb.trim_history(float8) FROM PUBLIC;
 -- protect calls these with the rights of the table's owner.
 GRANT EXECUTE ON FUNCTION fencedb.set_history(regclass, boolean), fencedb.write_notes(regclass) TO PUBLIC;
 
@@ -373,7 +355,7 @@ DO $$
 DECLARE
     inner_function regprocedure;
 BEGIN
-    FOR inner_function IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = 'fencedb'::regnamespace AND p.prorettype <> 'trigger'::regtype AND obj_description(p.oid, 'pg_proc') IS NULL LOOP
+    FOR inner_function IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = 'fencedb'::regnamespace AND obj_description(p.oid, 'pg_proc') IS NULL LOOP
         EXECUTE format('COMMENT ON FUNCTION %s IS ''Inner function, called by others of this schema alone.''', inner_function);
     END LOOP;
 END
@@ -408,11 +390,11 @@ BEGIN
 END
 $$;
 DROP TRIGGER IF EXISTS note ON fencedb.fences;
-DROP FUNCTION fencedb.keep_history(interval), fencedb.set_history(regclass, boolean), fencedb.write_notes(regclass), fencedb.note_entry(), fencedb.trim_history(float8), fencedb.caller();
+DROP FUNCTION fencedb.keep_history(interval), fencedb.set_history(regclass, boolean), fencedb.write_notes(regclass), fencedb.note_entry(), fencedb.trim_history(float8);
 DROP TRIGGER IF EXISTS off ON fencedb.events;
 DROP TABLE fencedb.history_kept;
 DROP POLICY operators ON fencedb.take_overs;
 DROP POLICY operators ON fencedb.events;
 DROP POLICY operators ON fencedb.fences;
-DROP FUNCTION fencedb.operates, fencedb.reset_fence, fencedb.prune;
+DROP FUNCTION fencedb.reset_fence, fencedb.prune;
 -- +goose StatementEnd

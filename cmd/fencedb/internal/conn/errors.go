@@ -68,7 +68,7 @@ var ErrMayNot = errors.New("postgres: permission denied for this role; let the o
 // security shows a member of pg_read_all_data an empty one.
 func MaySee(ctx context.Context, pool *pgxpool.Pool) error {
 	var may bool
-	err := pool.QueryRow(ctx, `SELECT fencedb.operates()`).Scan(&may)
+	err := pool.QueryRow(ctx, `SELECT has_function_privilege('fencedb.prune'::regproc, 'EXECUTE')`).Scan(&may)
 	if err == nil && !may {
 		return ErrMayNot
 	}
