@@ -73,10 +73,10 @@ func TestGuardsOfOneTableAreChangedInTurn(t *testing.T) {
 		"observe twice":             {before: protect, first: `SELECT fencedb.enforce('seats', true)`, second: `SELECT fencedb.enforce('seats', true)`, state: `SELECT count(*) FROM fencedb.audit`, want: "2"},
 		// What ends one take-over reads in the order of the owner who else takes over.
 		"two roles take over": {before: protect, first: takeOver("pg_monitor"), second: takeOver("pg_signal_backend"),
-			then: `SELECT fencedb.end_take_over('seats', 'pg_signal_backend')`, state: `SELECT string_agg(role::regrole::text, ' ') FROM fencedb.take_overs`, want: "pg_monitor"},
-		"one ends, one begins": {before: protect + `; ` + takeOver("pg_monitor"), first: `SELECT fencedb.end_take_over('seats', 'pg_monitor')`, second: takeOver("pg_signal_backend"),
+			then: `SELECT fencedb.take_over_as('seats', 'pg_signal_backend', NULL)`, state: `SELECT string_agg(role::regrole::text, ' ') FROM fencedb.take_overs`, want: "pg_monitor"},
+		"one ends, one begins": {before: protect + `; ` + takeOver("pg_monitor"), first: `SELECT fencedb.take_over_as('seats', 'pg_monitor', NULL)`, second: takeOver("pg_signal_backend"),
 			state: `SELECT string_agg(role::regrole::text, ' ') FROM fencedb.take_overs`, want: "pg_signal_backend"},
-		"one begins, one ends": {before: protect + `; ` + takeOver("pg_monitor"), first: takeOver("pg_signal_backend"), second: `SELECT fencedb.end_take_over('seats', 'pg_monitor')`,
+		"one begins, one ends": {before: protect + `; ` + takeOver("pg_monitor"), first: takeOver("pg_signal_backend"), second: `SELECT fencedb.take_over_as('seats', 'pg_monitor', NULL)`,
 			state: `SELECT string_agg(role::regrole::text, ' ') FROM fencedb.take_overs`, want: "pg_signal_backend"},
 		"a part of another": {before: `CREATE TABLE rooms (room text NOT NULL) PARTITION BY LIST (room); CREATE TABLE red PARTITION OF rooms DEFAULT`,
 			first: `SELECT fencedb.protect('rooms', 'room:{room}')`, second: `SELECT fencedb.protect('red', 'room:{room}')`, code: "55006", state: `SELECT count(DISTINCT guard) FROM fencedb.protected_tables`, want: "1"},

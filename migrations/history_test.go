@@ -144,7 +144,7 @@ func TestAWriteWithoutALeaseIsToldAsOne(t *testing.T) {
 	require.Equal(t, "enter room:red 43 after 42, "+strings.Replace(with, "41", "43", 1), s.noted())
 	s.exec(s.fenced(44, "room:red", write))
 	require.Equal(t, "enter room:red 44 after 43, "+strings.Replace(with, "41", "44", 1), s.noted())
-	s.exec(`CREATE FUNCTION ends() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM fencedb.end_take_over('seats'); RETURN NULL; END $$; CREATE TRIGGER ends AFTER UPDATE ON seats FOR EACH ROW EXECUTE FUNCTION ends(); ` + write)
+	s.exec(`CREATE FUNCTION ends() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM fencedb.take_over_as('seats', NULL, NULL); RETURN NULL; END $$; CREATE TRIGGER ends AFTER UPDATE ON seats FOR EACH ROW EXECUTE FUNCTION ends(); ` + write)
 	require.Equal(t, "enter room:red 45 after 44, "+strings.Replace(with, "41", "45", 1), s.noted(), "it ends while the statement runs")
 }
 

@@ -14,7 +14,7 @@ import (
 var changes = []string{
 	`fencedb.protect('public.seats', 'mallory:1')`, `fencedb.protect('public.seats', 'room:{room}', mode => 'observe')`, `fencedb.unprotect('public.seats')`, `fencedb.enforce('public.seats', observing => true)`,
 	`fencedb.order_guard('public.seats', '{"resource": ["mallory:1"], "observes": true}')`, `fencedb.write_guard('public.seats')`, `fencedb.drop_guard('fencedb.guard_seats()')`,
-	`fencedb.take_over_as('public.seats', '%[1]s', now() + interval '1 day')`, `fencedb.let_overtake('public.seats')`, `fencedb.end_take_over('public.seats')`, `fencedb.end_overtaking('public.seats')`,
+	`fencedb.take_over_as('public.seats', '%[1]s', now() + interval '1 day')`, `fencedb.let_overtake('public.seats')`, `fencedb.take_over_as('public.seats', NULL, NULL)`, `fencedb.end_overtaking('public.seats')`,
 }
 
 // Postgres runs the code of one role in the session of another: in ANALYZE and REINDEX, for a
@@ -60,7 +60,7 @@ func TestAMembershipThatConfersNothingIsNoOwnership(t *testing.T) {
 	s := newSeats(t)
 	owner, member := s.withRole("operator"), s.withRole("writer")
 	s.exec(`ALTER TABLE seats OWNER TO ` + owner + `; ALTER ROLE ` + member + ` NOINHERIT; GRANT ` + owner + ` TO ` + member + `; GRANT CREATE ON SCHEMA public TO ` + owner + `; SET SESSION AUTHORIZATION ` + member)
-	for _, change := range []string{`fencedb.unprotect('seats')`, `fencedb.enforce('seats', observing => true)`, `fencedb.protect('seats', 'room:{room}')`, `fencedb.take_over_as('seats', current_user::regrole, now() + interval '1 hour')`, `fencedb.end_take_over('seats')`} {
+	for _, change := range []string{`fencedb.unprotect('seats')`, `fencedb.enforce('seats', observing => true)`, `fencedb.protect('seats', 'room:{room}')`, `fencedb.take_over_as('seats', current_user::regrole, now() + interval '1 hour')`, `fencedb.take_over_as('seats', NULL, NULL)`} {
 		s.refused(insufficientPrivilege, `SELECT `+change)
 	}
 	s.exec(`SET ROLE ` + owner + `; SELECT fencedb.protect('seats', 'room:{room}'), fencedb.enforce('seats', observing => true), fencedb.enforce('seats'), fencedb.unprotect('seats'); RESET SESSION AUTHORIZATION`)

@@ -152,7 +152,7 @@ func TestNoImpostorIsCalledByOurFunctions(t *testing.T) {
 				`SELECT fencedb.enforce('public.seats')`,
 				`SELECT fencedb.take_over_as('public.seats', session_user::regrole, 'tomorrow'), fencedb.take_over_as('public.jobs', session_user::regrole, 'tomorrow')`,
 				`INSERT INTO public.seats VALUES (8, 'red'), (9, 'new'); UPDATE public.seats SET room = 'blue'; INSERT INTO public.jobs VALUES ('z', '2026-11-26', 'new', ''); UPDATE public.jobs SET note = 'a'`,
-				`SELECT fencedb.end_take_over('public.seats'), fencedb.end_take_over('public.jobs')`,
+				`SELECT fencedb.take_over_as('public.seats', NULL, NULL), fencedb.take_over_as('public.jobs', NULL, NULL)`,
 				`SELECT fencedb.unprotect('public.part_1')`,
 				`SELECT fencedb.unprotect('public.seats'), fencedb.unprotect('public.jobs'), fencedb.unprotect('public.jobs')`,
 			}, everyCall...) {
@@ -163,8 +163,8 @@ func TestNoImpostorIsCalledByOurFunctions(t *testing.T) {
 				s.exec(`ROLLBACK`)
 			}
 			s.exec(`RESET search_path`)
-			require.Equal(t, "observe take_over_as end_take_over", s.one(`SELECT string_agg(event, ' ' ORDER BY id)
-				FROM (SELECT event, min(id) AS id FROM fencedb.audit WHERE details ->> 'oid' = 'public.seats'::regclass::oid::text AND event ~ '^(observe|take|end)' GROUP BY event) seen`), "they did what they are for")
+			require.Equal(t, "observe take_over_as", s.one(`SELECT string_agg(event, ' ' ORDER BY id)
+				FROM (SELECT event, min(id) AS id FROM fencedb.audit WHERE details ->> 'oid' = 'public.seats'::regclass::oid::text AND event ~ '^(observe|take)' GROUP BY event) seen`), "they did what they are for")
 		})
 	}
 }

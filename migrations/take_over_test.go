@@ -90,7 +90,7 @@ func TestWhatIsOvertakenForOneTableAdmitsToNoOther(t *testing.T) {
 	s.exec(`BEGIN; SELECT fencedb.take_over_as('notes', '` + role + `', now() + interval '1 hour'); COMMIT`)
 	legacy.exec(overtaken + writes[0] + `; UPDATE seats SET guest = 'leo' WHERE id = 2; UPDATE notes SET room = 'red'; COMMIT`) // each by its own right
 	require.Equal(t, "1", s.one(`SELECT count(DISTINCT t) FROM (SELECT last_fencing_token FROM seats WHERE guest IN ('zoe', 'leo') UNION ALL SELECT last_fencing_token FROM notes) x(t)`), "one transaction overtakes a fence once")
-	s.exec(`SELECT fencedb.end_take_over('notes')`)
+	s.exec(`SELECT fencedb.take_over_as('notes', NULL, NULL)`)
 
 	// A cascade has no guard of statements, and a savepoint gives the fence back.
 	s.exec(`CREATE TABLE rooms (name text PRIMARY KEY); INSERT INTO rooms VALUES ('red'); GRANT ALL ON rooms TO ` + role + `; ALTER TABLE notes ADD FOREIGN KEY (room) REFERENCES rooms ON DELETE CASCADE`)
@@ -152,7 +152,7 @@ func TestATakeOverIsRecordedAndEnds(t *testing.T) {
 	legacy.exec(write)
 	require.Equal(t, "FN002", s.as(other, write), "another role")
 	require.Equal(t, insufficientPrivilege, legacy.refused(insufficientPrivilege, `SELECT fencedb.take_over_as('seats', '`+role+`', now() + interval '2 hours')`).Code)
-	legacy.refused(insufficientPrivilege, `SELECT fencedb.end_take_over('seats')`)
+	legacy.refused(insufficientPrivilege, `SELECT fencedb.take_over_as('seats', NULL, NULL)`)
 	legacy.exec(`SELECT fencedb.let_overtake('seats'), fencedb.end_overtaking('seats')`) // no news: what the owner has ordered
 	legacy.refused(insufficientPrivilege, `INSERT INTO fencedb.take_overs VALUES (1, 1, now())`)
 
@@ -165,16 +165,16 @@ func TestATakeOverIsRecordedAndEnds(t *testing.T) {
 	s.exec(`SELECT fencedb.take_over_as('seats', '` + role + `', now() + interval '2 hours')`)
 	legacy.exec(write)
 	legacy.exec(`BEGIN; UPDATE seats SET guest = 'leo' WHERE id = 3`)
-	s.exec(`SET lock_timeout = '10ms'; SELECT fencedb.end_take_over('seats', '` + role + `'); SELECT fencedb.end_take_over('seats', '` + role + `')`)
+	s.exec(`SET lock_timeout = '10ms'; SELECT fencedb.take_over_as('seats', '` + role + `', NULL); SELECT fencedb.take_over_as('seats', '` + role + `', NULL)`)
 	legacy.refused("FN002", write)
 	s.exec(`SELECT fencedb.take_over_as('seats', '` + role + `', now() + interval '1 hour'); RESET lock_timeout`)
 	legacy.exec(write)
 	s.exec(`SELECT fencedb.unprotect('seats', keep_columns => true); SELECT fencedb.protect('seats', 'room:{room}')`)
 	legacy.refused("FN002", write)
 
-	require.Equal(t, "take_over_as true, take_over_as true, take_over_as true, end_take_over, take_over_as true, end_take_over",
+	require.Equal(t, "take_over_as true, take_over_as true, take_over_as true, take_over_as, take_over_as true, take_over_as",
 		s.one(`SELECT string_agg(concat_ws(' ', event, ((details ->> 'until')::timestamptz > now())::text), ', ' ORDER BY id) FROM fencedb.audit WHERE details ->> 'role' = $1`, legacy.one(`session_user`)))
-	for _, wrong := range []string{`'seats', '` + role + `', now()`, `'seats', '` + role + `', 'infinity'`, `'seats', '` + role + `', NULL`, `'seats', NULL, now() + interval '1 hour'`} {
+	for _, wrong := range []string{`'seats', '` + role + `', now()`, `'seats', '` + role + `', 'infinity'`, `'seats', '999999', NULL`, `'seats', NULL, now() + interval '1 hour'`} {
 		s.refused("22023", `SELECT fencedb.take_over_as(`+wrong+`)`)
 	}
 	s.exec(`CREATE TABLE plain (id int)`)
@@ -332,7 +332,7 @@ func TestATakeOverStaysWithItsRole(t *testing.T) {
 
 	require.Empty(t, s.as(renamed, `UPDATE seats SET guest = 'zoe' WHERE id = 1`))
 
-	s.exec(`SELECT fencedb.end_take_over('seats', ` + "'" + renamed + `')`)
+	s.exec(`SELECT fencedb.take_over_as('seats', ` + "'" + renamed + `', NULL)`)
 	require.Equal(t, "FN002", s.as(renamed, `UPDATE seats SET guest = 'zoe' WHERE id = 1`))
 }
 

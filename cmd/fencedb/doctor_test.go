@@ -295,7 +295,7 @@ func TestDoctorNamesABadDatabaseAndNothingElse(t *testing.T) {
 		"anybody may reset":         {`GRANT EXECUTE ON FUNCTION fencedb.reset_fence TO PUBLIC`, app.ExitFailed, "error open_to_all"},
 		"schema closed":             {`REVOKE USAGE ON SCHEMA fencedb FROM PUBLIC`, app.ExitFailed, "error schema_closed"},
 		"take-over":                 {`SELECT fencedb.take_over_as('seats', current_user::regrole, now() + interval '1 hour')`, app.ExitDone, "warning take_over"},
-		"take-over, ended":          {`SELECT fencedb.take_over_as('seats', current_user::regrole, now() + interval '1 hour'), fencedb.end_take_over('seats'); DROP TABLE seats`, app.ExitDone, "warning guard_left"},
+		"take-over, ended":          {`SELECT fencedb.take_over_as('seats', current_user::regrole, now() + interval '1 hour'), fencedb.take_over_as('seats', NULL, NULL); DROP TABLE seats`, app.ExitDone, "warning guard_left"},
 		"replica for a database":    {`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET session_replication_role = replica', current_database()); END $$`, app.ExitFailed, "error replica_role"},
 		"replica for a function":    {`CREATE FUNCTION f() RETURNS int LANGUAGE sql SET session_replication_role = replica AS 'SELECT 1'`, app.ExitFailed, "error replica_role"},
 		"only observed":             {`SELECT fencedb.enforce('seats', observing => true)`, app.ExitDone, "warning observed_table"},

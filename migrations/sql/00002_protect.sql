@@ -945,7 +945,7 @@ CREATE TABLE fencedb.take_overs (
     PRIMARY KEY (target, role)
 );
 
-COMMENT ON TABLE  fencedb.take_overs IS 'Roles that write to a protected table without a token, as holders that take over. Changed by fencedb.take_over_as and fencedb.end_take_over.';
+COMMENT ON TABLE  fencedb.take_overs IS 'Roles that write to a protected table without a token, as holders that take over. Changed by fencedb.take_over_as.';
 COMMENT ON COLUMN fencedb.take_overs.target IS 'The oid of the table.';
 COMMENT ON COLUMN fencedb.take_overs.role   IS 'The oid of the role of the last SET ROLE, or the one that logged in.';
 COMMENT ON COLUMN fencedb.take_overs.until  IS 'From then on the role is refused like everybody else.';
@@ -1016,16 +1016,22 @@ $$;
 
 -- Whoever takes over can raise the fence of any resource, and anybody can own a table. So both are
 -- needed: the owner of the table orders a take-over (take_over_as), and only those who may enter
--- can carry it out (let_overtake).
+-- can carry it out (let_overtake). To end it, the owner suffices.
 CREATE FUNCTION fencedb.take_over_as(target regclass, role regrole, until timestamptz) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    login name := (SELECT r.rolname FROM pg_roles r WHERE r.oid = take_over_as.role);
+    login   text := (SELECT r.rolname FROM pg_roles r WHERE r.oid = take_over_as.role);
+    ordered jsonb;
 BEGIN
     PERFORM fencedb.lock_guard(target);
-    IF NOT has_function_privilege('fencedb.let_overtake(regclass)', 'EXECUTE') THEN
+    ordered := fencedb.ordered(target);
+    IF until IS NULL AND (login IS NOT NULL OR role IS NULL) THEN
+        PERFORM fencedb.order_guard(target, jsonb_build_object('take_overs', coalesce((ordered -> 'take_overs') - login, '{}'))) WHERE ordered IS NOT NULL;
+        PERFORM fencedb.end_overtaking(target);
+        RETURN;
+    ELSIF NOT has_function_privilege('fencedb.let_overtake(regclass)', 'EXECUTE') THEN
         RAISE EXCEPTION 'fencedb.take_over_as: % may not enter fences, so it cannot let others overtake', current_user
             USING ERRCODE = 'insufficient_privilege', HINT = 'The role that ran the migrations can let it enter, with fencedb.allow.';
     ELSIF NOT EXISTS (SELECT FROM fencedb.protected_tables p WHERE p.table_name = target AND p.resource IS NOT NULL) THEN
@@ -1035,12 +1041,12 @@ BEGIN
         RAISE EXCEPTION 'fencedb.take_over_as: needs a role and a time within the next year, got % and %', coalesce(login, 'no role'), coalesce(until::text, 'no time')
             USING ERRCODE = 'invalid_parameter_value', HINT = 'A service that cannot be changed by then can be given more time by calling this again.';
     END IF;
-    PERFORM fencedb.order_guard(target, jsonb_build_object('take_overs', coalesce(fencedb.ordered(target) -> 'take_overs', '{}') || jsonb_build_object(login, until)));
+    PERFORM fencedb.order_guard(target, jsonb_build_object('take_overs', coalesce(ordered -> 'take_overs', '{}') || jsonb_build_object(login, until)));
     PERFORM fencedb.let_overtake(target);
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.take_over_as IS 'Until a time within a year, statements of role without a token write to target as holders that take over: each transaction enters the fences of its rows with a fresh token, and waits for transactions that have entered them. A holder that was overtaken is refused as stale. role is that of the last SET ROLE, or the one that logged in. Calling it again changes the time. TRUNCATE stays refused. The caller must own target and be allowed to enter (fencedb.allow). fencedb.end_take_over ends it early.';
+COMMENT ON FUNCTION fencedb.take_over_as IS 'Until a time within a year, statements of role without a token write to target as holders that take over: each transaction enters the fences of its rows with a fresh token, and waits for transactions that have entered them. A holder that was overtaken is refused as stale. role is that of the last SET ROLE, or the one that logged in. Calling it again changes the time. TRUNCATE stays refused. The caller must own target and be allowed to enter (fencedb.allow). until => NULL ends it, and waits for no writer: role, or every role if that is NULL too, needs a token from now on.';
 
 CREATE FUNCTION fencedb.let_overtake(target regclass) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
@@ -1059,24 +1065,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION fencedb.end_take_over(target regclass, role regrole DEFAULT NULL) RETURNS void
-    LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    ordered jsonb;
-BEGIN
-    PERFORM fencedb.lock_guard(target);
-    ordered := fencedb.ordered(target);
-    IF ordered IS NOT NULL THEN
-        PERFORM fencedb.order_guard(target, jsonb_build_object('take_overs', coalesce((ordered -> 'take_overs') - (SELECT r.rolname::text FROM pg_roles r WHERE r.oid = end_take_over.role), '{}')));
-    END IF;
-    PERFORM fencedb.end_overtaking(target);
-END
-$$;
-
-COMMENT ON FUNCTION fencedb.end_take_over IS 'From now on, role (if NULL, every role) needs a token to write to target. Waits for no writer.';
-
 CREATE FUNCTION fencedb.end_overtaking(target regclass) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
@@ -1088,9 +1076,8 @@ BEGIN
                  WHERE t.target = end_overtaking.target
                    AND NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = t.role AND fencedb.ordered(end_overtaking.target) -> 'take_overs' ? r.rolname::text)
                  RETURNING coalesce((SELECT r.rolname FROM pg_roles r WHERE r.oid = t.role), t.role::text) LOOP
-        RAISE NOTICE 'fencedb.end_take_over: % does not write to % without a token any more', login, target;
-        PERFORM fencedb.log_event('end_take_over', NULL, NULL, 'by fencedb.end_take_over',
-            jsonb_build_object('table', target::text, 'oid', target::oid::text, 'role', login));
+        RAISE NOTICE 'fencedb.take_over_as: % does not write to % without a token any more', login, target;
+        PERFORM fencedb.log_event('take_over_as', NULL, NULL, 'by fencedb.take_over_as', jsonb_build_object('table', target::text, 'oid', target::oid::text, 'role', login));
     END LOOP;
 END
 $$;
@@ -1105,7 +1092,7 @@ SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.
 -- +goose Down
 -- +goose StatementBegin
 SELECT fencedb.drop_guard(p.oid) FROM pg_proc p WHERE p.pronamespace = 'fencedb'::regnamespace AND p.prorettype = 'trigger'::regtype AND p.proname ~ '^(guard|noted)_'; -- left by tables that were dropped
-DROP FUNCTION fencedb.end_take_over, fencedb.end_overtaking, fencedb.take_over_as, fencedb.let_overtake, fencedb.overtake, fencedb.overtakes, fencedb.enforce;
+DROP FUNCTION fencedb.end_overtaking, fencedb.take_over_as, fencedb.let_overtake, fencedb.overtake, fencedb.overtakes, fencedb.enforce;
 DROP FUNCTION fencedb.let_pass, fencedb.recorded;
 DROP VIEW fencedb.unfenced_writes;
 DROP SEQUENCE fencedb.observations, fencedb.unrecorded;

@@ -272,7 +272,7 @@ SELECT p.table_name::text FROM fencedb.protected_tables p WHERE p.observed ORDER
 
 -- warning take_over: a role may write without a token, as a holder that overtakes: %s
 -- Why: whoever holds the lease is refused as stale after each of its writes
--- Do: let the service enter by itself, and call fencedb.end_take_over
+-- Do: let the service enter by itself, and call fencedb.take_over_as with until => NULL
 SELECT format('%s on %s until %s', t.role::regrole, c.oid::regclass, to_char(t.until, 'YYYY-MM-DD HH24:MI')) FROM fencedb.take_overs t JOIN pg_class c ON c.oid = t.target
 WHERE t.until > clock_timestamp() AND t.ledger = 'fencedb.fences'::regclass ORDER BY 1;
 
