@@ -201,6 +201,9 @@ func TestATemplateSaysWhatPostgresSays(t *testing.T) {
 	texts := []string{"config:global", "{{{s}}}:%", "i:{i}", "b:{b}", "n:{n}", "ok:{ok}", "t:{t}", "v:{v}", "c:{c}", "u:{u}", "d:{d}", "e:{e}", "k:{k}",
 		`x:{any name, even -- "this" %s}`, "{s}-{i}/{s}"}
 	w.exec(`SELECT fencedb.protect('everything', resource => $1::text[])`, texts)
+	var resources string
+	require.NoError(t, w.pool.QueryRow(t.Context(), `SELECT string_agg(format(r.expression, 'r'), ', ' ORDER BY i)
+		FROM unnest($1::text[]) WITH ORDINALITY u(t, i), fencedb.read_template('everything', t) r`, texts).Scan(&resources))
 
 	settings := []string{`datestyle = default`, `timezone = 'Asia/Tokyo'`, `extra_float_digits = -12`, `bytea_output = 'escape'`, `intervalstyle = 'iso_8601'`, `standard_conforming_strings = off`,
 		`quote_all_identifiers = on`, `array_nulls = off`, `transform_null_equals = on`, `search_path = pg_temp, public`, `lc_time = 'C'`, `lc_numeric = 'C'`, `lc_monetary = 'C'`, `lc_messages = 'C'`}
@@ -216,7 +219,7 @@ func TestATemplateSaysWhatPostgresSays(t *testing.T) {
 		for _, setting := range settings {
 			_, err := conn.Exec(t.Context(), `RESET ALL; SET `+setting, pgx.QueryExecModeSimpleProtocol)
 			require.NoError(t, err)
-			rows, err := conn.Query(t.Context(), `SELECT r.*, fencedb.resources_of(r) AS resources FROM everything r`)
+			rows, err := conn.Query(t.Context(), `SELECT r.*, ARRAY[`+resources+`] AS resources FROM everything r`)
 			var all []map[string]any
 			if err == nil {
 				all, err = pgx.CollectRows(rows, pgx.RowToMap)

@@ -361,27 +361,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION fencedb.resources_of(protected_row anyelement) RETURNS text[]
-    LANGUAGE plpgsql STABLE
-    SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    target    oid    := fencedb.guarded_root((SELECT t.typrelid FROM pg_type t WHERE t.oid = pg_typeof(protected_row)));
-    templates text[] := (SELECT p.resource FROM fencedb.protected_tables p WHERE p.table_name = target);
-    resources text[];
-BEGIN
-    IF templates IS NULL THEN
-        RAISE EXCEPTION 'fencedb.resources_of: needs a row of a protected table, got %', pg_typeof(protected_row)
-            USING ERRCODE = 'wrong_object_type', HINT = 'For example: SELECT fencedb.resources_of(b) FROM bookings b';
-    END IF;
-    EXECUTE format('SELECT ARRAY[%s] FROM (SELECT ($1).*) AS r', (SELECT string_agg(format((fencedb.read_template(target, t)).expression, 'r'), ', ') FROM unnest(templates) t))
-    INTO resources USING protected_row;
-    RETURN resources;
-END
-$$;
-
-COMMENT ON FUNCTION fencedb.resources_of IS 'The resources that a row of a protected table belongs to: SELECT fencedb.resources_of(b) FROM bookings b.';
-
 -- Raises unless the caller owns the table and the table is not guarded as a part of another. This
 -- gives a clear error; the proof that the owner wants a change is an order (see order_guard). Then
 -- lock_guard locks the table against other changes of its guard, not against writers. What the
@@ -1098,7 +1077,7 @@ DROP VIEW fencedb.unfenced_writes;
 DROP SEQUENCE fencedb.observations, fencedb.unrecorded;
 DROP TABLE fencedb.take_overs;
 DROP FUNCTION fencedb.protect(regclass, text, text, boolean), fencedb.protect(regclass, text[], text, boolean), fencedb.unprotect, fencedb.create_triggers, fencedb.record_protection,
-    fencedb.drop_guard, fencedb.write_guard, fencedb.order_guard, fencedb.ordered, fencedb.guard_text, fencedb.lock_guard, fencedb.resources_of, fencedb.read_template;
+    fencedb.drop_guard, fencedb.write_guard, fencedb.order_guard, fencedb.ordered, fencedb.guard_text, fencedb.lock_guard, fencedb.read_template;
 DROP VIEW fencedb.protected_tables;
 DROP FUNCTION fencedb.guarded_root, fencedb.members, fencedb.check_statement, fencedb.ignored_stamps, fencedb.check_row, fencedb.refuse, fencedb.in_time;
 -- +goose StatementEnd
