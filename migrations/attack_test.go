@@ -42,7 +42,7 @@ func TestProtectIsNotFooledByAPlantedTrigger(t *testing.T) {
 	planter := s.withRole("writer")
 	s.exec(`GRANT TRIGGER ON seats TO ` + planter + `; CREATE SCHEMA planter AUTHORIZATION ` + planter + `; SET SESSION AUTHORIZATION ` + planter + `;
 		CREATE FUNCTION planter.guard_seats() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$;
-		COMMENT ON FUNCTION planter.guard_seats() IS '{"resource": ["{room}"], "columns_added": ["room"], "stamp": true}';
+		COMMENT ON FUNCTION planter.guard_seats() IS '{"resource": ["{room}"], "column_added": true, "stamp": true}';
 		CREATE TRIGGER "~fencedb_row" BEFORE INSERT ON seats FOR EACH ROW EXECUTE FUNCTION planter.guard_seats(); RESET SESSION AUTHORIZATION`)
 	s.refused("42710", `SELECT fencedb.protect('seats', '{room}')`)
 	s.exec(`SELECT fencedb.unprotect('seats'); DROP TRIGGER "~fencedb_row" ON seats`)
@@ -51,7 +51,7 @@ func TestProtectIsNotFooledByAPlantedTrigger(t *testing.T) {
 	// Nor does one on another table break the list of protected tables.
 	s.exec(`CREATE TABLE other (a int); CREATE TRIGGER "~fencedb_row" BEFORE INSERT ON other FOR EACH ROW EXECUTE FUNCTION f()`)
 	s.exec(`SELECT fencedb.protect('seats', '{room}')`)
-	for _, facts := range []string{`not JSON`, `1`, `[]`, `{"mode": "\u0000"}`, `{"mode": "row", "columns_added": 1}`, strings.Repeat("[", 100_000)} {
+	for _, facts := range []string{`not JSON`, `1`, `[]`, `{"mode": "\u0000"}`, `{"mode": "row", "column_added": 1}`, strings.Repeat("[", 100_000)} {
 		s.exec(`COMMENT ON FUNCTION f() IS '` + facts + `'`)
 		require.Equal(t, "seats", s.one(`SELECT string_agg(table_name::text, ',') FROM fencedb.protected_tables`), "%.40s", facts)
 	}

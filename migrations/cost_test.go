@@ -123,7 +123,7 @@ func TestWhatIsAskedOfTheLogIsAskedOnce(t *testing.T) {
 		{`SELECT fencedb.protect('jobs', 'job:{id}')`, "2"},
 		{`SELECT fencedb.protect('seats', 'room:{room}', history => true)`, "2"},
 		{`SELECT fencedb.enforce('seats', observing => true)`, "2"},
-		{`SELECT fencedb.unprotect('seats', keep_columns => true)`, "2"},
+		{`SELECT fencedb.unprotect('seats', keep_column => true)`, "2"},
 		{`SELECT fencedb.prune('observed', '0', 'ann@host', 'full', clock_timestamp(), at_most => 10)`, "2"}, // to find it and to delete it
 		{`SELECT fencedb.prune('observed', '0', 'ann@host', 'full', clock_timestamp())`, "3"},                // and to count the rest
 	} {

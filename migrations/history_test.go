@@ -181,7 +181,7 @@ func TestHistoryFollowsATableThroughItsLife(t *testing.T) {
 	require.Equal(t, "enter seat:1 43, update seat:1 43 1 of public.red", s.noted())
 	s.exec(s.fenced(43, "room:late", `UPDATE parts SET guest = 'zoe' WHERE room = 'late'`))
 	require.Equal(t, "update room:late 43 3 of public.parts", s.noted(), "the whole has its own")
-	s.exec(`SELECT fencedb.unprotect('red', keep_columns => true); ALTER TABLE parts ATTACH PARTITION red FOR VALUES IN ('red'); ` + protectParts)
+	s.exec(`SELECT fencedb.unprotect('red', keep_column => true); ALTER TABLE parts ATTACH PARTITION red FOR VALUES IN ('red'); ` + protectParts)
 	say(`UPDATE red SET guest = 'eve'`, "update room:red 43 1 of public.red")
 
 	s.exec(`ALTER TABLE parts RENAME TO pieces; ALTER TABLE pieces RENAME room TO hall; SELECT fencedb.protect('pieces', 'room:{hall}')`)

@@ -454,7 +454,7 @@ func TestWhatIsPublishedIsObserved(t *testing.T) {
 		require.Empty(t, s.observed(), level)
 	}
 	require.Empty(t, s.one(`pg_sequence_last_value('fencedb.unrecorded')`))
-	s.exec(`SELECT fencedb.unprotect('seats', keep_columns => true)`)
+	s.exec(`SELECT fencedb.unprotect('seats', keep_column => true)`)
 	require.Empty(t, s.one(`SELECT string_agg(c.relname, ', ') FROM pg_class c WHERE c.relnamespace = 'fencedb'::regnamespace AND c.relkind = 'r' AND c.relreplident = 'd'
 		AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary)`))
 }

@@ -120,7 +120,7 @@ func TestADetachedPartitionIsNotPartOfWhatGetsTheName(t *testing.T) {
 	const insert = `INSERT INTO red VALUES (2, 'red', 'eve')`
 	for _, renewed := range []string{
 		`SELECT fencedb.unprotect('parts'); ` + protectParts,
-		`SELECT fencedb.unprotect('parts', keep_columns => true); ` + protectParts,
+		`SELECT fencedb.unprotect('parts', keep_column => true); ` + protectParts,
 		`DROP TABLE parts; CREATE TABLE parts (id int NOT NULL, room text NOT NULL, guest text) PARTITION BY LIST (room); ` + protectParts,
 		`ALTER TABLE parts RENAME TO former; CREATE TABLE parts (id int NOT NULL, room text NOT NULL, guest text) PARTITION BY LIST (room); ` + protectParts,
 		`ALTER TABLE parts RENAME TO former`,
@@ -190,7 +190,7 @@ func TestAGuardedTableIsAttachedToAnUnguardedOne(t *testing.T) {
 		s.refused("FN002", `DELETE FROM `+table)
 	}
 	s.refused("42710", `SELECT fencedb.protect('parts', 'room:{room}')`)
-	s.exec(`SELECT fencedb.unprotect('blue', keep_columns => true); SELECT fencedb.protect('parts', 'room:{room}')`)
+	s.exec(`SELECT fencedb.unprotect('blue', keep_column => true); SELECT fencedb.protect('parts', 'room:{room}')`)
 	s.exec(s.fenced(41, "room:blue", `INSERT INTO parts VALUES (1, 'blue')`))
 }
 

@@ -484,9 +484,9 @@ func TestUnprotectSaysWhatHoldsItsColumn(t *testing.T) {
 
 	refused := s.refused("2BP01", `SELECT fencedb.unprotect('seats')`)
 
-	require.Contains(t, refused.Hint, "keep_columns", "not DROP ... CASCADE, which nobody has called")
+	require.Contains(t, refused.Hint, "keep_column", "not DROP ... CASCADE, which nobody has called")
 	require.Contains(t, refused.Detail, "everything")
-	s.exec(`SELECT fencedb.unprotect('seats', keep_columns => true)`)
+	s.exec(`SELECT fencedb.unprotect('seats', keep_column => true)`)
 }
 
 func TestUnprotectUndoesProtect(t *testing.T) {
@@ -504,7 +504,7 @@ func TestUnprotectUndoesProtect(t *testing.T) {
 
 	require.Equal(t, before, s.one(catalog))
 
-	s.exec(`SELECT fencedb.protect('seats', 'seat:{id}'); SELECT fencedb.unprotect('seats', keep_columns => true)`)
+	s.exec(`SELECT fencedb.protect('seats', 'seat:{id}'); SELECT fencedb.unprotect('seats', keep_column => true)`)
 	require.Equal(t, "bigint", s.one(`SELECT format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = 'seats'::regclass AND attname = 'last_fencing_token'`))
 }
 
@@ -516,7 +516,7 @@ func TestATypeIsRepeatedBetweenUnprotectAndProtect(t *testing.T) {
 	require.ErrorContains(t, err, "cannot alter type of a column used in a trigger definition (SQLSTATE 0A000)")
 
 	s.exec(`BEGIN`)
-	s.exec(`SELECT fencedb.unprotect('seats', keep_columns => true)`)
+	s.exec(`SELECT fencedb.unprotect('seats', keep_column => true)`)
 	s.exec(`ALTER TABLE seats ALTER COLUMN room TYPE text`)
 	s.exec(`SELECT fencedb.protect('seats', resource => 'room:{room}')`)
 	s.exec(`COMMIT`)

@@ -169,7 +169,7 @@ func TestATakeOverIsRecordedAndEnds(t *testing.T) {
 	legacy.refused("FN002", write)
 	s.exec(`SELECT fencedb.take_over_as('seats', '` + role + `', now() + interval '1 hour'); RESET lock_timeout`)
 	legacy.exec(write)
-	s.exec(`SELECT fencedb.unprotect('seats', keep_columns => true); SELECT fencedb.protect('seats', 'room:{room}')`)
+	s.exec(`SELECT fencedb.unprotect('seats', keep_column => true); SELECT fencedb.protect('seats', 'room:{room}')`)
 	legacy.refused("FN002", write)
 
 	require.Equal(t, "take_over_as true, take_over_as true, take_over_as true, take_over_as, take_over_as true, take_over_as",

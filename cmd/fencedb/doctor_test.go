@@ -122,7 +122,7 @@ func TestDoctorNamesAGuardWhoseColumnWasRenamed(t *testing.T) {
 	w.exec(`ALTER TABLE seats RENAME id TO no`)
 	require.Equal(t, []string{"error guard_broken"}, w.diagnosed(app.ExitFailed))
 
-	w.exec(`ALTER TABLE seats RENAME no TO id; BEGIN; SELECT fencedb.unprotect('seats', keep_columns => true);
+	w.exec(`ALTER TABLE seats RENAME no TO id; BEGIN; SELECT fencedb.unprotect('seats', keep_column => true);
 		ALTER TABLE seats RENAME id TO no; SELECT fencedb.protect('seats', 'seat:{no}'); COMMIT`)
 	require.Empty(t, w.diagnosed(app.ExitDone))
 }

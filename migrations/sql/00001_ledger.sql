@@ -655,10 +655,10 @@ CREATE FUNCTION fencedb.may_enter() RETURNS boolean
     SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    RETURN CASE WHEN has_table_privilege(session_user, 'pg_catalog.pg_authid'::regclass, 'TRUNCATE') THEN has_function_privilege('fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)'::regprocedure, 'EXECUTE')
-            AND has_function_privilege(coalesce(nullif(current_setting('role'), 'none'), current_user)::name, 'fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)'::regprocedure, 'EXECUTE')
-        ELSE has_function_privilege(session_user, 'fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)'::regprocedure, 'EXECUTE')
-            OR has_function_privilege(coalesce(nullif(current_setting('role'), 'none'), session_user)::name, 'fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)'::regprocedure, 'EXECUTE') END;
+    RETURN CASE WHEN has_table_privilege(session_user, 'pg_catalog.pg_authid'::regclass, 'TRUNCATE') THEN has_function_privilege('fencedb.enter'::regproc, 'EXECUTE')
+            AND has_function_privilege(coalesce(nullif(current_setting('role'), 'none'), current_user)::name, 'fencedb.enter'::regproc, 'EXECUTE')
+        ELSE has_function_privilege(session_user, 'fencedb.enter'::regproc, 'EXECUTE')
+            OR has_function_privilege(coalesce(nullif(current_setting('role'), 'none'), session_user)::name, 'fencedb.enter'::regproc, 'EXECUTE') END;
 END
 $$;
 
@@ -668,7 +668,7 @@ COMMENT ON FUNCTION fencedb.may_enter IS 'Whether guards let this session write 
 -- because guards inline it.
 CREATE FUNCTION fencedb.login_may_enter() RETURNS boolean
     LANGUAGE sql
-    RETURN session_user = current_user AND current_setting('role') = 'none' AND has_function_privilege('fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)'::regprocedure, 'EXECUTE');
+    RETURN session_user = current_user AND current_setting('role') = 'none' AND has_function_privilege('fencedb.enter'::regproc, 'EXECUTE');
 
 -- Whoever may raise a fence can shut others out. So enter is not public; fencedb.allow grants it.
 REVOKE ALL ON ALL TABLES IN SCHEMA fencedb FROM PUBLIC;

@@ -223,19 +223,18 @@ SELECT guarded.*,
 FROM (
 SELECT t.tgrelid::regclass AS table_name,
        nullif(ARRAY(SELECT jsonb_array_elements_text(facts -> 'resource')), '{}') AS resource,
-       ARRAY(SELECT jsonb_array_elements_text(facts -> 'columns_added')) AS columns_added,
+       (facts ->> 'column_added')::boolean AS column_added,
        t.tgfoid::regprocedure AS guard,
-       t.tgenabled IN ('O', 'A') AND EXISTS (SELECT FROM pg_trigger s WHERE s.tgrelid = t.tgrelid AND s.tgfoid = t.tgfoid AND s.tgname = '~fencedb_statement' AND s.tgenabled IN ('O', 'A'))
-           AND EXISTS (SELECT FROM pg_trigger s WHERE s.tgrelid = t.tgrelid AND s.tgfoid = t.tgfoid AND s.tgname = '~fencedb_truncate' AND s.tgenabled IN ('O', 'A')) AS enabled,
-       substring(pg_get_functiondef(t.tgfoid) FROM 'DECLARE -- (\w+)') = 'observes' AS observed,
-       CASE WHEN substring(pg_get_functiondef(t.tgfoid) FROM 'DECLARE -- (\w+)') = 'observes' THEN (facts ->> 'observed_since')::timestamptz END AS observed_since,
+       (SELECT count(*) FROM pg_trigger s WHERE s.tgrelid = t.tgrelid AND s.tgfoid = t.tgfoid AND s.tgname IN ('~fencedb_row', '~fencedb_statement', '~fencedb_truncate') AND s.tgenabled IN ('O', 'A')) = 3 AS enabled,
+       observes AS observed,
+       CASE WHEN observes THEN (facts ->> 'observed_since')::timestamptz END AS observed_since,
        (SELECT (obj_description(n.oid, 'pg_proc')::jsonb ->> 'since')::timestamptz FROM pg_trigger h JOIN pg_proc n ON n.oid = h.tgfoid AND n.pronamespace = 'fencedb'::regnamespace
         WHERE h.tgrelid = t.tgrelid AND h.tgname = '~fencedb_note_update') AS history_since
 FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid AND p.pronamespace = 'fencedb'::regnamespace, LATERAL (
-    SELECT CASE WHEN c.comment ^@ '{' THEN c.comment::jsonb END AS facts FROM (SELECT obj_description(p.oid, 'pg_proc') AS comment) c) noted -- Postgres may read the comments of other functions too, which are not JSON
+    SELECT CASE WHEN c.comment ^@ '{' THEN c.comment::jsonb END AS facts, pg_get_functiondef(p.oid) ~ 'DECLARE -- observes' AS observes FROM (SELECT obj_description(p.oid, 'pg_proc') AS comment) c) noted -- Postgres may read the comments of other functions too, which are not JSON
 WHERE t.tgname = '~fencedb_row' AND t.tgparentid = 0
 UNION ALL
-SELECT DISTINCT t.tgrelid::regclass, NULL::text[], NULL::text[], t.tgfoid::regprocedure, false, NULL::boolean, NULL::timestamptz, NULL::timestamptz
+SELECT DISTINCT t.tgrelid::regclass, NULL::text[], NULL::boolean, t.tgfoid::regprocedure, false, NULL::boolean, NULL::timestamptz, NULL::timestamptz
 FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid AND p.pronamespace = 'fencedb'::regnamespace
 WHERE t.tgname IN ('~fencedb_statement', '~fencedb_truncate')
   AND NOT EXISTS (SELECT FROM pg_trigger r WHERE r.tgrelid = t.tgrelid AND r.tgname = '~fencedb_row' AND r.tgfoid = t.tgfoid)) guarded;
@@ -543,7 +542,7 @@ BEGIN
     END LOOP;
     EXECUTE format('CREATE %s FUNCTION %s() RETURNS trigger LANGUAGE plpgsql AS %L', CASE WHEN present.guard IS NOT NULL THEN 'OR REPLACE' END, guard, fencedb.guard_text(target, templates, observes, ARRAY(SELECT jsonb_array_elements_text(wanted -> 'seen')::oid)));
     EXECUTE format('GRANT EXECUTE ON FUNCTION %s() TO PUBLIC', guard); -- for roles that create a partition
-    EXECUTE format('COMMENT ON FUNCTION %s() IS %L', guard, jsonb_strip_nulls(jsonb_build_object('resource', templates, 'columns_added', wanted -> 'columns_added',
+    EXECUTE format('COMMENT ON FUNCTION %s() IS %L', guard, jsonb_strip_nulls(jsonb_build_object('resource', templates, 'column_added', wanted -> 'column_added',
         'observed_since', CASE WHEN observes THEN coalesce(present.observed_since, clock_timestamp()) END)));
     PERFORM fencedb.record_protection(target, false) WHERE present.guard IS NOT NULL; -- no trigger runs a new guard yet: protect records it
     -- DROP TABLE leaves the guard of its table, which is dropped here, by one session at a time.
@@ -660,7 +659,7 @@ DECLARE
     template record;
     n        bigint;
     first    text;
-    added    text[];
+    added    boolean;
     guard    regprocedure;
     former   regprocedure; -- a part that was taken out of a protected table still has that table's guard
 BEGIN
@@ -698,10 +697,10 @@ BEGIN
     END IF;
     -- The strongest lock comes first. A transaction that takes a weaker one and then a stronger one
     -- can deadlock with a writer of the table.
-    added := coalesce(present.columns_added, '{}');
+    added := coalesce(present.column_added, false);
     IF NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = target AND a.attname = 'last_fencing_token' AND NOT a.attisdropped) THEN
         EXECUTE format('ALTER TABLE %s ADD COLUMN last_fencing_token bigint NOT NULL DEFAULT 0', target);
-        added := '{last_fencing_token}';
+        added := true;
     END IF;
     IF present.resource IS DISTINCT FROM resource THEN
         -- A row without a resource could not be written again, not even deleted. With row_security
@@ -720,7 +719,7 @@ BEGIN
             END IF;
         END LOOP;
     END IF;
-    PERFORM fencedb.order_guard(target, jsonb_build_object('resource', resource, 'observes', coalesce(present.observed, mode = 'observe', false), 'columns_added', added,
+    PERFORM fencedb.order_guard(target, jsonb_build_object('resource', resource, 'observes', coalesce(present.observed, mode = 'observe', false), 'column_added', added,
         'seen', (SELECT coalesce(jsonb_agg(m.member::oid::text), '[]') FROM fencedb.members(target) m JOIN pg_class c ON c.oid = m.member AND c.relkind <> 'f'))); -- the members that get statement triggers from create_triggers
     guard := fencedb.write_guard(target);
     PERFORM fencedb.create_triggers(target, guard, former, coalesce(columns, '{}'));
@@ -739,7 +738,7 @@ CREATE FUNCTION fencedb.protect(target regclass, resource text, mode text DEFAUL
 COMMENT ON FUNCTION fencedb.protect(regclass, text, text, boolean) IS 'protect for rows that belong to one resource.';
 
 -- Also removes a protection of which only a part is left.
-CREATE FUNCTION fencedb.unprotect(target regclass, keep_columns boolean DEFAULT false) RETURNS void
+CREATE FUNCTION fencedb.unprotect(target regclass, keep_column boolean DEFAULT false) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
@@ -761,14 +760,14 @@ BEGIN
     END LOOP;
     PERFORM fencedb.set_history(target, false);
     PERFORM fencedb.drop_guard(protection.guard);
-    IF NOT keep_columns AND 'last_fencing_token' = ANY (protection.columns_added) THEN
+    IF protection.column_added AND NOT keep_column THEN
         BEGIN
             EXECUTE format('ALTER TABLE %s DROP COLUMN IF EXISTS last_fencing_token', target);
             RAISE NOTICE 'fencedb.unprotect: last_fencing_token of % is dropped', target;
         EXCEPTION WHEN dependent_objects_still_exist THEN
             GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL;
             RAISE EXCEPTION 'fencedb.unprotect: %', SQLERRM
-                USING ERRCODE = 'dependent_objects_still_exist', DETAIL = detail, HINT = 'Drop these first, or keep the column, with keep_columns => true.';
+                USING ERRCODE = 'dependent_objects_still_exist', DETAIL = detail, HINT = 'Drop these first, or keep the column, with keep_column => true.';
         END;
     END IF;
     PERFORM fencedb.record_protection(target, false);
@@ -776,7 +775,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION fencedb.unprotect IS 'Undoes protect: any client can write without a token again. Drops the column last_fencing_token if protect added it, unless keep_columns. Ends take-overs. Waits for open transactions on target and blocks new ones meanwhile, as protect does: set lock_timeout and try again.';
+COMMENT ON FUNCTION fencedb.unprotect IS 'Undoes protect: any client can write without a token again. Drops the column last_fencing_token if protect added it, unless keep_column. Ends take-overs. Waits for open transactions on target and blocks new ones meanwhile, as protect does: set lock_timeout and try again.';
 
 GRANT SELECT ON fencedb.protected_tables TO PUBLIC;
 
@@ -899,7 +898,7 @@ BEGIN
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = format('What was written meanwhile was not observed. Call fencedb.protect for %s once more, with the same resource: that switches it on.', target);
     ELSIF protection.observed <> observing THEN
         PERFORM fencedb.record_protection(target, true); -- if the audit does not know of the protection
-        PERFORM fencedb.order_guard(target, jsonb_build_object('resource', protection.resource, 'observes', observing, 'columns_added', protection.columns_added));
+        PERFORM fencedb.order_guard(target, jsonb_build_object('resource', protection.resource, 'observes', observing, 'column_added', protection.column_added));
         IF fencedb.write_guard(target) <> protection.guard THEN
             RAISE EXCEPTION 'fencedb.enforce: % shares its guard with another table, since one has inherited from the other', target
                 USING ERRCODE = 'object_not_in_prerequisite_state', HINT = format('Call fencedb.protect for %s once more, with the same resource, to give it a guard of its own.', target);

@@ -142,7 +142,7 @@ func (d *desk) reached(life context.Context, at, hold Point, stay time.Duration)
 // Unprotect keeps the column with the tokens of the rows, so that they can still be looked at.
 const (
 	Protect   = `SELECT fencedb.protect('bookings', resource => 'table:{table_id}')`
-	Unprotect = `SELECT fencedb.unprotect('bookings', keep_columns => true)`
+	Unprotect = `SELECT fencedb.unprotect('bookings', keep_column => true)`
 )
 
 // result puts the answer of the service in the protocol's words.

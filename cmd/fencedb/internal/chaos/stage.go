@@ -216,7 +216,7 @@ func (s *stage) setUp(ctx context.Context) error {
 // removal also unprotects the tables of the run, because their guards are in the schema fencedb.
 const removal = `DO $$ BEGIN
 	IF to_regnamespace('stage') IS NOT NULL THEN
-		PERFORM fencedb.unprotect(p.table_name, keep_columns => true) FROM fencedb.protected_tables p
+		PERFORM fencedb.unprotect(p.table_name, keep_column => true) FROM fencedb.protected_tables p
 		JOIN pg_class c ON c.oid = p.table_name WHERE c.relnamespace = 'stage'::regnamespace;
 		DROP SCHEMA stage CASCADE;
 	END IF;

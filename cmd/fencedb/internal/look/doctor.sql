@@ -211,7 +211,7 @@ WHERE NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = p.table_name AND
 
 -- warning guard_unknown: the guard of table %s has lost the comment that protect made
 -- Why: it refuses, or observes, as before, but what it was made from is not known any more: protect and adopt fail for the table
--- Do: call fencedb.unprotect (with keep_columns => true) and fencedb.protect for the table in one transaction, with the same resource, which fencedb.audit has
+-- Do: call fencedb.unprotect (with keep_column => true) and fencedb.protect for the table in one transaction, with the same resource, which fencedb.audit has
 SELECT p.table_name::text FROM fencedb.protected_tables p WHERE coalesce(cardinality(p.resource), 0) = 0 AND EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = p.table_name AND t.tgname = '~fencedb_row' AND t.tgfoid = p.guard) ORDER BY 1;
 
 -- warning guard_renamed: trigger %s is a guard under another name
