@@ -62,6 +62,8 @@ func TestWhoReadsOrWritesAllDataForgesNothing(t *testing.T) {
 				}
 			}
 			try(`INSERT INTO fencedb.take_overs (target, role, until, ledger) VALUES ('seats'::regclass, '` + role + `'::regrole, now() + interval '1 hour', 'fencedb.fences'::regclass)`)
+			try(`INSERT INTO fencedb.foreign_issuers VALUES ('room')`) // then no bound would stop its tokens
+			require.Equal(t, "0", s.one(`SELECT count(*) FROM fencedb.foreign_issuers`))
 			require.Equal(t, ledger, s.one(`SELECT json_agg(f ORDER BY resource) FROM fencedb.fences f`))
 
 			for _, write := range []string{`UPDATE young SET guest = 'eve'`, `UPDATE seats SET guest = 'eve'`, `DELETE FROM young`, `INSERT INTO young VALUES (2, 'new', 'eve')`} {

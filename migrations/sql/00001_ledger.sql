@@ -72,10 +72,15 @@ ALTER TABLE fencedb.fences ALTER COLUMN lease_id SET STATISTICS 0; -- pg_statist
 -- JSON keep exactly. enter refuses greater tokens: if one entered by mistake, no lease could ever
 -- follow it. Resources of the types listed here are exempt.
 CREATE TABLE fencedb.foreign_issuers (
-    resource_type text COLLATE "C" PRIMARY KEY CHECK (resource_type <> '' AND strpos(resource_type, ':') = 0)
+    resource_type text COLLATE "C" PRIMARY KEY CHECK (resource_type <> '' AND strpos(resource_type, ':') = 0),
+    declared_by   name        NOT NULL DEFAULT session_user,
+    declared_at   timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
 COMMENT ON TABLE fencedb.foreign_issuers IS 'The types of resources (the part of their names before the colon) whose tokens may exceed 2^53 - 1, because an issuer other than package lease makes them. The owner of this schema inserts them.';
+
+ALTER TABLE fencedb.foreign_issuers ENABLE ROW LEVEL SECURITY; -- against members of pg_write_all_data
+CREATE POLICY readers ON fencedb.foreign_issuers FOR SELECT USING (true);
 
 -- No function resolves names in the search_path of its caller. A function sets its own, has a
 -- RETURN body, whose names Postgres resolves when the migration runs, or gives every name with its
@@ -757,7 +762,7 @@ COMMENT ON TABLE  fencedb.events IS 'What happened. Functions of this schema add
 COMMENT ON COLUMN fencedb.events.at           IS 'By the clock of this server. Of entries, advanced_at of fencedb.fences.';
 COMMENT ON COLUMN fencedb.events.xid          IS 'The transaction. All that it has added was committed together.';
 COMMENT ON COLUMN fencedb.events.kind         IS 'audit: done by hand. history: an entry or a write, while fencedb.keep_history is on. observed: a write that an enforcing guard would have refused.';
-COMMENT ON COLUMN fencedb.events.event        IS 'Of audit: protect, observe, unprotect, take_over_as, declare_foreign, revoke, reset, keep_history, prune, or what operators record besides. Of history: enter: a token has entered for the first time, also by a seal or a role that takes over; reset: fencedb.reset_fence has set the fence to token; INSERT, UPDATE, DELETE: a statement. Of observed: INSERT, UPDATE, DELETE or TRUNCATE.';
+COMMENT ON COLUMN fencedb.events.event        IS 'Of audit: protect, observe, unprotect, take_over_as, revoke, reset, keep_history, prune, or what operators record besides. Of history: enter: a token has entered for the first time, also by a seal or a role that takes over; reset: fencedb.reset_fence has set the fence to token; INSERT, UPDATE, DELETE: a statement. Of observed: INSERT, UPDATE, DELETE or TRUNCATE.';
 COMMENT ON COLUMN fencedb.events.resource     IS 'NULL if the event concerns many resources, or no row was seen.';
 COMMENT ON COLUMN fencedb.events.token        IS 'Of a statement, the token under which it was written. NULL if it was written without a lease of this resource, to a table that is only observed, or if the statement has cleared its transaction''s open list.';
 COMMENT ON COLUMN fencedb.events.lease_id     IS 'Of enter and reset. The lease of a statement is that of the enter event with its token.';
@@ -769,7 +774,7 @@ COMMENT ON COLUMN fencedb.events.client       IS 'NULL of a statement that has a
 COMMENT ON COLUMN fencedb.events.id           IS 'Numbers the events of audit, and separately those of observed.';
 COMMENT ON COLUMN fencedb.events.operator     IS 'Of audit: who did it, as user@host, in the words of the program that recorded it. Where functions and tables of this schema record themselves what is done, user and host as this server knows them.';
 COMMENT ON COLUMN fencedb.events.reason       IS 'Of audit, in the operator''s words. Of observed, the SQLSTATE that an enforcing guard would have raised.';
-COMMENT ON COLUMN fencedb.events.details      IS 'revoke: token and lease_id of the revocation; former_token, former_lease_id and former_holder (its label, or empty) of the holder, or null; sealed: whether the token of the revocation entered the fence. revoke of a permit of a semaphore: no token and no lease_id, but permit: revoked, or unanswered if Redis has not answered. reset: former_token and former_lease_id of the fence, token and lease_id that it has instead. keep_history: period and former_period (null: not kept). declare_foreign: resource_type, a row of foreign_issuers. take_over_as: table, its oid, role, and until (none: it has ended). prune: what, rows (how many), and older_than. protect, observe (guarded, and nothing is refused) and unprotect: table, its oid, and resource, the templates; recorded when a call of fencedb.protect, enforce or unprotect changes the protection, or finds that it was changed by hand; reason says which. observed: oid of the table, and ledger, the oid of fencedb.fences, which is another in a copy of the database.';
+COMMENT ON COLUMN fencedb.events.details      IS 'revoke: token and lease_id of the revocation; former_token, former_lease_id and former_holder (its label, or empty) of the holder, or null; sealed: whether the token of the revocation entered the fence. revoke of a permit of a semaphore: no token and no lease_id, but permit: revoked, or unanswered if Redis has not answered. reset: former_token and former_lease_id of the fence, token and lease_id that it has instead. keep_history: period and former_period (null: not kept). take_over_as: table, its oid, role, and until (none: it has ended). prune: what, rows (how many), and older_than. protect, observe (guarded, and nothing is refused) and unprotect: table, its oid, and resource, the templates; recorded when a call of fencedb.protect, enforce or unprotect changes the protection, or finds that it was changed by hand; reason says which. observed: oid of the table, and ledger, the oid of fencedb.fences, which is another in a copy of the database.';
 
 CREATE VIEW fencedb.audit WITH (security_invoker) AS
 SELECT id, at, role, operator, event, resource, reason, details FROM fencedb.events WHERE kind = 'audit';
@@ -838,7 +843,7 @@ BEGIN
     IF coalesce(event, '') = '' OR coalesce(operator, '') = '' OR coalesce(reason, '') = '' OR details IS NULL THEN
         RAISE EXCEPTION 'fencedb.record: needs an event, an operator, a reason and details, got %, %, % and %', quote_nullable(event), quote_nullable(operator), quote_nullable(reason), quote_nullable(details)
             USING ERRCODE = 'invalid_parameter_value';
-    ELSIF event IN ('protect', 'observe', 'unprotect', 'take_over_as', 'prune', 'reset', 'keep_history', 'declare_foreign') THEN
+    ELSIF event IN ('protect', 'observe', 'unprotect', 'take_over_as', 'prune', 'reset', 'keep_history') THEN
         RAISE EXCEPTION 'fencedb.record: % is recorded by the function that does it', event
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Only that function may record it, so that the audit says what happened.';
     END IF;
@@ -849,22 +854,8 @@ $$;
 
 COMMENT ON FUNCTION fencedb.record IS 'Adds a row to fencedb.audit, under the name of the role that logged in, and returns its id. The row stays only if the transaction commits; its COMMIT waits for the disk, also where synchronous_commit is off. Refuses events that functions of this schema record themselves.';
 
--- For resources of a foreign issuer, no bound stops a token that is entered by mistake. So the
--- audit says who declared it.
-CREATE FUNCTION fencedb.note_foreign() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    PERFORM fencedb.log_event('declare_foreign', NULL, NULL, 'INSERT INTO fencedb.foreign_issuers', jsonb_build_object('resource_type', NEW.resource_type));
-    RETURN NULL;
-END
-$$;
-
-CREATE TRIGGER note AFTER INSERT ON fencedb.foreign_issuers FOR EACH ROW EXECUTE FUNCTION fencedb.note_foreign();
-
 REVOKE ALL ON fencedb.events, fencedb.event_id, fencedb.audit, fencedb.history FROM PUBLIC;
-REVOKE ALL ON FUNCTION fencedb.keep_events, fencedb.forget_events, fencedb.log_event, fencedb.record, fencedb.note_foreign FROM PUBLIC;
+REVOKE ALL ON FUNCTION fencedb.keep_events, fencedb.forget_events, fencedb.log_event, fencedb.record FROM PUBLIC;
 
 -- Durable idempotency keys: a key becomes done in the same transaction as its effect, or not at
 -- all. Roles that write use this table directly, with three statements: see docs/protocol.md and
@@ -901,11 +892,10 @@ SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.
 -- +goose Down
 -- +goose StatementBegin
 DROP TABLE fencedb.once;
-DROP TRIGGER note ON fencedb.foreign_issuers;
 DROP VIEW fencedb.audit, fencedb.history;
 DROP TABLE fencedb.events;
 DROP SEQUENCE fencedb.event_id;
-DROP FUNCTION fencedb.record, fencedb.log_event, fencedb.forget_events, fencedb.keep_events, fencedb.note_foreign;
+DROP FUNCTION fencedb.record, fencedb.log_event, fencedb.forget_events, fencedb.keep_events;
 DROP FUNCTION fencedb.reenter;
 DROP VIEW fencedb.fences_to_share;
 DROP FUNCTION fencedb.allow, fencedb.shown, fencedb.enter, fencedb.enter_all, fencedb.take, fencedb.await, fencedb.check_grant, fencedb.raise_stale, fencedb.prepared_writers,

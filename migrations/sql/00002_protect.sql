@@ -654,7 +654,7 @@ AS $$
 DECLARE
     present  record;
     columns  name[];
-    odd      text;
+    stamp    text; -- the type of last_fencing_token
     key      text;
     template record;
     n        bigint;
@@ -689,18 +689,15 @@ BEGIN
     former := (SELECT p.guard FROM fencedb.protected_tables p WHERE p.table_name = target ORDER BY p.resource IS NULL LIMIT 1);
 
     SELECT array_agg(DISTINCT c ORDER BY c) INTO columns FROM unnest(resource) t, unnest((fencedb.read_template(target, t)).columns) c;
-    SELECT concat(CASE WHEN a.attgenerated <> '' THEN 'generated, ' END, a.atttypid::regtype) INTO odd
-    FROM pg_attribute a
-    WHERE a.attrelid = target AND a.attname = 'last_fencing_token' AND NOT a.attisdropped AND (a.atttypid <> 'bigint'::regtype OR a.attgenerated <> '');
-    IF odd IS NOT NULL THEN
-        RAISE EXCEPTION 'fencedb.protect: column last_fencing_token of % must be bigint, and not generated; it is %', target, odd USING ERRCODE = 'datatype_mismatch';
-    END IF;
     -- The strongest lock comes first. A transaction that takes a weaker one and then a stronger one
     -- can deadlock with a writer of the table.
     added := coalesce(present.column_added, false);
-    IF NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = target AND a.attname = 'last_fencing_token' AND NOT a.attisdropped) THEN
+    stamp := (SELECT concat(CASE WHEN a.attgenerated <> '' THEN 'generated, ' END, a.atttypid::regtype) FROM pg_attribute a WHERE a.attrelid = target AND a.attname = 'last_fencing_token' AND NOT a.attisdropped);
+    IF stamp IS NULL THEN
         EXECUTE format('ALTER TABLE %s ADD COLUMN last_fencing_token bigint NOT NULL DEFAULT 0', target);
         added := true;
+    ELSIF stamp <> 'bigint' THEN
+        RAISE EXCEPTION 'fencedb.protect: column last_fencing_token of % must be bigint, and not generated; it is %', target, stamp USING ERRCODE = 'datatype_mismatch';
     END IF;
     IF present.resource IS DISTINCT FROM resource THEN
         -- A row without a resource could not be written again, not even deleted. With row_security
