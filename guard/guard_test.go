@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
@@ -556,23 +558,23 @@ func TestOptionsOfTheAcquisition(t *testing.T) {
 	held, err := w.issuer.Acquire(t.Context(), "table:12", lease.NoWait())
 	require.NoError(t, err)
 	nothing := func(context.Context, *guard.Holder) error { return nil }
-	for _, opt := range []lease.Option{lease.NoWait(), lease.WaitAtMost(100 * time.Millisecond)} {
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // for a wait that should not be
+	for _, opt := range []lease.Option{lease.NoWait(), lease.WaitAtMost(3 * time.Second)} {
+		var all sync.WaitGroup
+		isHeld := func(name string, call func() error) {
+			all.Go(func() { assert.ErrorIs(t, call(), lease.ErrHeld, name) })
+		}
 		for name, call := range calls() {
-			if name == "Lead" { // it waits as it always does
-				continue
-			}
-			require.ErrorIs(t, call(ctx, w, guard.New(w.issuer.With(opt), w.pool), insertAnn), lease.ErrHeld, name)
-			if ctx.Err() != nil {
-				ctx, cancel = context.WithTimeout(t.Context(), 10*time.Second)
+			if name != "Lead" { // which waits as it always does
+				isHeld(name, func() error { return call(t.Context(), w, guard.New(w.issuer.With(opt), w.pool), insertAnn) })
 			}
 		}
-		cancel()
 		tx := func(context.Context, pgx.Tx) error { return nil }
-		require.ErrorIs(t, w.desk.Tx(t.Context(), "table:12", tx, opt), lease.ErrHeld)
-		require.ErrorIs(t, w.desk.Do(t.Context(), "table:12", nothing, opt), lease.ErrHeld)
-		require.ErrorIs(t, w.desk.DoAll(t.Context(), []string{"table:13", "table:12"}, nothing, opt), lease.ErrHeld)
-		require.ErrorIs(t, w.desk.SendBatch(t.Context(), []string{"table:13", "table:12"}, new(pgx.Batch), opt), lease.ErrHeld)
+		both := []string{"table:13", "table:12"}
+		isHeld("Tx of the call", func() error { return w.desk.Tx(t.Context(), "table:12", tx, opt) })
+		isHeld("Do of the call", func() error { return w.desk.Do(t.Context(), "table:12", nothing, opt) })
+		isHeld("DoAll of the call", func() error { return w.desk.DoAll(t.Context(), both, nothing, opt) })
+		isHeld("SendBatch of the call", func() error { return w.desk.SendBatch(t.Context(), both, new(pgx.Batch), opt) })
+		all.Wait()
 	}
 	require.NoError(t, held.Release(t.Context()))
 

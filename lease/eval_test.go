@@ -257,7 +257,7 @@ func TestAWriteThatIsUnderWayHasTheValuesOfItsCall(t *testing.T) {
 	text, address, bytes := "x", net.IP("x"), []byte("x")
 	hook.hang()
 	for name, value := range map[string]any{"text": &text, "address": address, "bytes": bytes} {
-		ctx, cancel := context.WithTimeout(t.Context(), 100*ms)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // it has been sent by then
 		require.ErrorIs(t, set(ctx, l, w.dataKey("page")+name, value), lease.ErrUnreachable)
 		cancel()
 	}

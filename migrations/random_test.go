@@ -497,7 +497,7 @@ func TestRandomTransactionsWriteWhatTheyEntered(t *testing.T) {
 	var running errgroup.Group
 	for i := range sessions {
 		conn := s.beside()
-		conn.exec(`SET lock_timeout = '200ms'; SET statement_timeout = '10s'`)
+		conn.exec(`SET lock_timeout = '200ms'; SET statement_timeout = '1min'`)
 		one := &randomSession{randomWorld: w, login: []string{"", login}[i%2], forger: forger, conn: conn.conn, r: rand.New(rand.NewPCG(seed, uint64(i+1)))}
 		running.Go(func() error {
 			for w.committed.Load() < wanted {

@@ -35,7 +35,7 @@ func TestAnErrorWithoutAnAnswerNamesWhoDidNotAnswer(t *testing.T) {
 		o, server, whom := paused(t)
 		server.Pause()
 		ctx, cancel := context.WithCancel(t.Context())
-		time.AfterFunc(500*time.Millisecond, cancel)
+		time.AfterFunc(2*time.Second, cancel) // it has been sent by then
 		got := do(ctx, o, "a", forbidden(t))
 		require.ErrorIs(t, got.err, lease.ErrUnreachable)
 		require.Regexp(t, silent(whom)+"$", got.err.Error())
