@@ -62,11 +62,17 @@ func TestWaitingSurvivesAMovedSlot(t *testing.T) {
 	grants := make(chan grant)
 	wait(context.Background(), i, 0, grants)
 	require.Eventually(t, func() bool { return w.snapshot(t, "a").waiters == 1 }, patience, ms)
+	require.Eventually(t, func() bool {
+		channels, err := cluster.Owner(slot).Client().PubSubShardChannels(t.Context(), w.key("a", "wake")+":*").Result()
+		return err == nil && len(channels) == 1
+	}, patience, ms, "it listens")
+	took := testenv.Stopwatch(t)
 	cluster.MoveSlot(slot)
 	require.Eventually(t, func() bool {
 		channels, err := cluster.Owner(slot).Client().PubSubShardChannels(t.Context(), w.key("a", "wake")+":*").Result()
 		return err == nil && len(channels) == 1
 	}, patience, 10*ms, "the subscription follows")
+	require.Less(t, took(), 4*time.Second, "before the waiter asks again by itself")
 	require.NoError(t, holder.Release(t.Context()))
 	g := <-grants
 	require.NoError(t, g.err)

@@ -247,7 +247,9 @@ func (l *listener) serve() (again bool) {
 // receive passes messages on until the connection is closed or breaks. A broken connection is not
 // used again: it would subscribe to all its channels in one request, which a Cluster refuses if
 // they are in several slots. A confirmation that a subscription has begun, was renewed or has ended
-// wakes the waiter too, because earlier messages were missed.
+// wakes the waiter too, because earlier messages were missed. If one has ended that is still
+// wanted, its slot has moved, and the connection counts as broken: when the waiter asks, the client
+// only begins to learn where to, and the waiter would hear nothing until it asks again.
 func (l *listener) receive(s connection, broken chan<- struct{}) {
 	defer close(broken)
 	defer protocol.Recover(func(error) {})
@@ -264,8 +266,13 @@ func (l *listener) receive(s connection, broken chan<- struct{}) {
 				e.receive(m.Payload)
 			}
 		case *redis.Subscription:
-			if e := l.subscription(m.Channel); e != nil {
-				e.add(func(n *notice) { n.ask, n.listens = true, true })
+			e := l.subscription(m.Channel)
+			if e == nil {
+				continue
+			}
+			e.add(func(n *notice) { n.ask, n.listens = true, true })
+			if m.Kind == "sunsubscribe" {
+				return
 			}
 		}
 	}
