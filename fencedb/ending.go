@@ -80,7 +80,7 @@ var (
 func checkStatement(sql string, args []any) error {
 	for _, statement := range split(sql) {
 		if text := skipComments(statement); ends.MatchString(text) && !keeps.MatchString(text) {
-			return fmt.Errorf("fencedb: nothing was sent: %q would end the transaction that holds the fence; leave that to the function that you call", sql)
+			return fmt.Errorf("fencedb: nothing was sent: %q would end the transaction; leave that to the function that you call", sql)
 		}
 	}
 	return checkArgs(args)

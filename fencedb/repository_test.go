@@ -132,6 +132,53 @@ func TestAReadCannotBeMadeAWrite(t *testing.T) {
 	require.Empty(t, collect[string](w, `SELECT text FROM notes`))
 }
 
+// A string of statements can end the READ ONLY transaction and write after it.
+func TestAReadCannotBeEndedByItsStatements(t *testing.T) {
+	t.Parallel()
+	w := newDesk(t)
+	const statement = `COMMIT; INSERT INTO notes VALUES ('a guest')`
+	for name, send := range map[string]func(tx pgx.Tx) error{
+		"exec": func(tx pgx.Tx) error { return desk{tx}.set(t.Context(), statement) },
+		"query": func(tx pgx.Tx) error {
+			_, err := tx.Query(t.Context(), statement, pgx.QueryExecModeSimpleProtocol)
+			return err
+		},
+		"row": func(tx pgx.Tx) error {
+			return tx.QueryRow(t.Context(), statement, pgx.QueryExecModeSimpleProtocol).Scan()
+		},
+		"batch": func(tx pgx.Tx) error {
+			b := &pgx.Batch{}
+			b.Queue(`COMMIT`)
+			b.Queue(`INSERT INTO notes VALUES ('a guest')`)
+			return tx.SendBatch(t.Context(), b).Close()
+		},
+		"savepoint": func(tx pgx.Tx) error {
+			return pgx.BeginFunc(t.Context(), tx, func(tx pgx.Tx) error { return desk{tx}.set(t.Context(), statement) })
+		},
+		"prepared": func(tx pgx.Tx) error {
+			if _, err := tx.Prepare(t.Context(), "the end", `COMMIT`); err != nil {
+				return err
+			}
+			if err := (desk{tx}).set(t.Context(), "the end"); err != nil {
+				return err
+			}
+			return desk{tx}.note(t.Context(), "a guest")
+		},
+		"prepared and swallowed": func(tx pgx.Tx) error {
+			if _, err := tx.Prepare(t.Context(), "the very end", `COMMIT`); err != nil {
+				return err
+			}
+			_ = desk{tx}.set(t.Context(), "the very end")
+			_ = desk{tx}.note(t.Context(), "a guest")
+			return nil
+		},
+	} {
+		err := repository(w.pool).Read(t.Context(), func(d desk) error { return send(d.tx) })
+		require.Error(t, err, name)
+	}
+	require.Empty(t, collect[string](w, `SELECT text FROM notes`))
+}
+
 func TestWhatARepositoryReadsIsOfOneMoment(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {

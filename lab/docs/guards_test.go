@@ -173,6 +173,7 @@ var guards = []struct {
 	{"fencedb/repository.go", []guard{
 		{"S4", "what a repository reads is not written", "level %s read only; ", "level %s; ", "fencedb.TestARepositoryDoesNotWriteWhatItReads"},
 		{"S4", "what a repository reads stays a read", " read only; select 1", " read only", "fencedb.TestAReadCannotBeMadeAWrite"},
+		{"S4", "what a repository reads does not end its transaction", "fn(r.of(reads)); err", "fn(r.of(tx)); err", "fencedb.TestAReadCannotBeEndedByItsStatements"},
 		{"S4", "a repository reads on no connection that is in a transaction", "if err := free(conn); err != nil {", "if err := free(conn); err == nil {", "fencedb.TestARepositoryRefusesADatabaseOnWhichNothingCanBegin"},
 	}},
 	{"grant/grant.go", []guard{
