@@ -480,10 +480,10 @@ func (e *NotGivenBackError) Error() string {
 		}
 		all = append(all, each)
 	}
-	if len(e.Blocked)+e.More > most {
-		all = append(all, "...")
+	if more := len(e.Blocked) + e.More - len(all); more > 0 {
+		all = append(all, fmt.Sprintf("and %d more", more))
 	}
-	text := fmt.Sprintf("lease: close: %d resources may stay blocked: %s", len(e.Blocked)+e.More, strings.Join(all, ", "))
+	text := "lease: close: may stay blocked: " + strings.Join(all, ", ")
 	if e.Cause != nil {
 		text += ": " + protocol.WhyEnded(e.Cause)
 	}
