@@ -32,7 +32,7 @@ const Header = "Fencing-Grant"
 // the receiver may have written. The same error replaces a 409 or 503 if net/http itself has sent
 // the request again, as it does with an Idempotency-Key when a connection breaks: the receiver may
 // have carried out the first one. End a call by its context: http.Client.Timeout replaces the
-// error, and Answer takes it for an outage while the body is read.
+// error, also where nothing was sent.
 func Transport(base http.RoundTripper) http.RoundTripper {
 	if base == nil {
 		base = http.DefaultTransport

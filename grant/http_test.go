@@ -681,6 +681,11 @@ func TestALostAnswerIsNoOutage(t *testing.T) {
 		"the client's own time-out": {answer: func(_ context.CancelCauseFunc, _ http.ResponseWriter, r *http.Request) {
 			<-r.Context().Done()
 		}, timeout: 5 * time.Second, want: guard.Unknown, is: context.DeadlineExceeded},
+		"the client's own time-out, within the body": {answer: func(_ context.CancelCauseFunc, w http.ResponseWriter, r *http.Request) {
+			_, _ = io.WriteString(w, "seated")
+			_ = http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+		}, timeout: 5 * time.Second, want: guard.Unknown, is: context.DeadlineExceeded},
 		"the body is cut": {answer: func(_ context.CancelCauseFunc, w http.ResponseWriter, _ *http.Request) {
 			_, _ = io.WriteString(w, "seated")
 			_ = http.NewResponseController(w).Flush()

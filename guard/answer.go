@@ -9,7 +9,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/url"
 	"slices"
 	"time"
 
@@ -110,11 +109,15 @@ func sqlState(err error) (code string, answered bool) {
 }
 
 // timedOut reports whether http.Client.Timeout, or a transport that waited too long for an answer,
-// has put an error of its own in the place of all others.
+// has put an error of its own in the place of all others. Those of package net look alike, within
+// an error of a connection or of a look-up.
 func timedOut(err error) bool {
-	call, is := errors.AsType[*url.Error](err)
-	return is && call.Timeout() && call.Err != context.DeadlineExceeded &&
-		errors.Is(call.Err, context.DeadlineExceeded) && !errors.As(call.Err, new(*net.OpError))
+	late, is := errors.AsType[interface {
+		net.Error
+		Is(error) bool
+	}](err)
+	return is && late.Is(context.DeadlineExceeded) &&
+		!errors.As(err, new(*net.OpError)) && !errors.As(err, new(*net.DNSError))
 }
 
 // RetryAfter returns how long to wait before the same call, for an err that is [Busy] or
