@@ -31,9 +31,6 @@ func marksOf(r *tally.Row[marks], outcomes []string) marks {
 	return all
 }
 
-// entered is the outcome of a successful Enter.
-const entered = "entered"
-
 // metrics are the instruments. Time that passed is a histogram, which counts as well.
 type metrics struct {
 	tally                       *tally.Tally[marks, marks]
@@ -99,7 +96,7 @@ func newMetrics(meter metric.Meter, types []string, dropped func() int64) *metri
 	}
 	m.tally = tally.New(types,
 		func(r *tally.Row[marks]) marks { return marksOf(r, outcomes) },
-		func(r *tally.Row[marks]) marks { return marksOf(r, append(fencedb.Outcomes(), entered)) })
+		func(r *tally.Row[marks]) marks { return marksOf(r, append(fencedb.Outcomes(), tally.Entered)) })
 	_, err := meter.Int64ObservableCounter("fencedb.events.dropped", metric.WithUnit("{event}"), metric.WithDescription("Events of observe/feed that were not published."),
 		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
 			o.Observe(dropped())
@@ -164,6 +161,6 @@ func (m *metrics) writeEnd(ctx context.Context, e fencedb.TraceEnd) {
 	case result != "committed":
 		m.entries.Add(ctx, 1, all[result])
 	case e.Op == fencedb.OpEnter:
-		m.entries.Add(ctx, 1, all[entered])
+		m.entries.Add(ctx, 1, all[tally.Entered])
 	}
 }

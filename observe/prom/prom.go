@@ -219,9 +219,6 @@ type writeSeries struct {
 	commitTook prometheus.Observer
 }
 
-// entered is the outcome of a successful Enter.
-const entered = "entered"
-
 func (m *Metrics) writeVectors() func(*tally.Row[*writeSeries]) *writeSeries {
 	written := m.counter("fencedb_writes_total", "Fenced writes, by how they ended.", resourceType, "outcome")
 	rejected := m.counter("redis_lease_fencing_rejected_total",
@@ -235,7 +232,7 @@ func (m *Metrics) writeVectors() func(*tally.Row[*writeSeries]) *writeSeries {
 		name := row.Type
 		m.watch(longest, name, row.Failing)
 		return &writeSeries{
-			written:    each(written, name, append(fencedb.Outcomes(), entered)),
+			written:    each(written, name, append(fencedb.Outcomes(), tally.Entered)),
 			rejected:   rejected.WithLabelValues(name, "postgres"),
 			writeTook:  func(outcome string) prometheus.Observer { return writeTook.WithLabelValues(name, outcome) },
 			commitTook: commitTook.WithLabelValues(name),

@@ -73,7 +73,7 @@ func (m *Metrics) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
 	case result != "committed":
 		series.written[result].Inc()
 	case e.Op == fencedb.OpEnter:
-		series.written[entered].Inc()
+		series.written[tally.Entered].Inc()
 	}
 	if result == "stale" {
 		m.count(ctx, series.rejected)

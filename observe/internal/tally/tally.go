@@ -28,6 +28,9 @@ const (
 	NotOwned    = "not_owned"   // releases: each finds the lease gone, taken or revoked
 	Raised      = "raised"      // last tokens: they have to be raised
 
+	// Entered is the outcome of an Enter that succeeded.
+	Entered = "entered"
+
 	StaleHeld = "stale_held" // writes that are refused as stale although this process holds the lease
 )
 
