@@ -76,6 +76,7 @@ func TestAPersonLearnsWhatIsWaitedFor(t *testing.T) {
 		{"revoke", "seat:1", "--reason", "it hangs", "--yes", "--seal-only"},
 		{"reset", "seat:1", "--to", "1", "--force", "--reason", "a trial", "--yes"},
 		{"with", "seat:1", "--", "true"},
+		{"revoke", "--behind", "--reason", "it hangs", "--yes"}, // Redis has the tokens of those before
 	} {
 		said, code := told(append([]string{"--timeout", "30s"}, args...)...)
 		line, _, _ := strings.Cut(said, "\n")

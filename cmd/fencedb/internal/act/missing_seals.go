@@ -166,7 +166,11 @@ func (c *comparison) question() string {
 
 // level seals and raises, and records what it has done.
 func level(ctx context.Context, s *conn.Servers, e event, c comparison, done *Sealing) error {
-	ctx, cancel := s.Bounded(ctx)
+	fences := make([]string, len(c.ahead))
+	for n, u := range c.ahead {
+		fences[n] = u.Resource
+	}
+	ctx, cancel := s.Bounded(ctx, fences...)
 	defer cancel()
 	var mu sync.Mutex
 	asking := errgroup.Group{}
