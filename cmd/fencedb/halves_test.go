@@ -161,6 +161,7 @@ func TestASealThatCannotBeMadeSaysSo(t *testing.T) {
 	require.Equal(t, app.ExitFailed, got.code)
 	require.Contains(t, got.errOut, "idle in transaction")
 	require.Contains(t, got.errOut, "the former holder can still write")
+	require.NotContains(t, got.errOut, "Nothing was written")
 	require.NoError(t, tx.Commit(t.Context()))
 	require.NoError(t, w.book(l), "it can")
 

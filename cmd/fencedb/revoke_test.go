@@ -196,6 +196,7 @@ func TestRevokeSaysWhenItCouldNotSeal(t *testing.T) {
 
 	require.Equal(t, app.ExitHalf, got.code, got.errOut)
 	require.Contains(t, got.errOut, "idle in transaction", "what is in the way")
+	require.NotContains(t, got.errOut, "Nothing was written")
 	require.ErrorIs(t, l.Extend(t.Context()), lease.ErrRevoked)
 	require.Equal(t, "false", w.one(`SELECT string_agg(details ->> 'sealed', ' ') FROM fencedb.audit WHERE event <> 'protect'`), "once")
 	require.NoError(t, tx.Commit(t.Context()))

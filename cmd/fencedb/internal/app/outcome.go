@@ -31,13 +31,16 @@ func (a *State) outcome(err error, interrupted bool) string {
 }
 
 // hint says what to do. After a refusal by the fence, what failed next may be a mistake, such as a
-// key that is corrupt: then the hint of Postgres, to acquire the lease again, does not help.
-func hint(err error) string {
+// key that is corrupt: then the hint of Postgres, to acquire the lease again, does not help. Where
+// half of the work was done, the text says what to do, and Postgres knows only of the other half:
+// that nothing was written.
+func (a *State) hint(err error) string {
 	refused, is := errors.AsType[*pgconn.PgError](err)
+	exit, _ := errors.AsType[ExitError](err)
 	switch {
 	case errors.Is(err, lease.ErrExhausted):
 		return "No lease can exceed the last token, so nobody can write. fencedb explain ErrExhausted says how to set it back."
-	case !is, errors.Is(err, fencedb.ErrStale) && guard.Answer(err) == guard.Refused:
+	case !is, a.Changed != "", exit.Code == ExitHalf, errors.Is(err, fencedb.ErrStale) && guard.Answer(err) == guard.Refused:
 		return ""
 	}
 	return refused.Hint

@@ -52,8 +52,11 @@ func TestTheHintIsOfTheErrorThatSaysMore(t *testing.T) {
 		"a mistake of its own":       {&pgconn.PgError{Code: "22023", Hint: "declare it"}, "declare it"},
 		"no hint":                    {errors.New("no space"), ""},
 	} {
-		got := hint(tc.err)
+		got := new(State).hint(tc.err)
 		require.Contains(t, got, tc.want, name)
 		require.Equal(t, tc.want == "", got == "", name)
 	}
+	half := errors.Join(ExitError{Code: ExitHalf, Err: errors.New("revoked, not sealed")}, taken)
+	require.Empty(t, new(State).hint(half))
+	require.Empty(t, (&State{Changed: "the lease has ended"}).hint(taken))
 }

@@ -23,7 +23,7 @@ func (a *State) Run(ctx context.Context, root *cli.Command, args []string) int {
 		err, own.Code = UsageError("%w", err), ExitUsage // of the parser
 	}
 	fmt.Fprintln(a.ErrOut, "fencedb:", a.outcome(err, ctx.Err() != nil))
-	if hint := hint(err); hint != "" && !strings.Contains(err.Error(), hint) {
+	if hint := a.hint(err); hint != "" && !strings.Contains(err.Error(), hint) {
 		fmt.Fprintln(a.ErrOut, "hint:", hint)
 	}
 	return own.Code
