@@ -10,7 +10,7 @@ import (
 // Tracer is called for fenced writes, in pairs: each start is followed by one end of the same Op.
 // The context that the start returned is passed to the statements in between, and so to the tracers
 // of pgx, and to the end. A Tracer is called on the path of the work, by many goroutines at once,
-// and must be quick.
+// and must be quick. It must not panic: the panic goes on in the caller.
 //
 // Package observe/prom has one for Prometheus, observe/slog one that logs, observe/otel one that
 // makes spans, observe/feed one that publishes events. A type can be a tracer of package lease as

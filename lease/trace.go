@@ -14,7 +14,8 @@ import (
 // Tracer is called for the events of an [Issuer]'s leases, in pairs: each start is followed by one
 // end of the same [Op]. The context that the start returns goes to the work in between and to the
 // end. A Tracer is called on the path of the work, by many goroutines at once. It must be quick,
-// and must not call the lease or the issuer.
+// and must not call the lease or the issuer. It must not panic: on the goroutine of a caller the
+// panic goes on there; in the background, as in a renewal, it ends the process.
 //
 // There are tracers for Prometheus (package observe/prom), logs (observe/slog), OpenTelemetry
 // (observe/otel) and a stream of events (observe/feed). A type can be a tracer of package fencedb

@@ -102,7 +102,8 @@ type term struct {
 const scope = "github.com/fencedb/fencedb/observe/otel"
 
 // New returns a tracer. The instrumentation scope of its spans and metrics is the path of this
-// package.
+// package. Make one for each MeterProvider, and give it to every issuer and pool: of the ages that
+// two tracers report, such as fencedb.lease.oldest, OpenTelemetry keeps one only.
 func New(cfg Config) *Tracer {
 	if cfg.TracerProvider == nil {
 		cfg.TracerProvider = otel.GetTracerProvider()
