@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -61,7 +62,7 @@ func New(client redis.UniversalClient, cfg Config) (*Issuer, error) {
 	return &Issuer{core: &core{
 		cfg:      cfg,
 		store:    s,
-		watchdog: &watchdog{store: s, cfg: cfg},
+		watchdog: &watchdog{store: s, cfg: cfg, due: make(map[*Lease]time.Time)},
 		lines:    &lines{subscribe: s.subscribe, byChannel: make(map[string]*line)},
 		registry: newRegistry(s.redis, cfg.TTL),
 		names:    &names{keys: make(map[string]*protocol.Keys)},

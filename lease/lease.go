@@ -34,8 +34,7 @@ type Lease struct {
 	ended      error          // why the lease is over, nil while it is not; guarded by mu, set once
 	lastFail   error          // of the latest renewal, nil if it succeeded; guarded by mu
 
-	unsealed bool   // the lease is not renewed until it is sealed; guarded by mu
-	due      *batch // the batch of its next renewal; nil: there is none; guarded by the watchdog's mu
+	unsealed bool // the lease is not renewed until it is sealed; guarded by mu
 
 	back   *pending // the latest release, nil before the first; guarded by mu
 	unsure bool     // a release was sent and never answered; used by one release at a time

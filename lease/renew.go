@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -122,23 +123,15 @@ type watchdog struct {
 	store *store
 	cfg   Config
 
-	mu      sync.Mutex
-	batches []*batch // the batches that leases may still join; guarded by mu
-	spare   *batch   // an empty batch with a stopped timer, to be used again, or nil; guarded by mu
-}
-
-// batch is a set of leases that one request renews.
-type batch struct {
-	at, last time.Time   // when its first and its last lease are due; guarded by the watchdog's mu
-	timer    *time.Timer // renews all when the first is due
-	leases   []*Lease    // guarded by the watchdog's mu; nil once the renewal has begun
+	mu    sync.Mutex
+	due   map[*Lease]time.Time // when each lease is renewed next, at the latest; guarded by mu
+	first time.Time            // the first of these times; guarded by mu
+	timer *time.Timer          // calls tick at first; nil until there is a lease; guarded by mu
 }
 
 const (
 	batchLimit = 256 // renewals in one request
-	// All leases of a batch are due within this fraction of RenewEvery: RenewEvery/batchWindow. A
-	// lease may also join if it is due before the others. If it began a new batch instead, there
-	// would be two or three times as many requests.
+	// What is due within RenewEvery/batchWindow is renewed with what is due now.
 	batchWindow = 16
 )
 
@@ -154,39 +147,27 @@ func (w *watchdog) retry(l *Lease) {
 	w.schedule(l, time.Now().Add(protocol.Jitter(w.cfg.RenewEvery/4)))
 }
 
-// schedule puts the lease into a batch that is due at about that time, or into a new one. A batch
-// is renewed when its first lease is due, so no renewal is late. The caller holds the lease's mu.
+// schedule has the lease renewed at that time, unless it is scheduled already. The caller holds the
+// lease's mu.
 func (w *watchdog) schedule(l *Lease, at time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if l.due != nil || l.unsealed || w.cfg.RenewEvery == Never {
+	if _, known := w.due[l]; known || l.unsealed || w.cfg.RenewEvery == Never {
 		return
 	}
-	window := w.cfg.RenewEvery / batchWindow
-	fits := func(b *batch) bool { return at.Sub(b.at) <= window && b.last.Sub(at) <= window }
-	var b *batch
-	if n := slices.IndexFunc(w.batches, fits); n >= 0 {
-		b = w.batches[n]
+	w.due[l] = at
+	if len(w.due) == 1 || at.Before(w.first) {
+		w.wakeAt(at)
+	}
+}
+
+// wakeAt sets the timer. The caller holds mu.
+func (w *watchdog) wakeAt(at time.Time) {
+	w.first = at
+	if w.timer == nil {
+		w.timer = time.AfterFunc(time.Until(at), w.tick)
 	} else {
-		if b, w.spare = w.spare, nil; b != nil {
-			b.timer.Reset(time.Until(at))
-		} else {
-			b = new(batch)
-			b.timer = time.AfterFunc(time.Until(at), func() { w.renew(b) })
-		}
-		b.at, b.last = at, at
-		w.batches = append(w.batches, b)
-	}
-	if at.Before(b.at) {
-		b.at = at
-		b.timer.Reset(time.Until(at)) // a timer that has fired already fires once more, to no effect
-	}
-	if at.After(b.last) {
-		b.last = at
-	}
-	b.leases, l.due = append(b.leases, l), b
-	if len(b.leases) == batchLimit {
-		w.remove(b)
+		w.timer.Reset(time.Until(at))
 	}
 }
 
@@ -194,37 +175,39 @@ func (w *watchdog) schedule(l *Lease, at time.Time) {
 func (w *watchdog) forget(l *Lease) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	b := l.due
-	if b == nil {
-		return
-	}
-	n := slices.Index(b.leases, l)
-	b.leases, l.due = slices.Delete(b.leases, n, n+1), nil
-	if len(b.leases) == 0 {
-		if b.timer.Stop() {
-			w.spare = b
-		}
-		w.remove(b)
+	delete(w.due, l)
+	if len(w.due) == 0 && w.timer != nil {
+		w.timer.Stop()
 	}
 }
 
-// remove closes a batch, so no lease joins it any more. The caller holds mu.
-func (w *watchdog) remove(b *batch) {
-	w.batches = slices.DeleteFunc(w.batches, func(other *batch) bool { return other == b })
-}
-
-// renew renews all leases of the batch that are not over, in one request. The answers schedule
-// their next renewals.
-func (w *watchdog) renew(b *batch) {
+// tick renews what is due.
+func (w *watchdog) tick() {
 	w.mu.Lock()
-	leases := b.leases
-	b.leases = nil
-	for _, l := range leases {
-		l.due = nil
+	soon := time.Now().Add(w.cfg.RenewEvery / batchWindow)
+	var due []*Lease
+	var next time.Time
+	for l, at := range w.due {
+		if !at.After(soon) {
+			due = append(due, l)
+			delete(w.due, l)
+		} else if next.IsZero() || at.Before(next) {
+			next = at
+		}
 	}
-	w.remove(b)
+	if !next.IsZero() {
+		w.wakeAt(next)
+	}
 	w.mu.Unlock()
+	slices.SortFunc(due, func(a, b *Lease) int { return strings.Compare(a.resource, b.resource) })
+	for some := range slices.Chunk(due, batchLimit) {
+		go w.renew(some)
+	}
+}
 
+// renew renews all of the leases that are not over, in one request. The answers schedule their next
+// renewals.
+func (w *watchdog) renew(leases []*Lease) {
 	now := time.Now()
 	var begun []*renewal
 	for _, l := range leases {
