@@ -22,7 +22,6 @@ type attempt struct {
 // current, it does all of this once more with sealed leases: sealing raises a Redis that went
 // backwards above the fence.
 func (d *Desk) write(ctx context.Context, resources []string, opts []lease.Option, f func(*attempt) error) error {
-	d = d.some()
 	ahead, err := d.try(ctx, d.issuer, resources, opts, f)
 	if ahead {
 		_, err = d.try(ctx, d.sealed(), resources, opts, f)

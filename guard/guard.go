@@ -107,14 +107,6 @@ func New(issuer *lease.Issuer, db fencedb.DB, opts ...Option) *Desk {
 	return d
 }
 
-// some is d, or the zero Desk, all of whose calls are refused, if d is nil.
-func (d *Desk) some() *Desk {
-	if d == nil {
-		return new(Desk)
-	}
-	return d
-}
-
 // sealed returns the issuer with a seal in Postgres, after one of its own, which may be of another
 // database.
 func (d *Desk) sealed() *lease.Issuer { return d.issuer.Sealed(fencedb.Sealer(d.db)) }
@@ -152,7 +144,6 @@ func (d *Desk) DoAll(ctx context.Context, resources []string,
 	if fn == nil {
 		return protocol.ErrNoFunction
 	}
-	d = d.some()
 	done := false
 	err := d.forWork().DoAll(ctx, resources, func(ctx context.Context, ls lease.Leases) error {
 		err := explained(fn(ctx, &Holder{ls, ctx, d.db}))
@@ -173,7 +164,6 @@ func (d *Desk) Lead(ctx context.Context, role string,
 	if fn == nil {
 		return protocol.ErrNoFunction
 	}
-	d = d.some()
 	return d.forWork().Lead(ctx, role, func(ctx context.Context, l *lease.Lease) error {
 		return explained(fn(ctx, &Holder{lease.Leases{l}, ctx, d.db}))
 	}, opts...)

@@ -3,7 +3,6 @@ package guard
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"slices"
 	"time"
 
@@ -15,37 +14,16 @@ import (
 )
 
 // Holder has the leases on all resources of a [Desk] call, and writes under all of them. It is safe
-// for concurrent use. Do not use it after the function that got it has returned. A Holder that no
-// [Desk] has made, nil or zero, has no lease: its methods return zero values and
-// [lease.ErrInvalid], or [fencedb.ErrInvalidGrant] where they write.
+// for concurrent use. Do not use it after the function that got it has returned.
 type Holder struct {
 	leases lease.Leases
 	ctx    context.Context // of the function
 	db     fencedb.DB
 }
 
-// some is h, or the zero Holder if h is nil.
-func (h *Holder) some() *Holder {
-	if h == nil {
-		return new(Holder)
-	}
-	return h
-}
-
-// all returns the leases; a lease that nobody has granted if no Desk has made h.
-func (h *Holder) all() lease.Leases {
-	if h == nil || len(h.leases) == 0 {
-		return lease.Leases{nil}
-	}
-	return h.leases
-}
-
 // Grant returns all the leases as one grant, for the functions of package fencedb and for
 // grant.NewContext. A transaction with it enters the fence of each resource.
 func (h *Holder) Grant() fencedb.Grant {
-	if h == nil || len(h.leases) == 0 {
-		return nil // refused by package fencedb
-	}
 	if len(h.leases) == 1 {
 		return h.leases[0]
 	}
@@ -54,12 +32,12 @@ func (h *Holder) Grant() fencedb.Grant {
 
 // Leases returns the leases, in the byte order of their resources. Their Release releases them
 // before the function returns; writes under h are then refused.
-func (h *Holder) Leases() lease.Leases { return slices.Clone(h.some().leases) }
+func (h *Holder) Leases() lease.Leases { return slices.Clone(h.leases) }
 
 // Err returns nil while all leases may be trusted; after that, the reason why one is over. It reads
 // the clock and does not ask Redis; see [lease.Lease.Err].
 func (h *Holder) Err() error {
-	for _, l := range h.all() {
+	for _, l := range h.leases {
 		if err := l.Err(); err != nil {
 			return err
 		}
@@ -69,29 +47,23 @@ func (h *Holder) Err() error {
 
 // ValidUntil is when the first lease ends, unless it is renewed, on this process's clock.
 func (h *Holder) ValidUntil() time.Time {
-	first := slices.MinFunc(h.all(), func(a, b *lease.Lease) int { return a.ValidUntil().Compare(b.ValidUntil()) })
+	first := slices.MinFunc(h.leases, func(a, b *lease.Lease) int { return a.ValidUntil().Compare(b.ValidUntil()) })
 	return first.ValidUntil()
 }
 
-// Extend renews all leases, as [lease.Lease.Extend] does; its error joins theirs.
-func (h *Holder) Extend(ctx context.Context) error {
-	var errs []error
-	for _, l := range h.all() {
-		errs = append(errs, l.Extend(ctx))
-	}
-	return errors.Join(errs...)
-}
+// Extend renews all leases at once, as [lease.Lease.Extend] does; its error joins theirs.
+func (h *Holder) Extend(ctx context.Context) error { return h.leases.Extend(ctx) }
 
 // Tx is [fencedb.Tx] under the leases: nil means committed. Acquire beforehand all that fn needs,
 // with [Desk.DoAll]: an acquisition within fn takes a second connection.
 func (h *Holder) Tx(ctx context.Context, fn func(tx pgx.Tx) error, opts ...fencedb.Option) error {
-	return fencedb.Tx(ctx, h.some().db, h.Grant(), fn, opts...)
+	return fencedb.Tx(ctx, h.db, h.Grant(), fn, opts...)
 }
 
 // TxSQL is [fencedb.TxSQL] under the leases, for database/sql. db must lead to the database of the
 // desk; stdlib.OpenDBFromPool makes it from the pool. The options of the desk's database hold, too.
 func (h *Holder) TxSQL(ctx context.Context, db *sql.DB, fn func(tx *sql.Tx) error, opts ...fencedb.Option) error {
-	if own, ok := h.some().db.(interface{ Options() []fencedb.Option }); ok {
+	if own, ok := h.db.(interface{ Options() []fencedb.Option }); ok {
 		opts = slices.Concat(own.Options(), opts)
 	}
 	return fencedb.TxSQL(ctx, db, h.Grant(), fn, opts...)
@@ -99,23 +71,23 @@ func (h *Holder) TxSQL(ctx context.Context, db *sql.DB, fn func(tx *sql.Tx) erro
 
 // Exec is [fencedb.Exec] under the leases: one statement, in one round trip.
 func (h *Holder) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	return fencedb.Exec(ctx, h.some().db, h.Grant(), sql, args...)
+	return fencedb.Exec(ctx, h.db, h.Grant(), sql, args...)
 }
 
 // Query is [fencedb.Query] under the leases: one statement that returns rows. Close them, or read
 // them to their end, and check their Err.
 func (h *Holder) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	return fencedb.Query(ctx, h.some().db, h.Grant(), sql, args...)
+	return fencedb.Query(ctx, h.db, h.Grant(), sql, args...)
 }
 
 // QueryRow is [fencedb.QueryRow] under the leases: one statement that returns a row. It is sent
 // when the row is scanned.
 func (h *Holder) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	return fencedb.QueryRow(ctx, h.some().db, h.Grant(), sql, args...)
+	return fencedb.QueryRow(ctx, h.db, h.Grant(), sql, args...)
 }
 
 // SendBatch is [fencedb.SendBatch] under the leases: several statements, in one transaction and one
 // round trip.
 func (h *Holder) SendBatch(ctx context.Context, b *pgx.Batch, opts ...fencedb.Option) error {
-	return fencedb.SendBatch(ctx, h.some().db, h.Grant(), b, opts...)
+	return fencedb.SendBatch(ctx, h.db, h.Grant(), b, opts...)
 }

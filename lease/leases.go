@@ -14,6 +14,12 @@ import (
 // takes them as grants: fencedb.All(leases...).
 type Leases []*Lease
 
+// Extend renews all of them at once, each as [Lease.Extend] does. The error joins those of the
+// leases.
+func (ls Leases) Extend(ctx context.Context) error {
+	return ls.each(func(l *Lease) error { return l.Extend(ctx) })
+}
+
 // Release releases all of them at once, each as [Lease.Release] does. The error joins those of the
 // leases.
 func (ls Leases) Release(ctx context.Context) error {

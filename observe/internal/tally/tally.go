@@ -157,7 +157,7 @@ func (t *Tally[L, W]) LeaseStart(ctx context.Context, s lease.TraceStart) contex
 // LeaseEnd notes what has ended, and what has failed. It returns false for a renewal that was under
 // way when its holder released: that does not count.
 func (t *Tally[L, W]) LeaseEnd(ctx context.Context, e lease.TraceEnd) bool {
-	if e.Op == lease.OpExtend && (errors.Is(e.Err, lease.ErrReleased) || errors.Is(e.Err, lease.ErrStale)) {
+	if e.Op == lease.OpExtend && errors.Is(e.Err, lease.ErrReleased) {
 		return false
 	}
 	if a, ok := ctx.Value(ageKey{t, e.Op}).(*age); ok {
