@@ -488,15 +488,6 @@ func TestAHolderIsOverWithItsFunction(t *testing.T) {
 	require.Zero(t, w.bookings())
 }
 
-func TestAHolderThatNobodyMadeIsNoGrant(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	for _, h := range []*guard.Holder{nil, {}} {
-		_, err := fencedb.Exec(t.Context(), w.pool, h.Grant(), insertAnn)
-		require.ErrorIs(t, err, fencedb.ErrInvalidGrant)
-	}
-}
-
 func TestOptionsAmongTheArgumentsAreRefusedByName(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -36,6 +36,7 @@ type acquisition struct {
 	raised     int              // how often a last token was raised, because the fence was ahead of it
 	background background       // what the call gives back in the background
 	open       openCall         // from the beginning of the call to its end
+	endless    bool             // only Close ends its context, and waits for the call
 
 	// For resources[from:to] Redis may have a place in the queue, or a grant whose reply was lost.
 	from, to  int
@@ -89,6 +90,7 @@ func (i *Issuer) acquire(ctx context.Context, resources []string, opts []Option)
 		leases.endTracing(&t, err)
 		returned = err != errPanicked
 	}()
+	a.endless = t.ctx.Done() == nil && a.patience == nil
 	ctx, closed := i.registry.begin(t.ctx, &a.open)
 	if closed != nil {
 		return nil, a.failed(closed)
@@ -264,7 +266,7 @@ func (s *step) wait(asking, waiting context.Context) (leases Leases, err error) 
 		since, why := l.silent(came)
 		left := ttl - time.Since(since)
 		if left <= 0 {
-			return nil, cmp.Or(why, error(protocol.NoAnswer(ttl)))
+			return nil, cmp.Or(why, protocol.NoAnswer(ttl))
 		}
 		leases, err = s.ask(asking, modeWait, left)
 		if asking.Err() != nil {
@@ -376,7 +378,7 @@ func (s *step) ask(ctx context.Context, how mode, bound time.Duration) (Leases, 
 		s.of.to = max(s.of.to, s.to)
 	}
 	call := core.store.acquire(s.keys, s.of.text, how)
-	call.Caller = s
+	call.Caller, call.Here = s, s.of.endless
 	answer, err := protocol.Ask(ctx, core.store.redis, bound, call, func(r protocol.Reply) (acquired, error) {
 		answer, err := core.store.decodeAcquire(r, len(s.keys))
 		if answer.tokens != nil && !time.Now().Before(core.trustedUntil(r.Sent, core.cfg.TTL)) {

@@ -236,7 +236,7 @@ func (i *Issuer) tryOut(ctx context.Context, server *redis.Client) error {
 	}
 	holder, waiter := term{keys: k, id: uuid.NewString()}, term{keys: k, id: uuid.NewString()}
 	ask := func(t *term, how mode, free bool) error {
-		answer, err := protocol.Query(ctx, s.redis, s.acquire([]*protocol.Keys{k}, t.id, how),
+		answer, err := protocol.Query(ctx, s.redis, protocol.Patience, s.acquire([]*protocol.Keys{k}, t.id, how),
 			func(r protocol.Reply) (acquired, error) { return s.decodeAcquire(r, 1) })
 		switch granted := answer.tokens != nil; {
 		case err != nil:
@@ -265,7 +265,7 @@ func (i *Issuer) tryOut(ctx context.Context, server *redis.Client) error {
 		return err
 	}
 	news.listenFor(waiter.id.(string))
-	if _, err := protocol.Query(ctx, s.redis, s.release(holder), decodeGivenBack); err != nil {
+	if _, err := protocol.Query(ctx, s.redis, protocol.Patience, s.release(holder), decodeGivenBack); err != nil {
 		return err
 	}
 	if err := news.await(ctx, server, "a release does not call the waiter", func(n notice) bool { return n.called }); err != nil {
@@ -274,7 +274,7 @@ func (i *Issuer) tryOut(ctx context.Context, server *redis.Client) error {
 	if err := ask(&waiter, modeWait, true); err != nil {
 		return err
 	}
-	_, err = protocol.Query(ctx, s.redis, s.release(waiter), decodeGivenBack)
+	_, err = protocol.Query(ctx, s.redis, protocol.Patience, s.release(waiter), decodeGivenBack)
 	return err
 }
 

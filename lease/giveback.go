@@ -59,11 +59,7 @@ func (r *registry) begin(ctx context.Context, call *openCall) (context.Context, 
 	if r.closed {
 		return nil, ErrClosed
 	}
-	endless := protocol.Endless(ctx)
 	ctx, call.cancel = context.WithCancelCause(ctx)
-	if endless {
-		ctx = protocol.Lasting(ctx)
-	}
 	r.calls[call] = struct{}{}
 	return ctx, nil
 }
@@ -263,12 +259,12 @@ func (r *registry) forget(o *pending) {
 }
 
 // attempt sends the requests of all in one round trip, and sets failed in each.
-func (r *registry) attempt(ctx context.Context, all ...*pending) {
+func (r *registry) attempt(ctx context.Context, a protocol.Attempt, all ...*pending) {
 	calls := slices.Clip(all[0].calls)
 	for _, o := range all[1:] {
 		calls = append(calls, o.calls...)
 	}
-	answers := protocol.QueryAll(ctx, r.redis, calls, decodeGivenBack)
+	answers := protocol.QueryAll(ctx, r.redis, a, calls, decodeGivenBack)
 	for _, o := range all {
 		o.failed = nil
 		for _, answer := range answers[:len(o.calls)] {
@@ -285,7 +281,7 @@ func (r *registry) attempt(ctx context.Context, all ...*pending) {
 
 // attemptAll makes the first attempt for all. Each that needs more attempts makes them by itself.
 func (r *registry) attemptAll(ctx context.Context, all []*pending) {
-	r.attempt(ctx, all...)
+	r.attempt(ctx, protocol.Attempt{}, all...)
 	for _, o := range all {
 		if protocol.Transient(o.failed) {
 			o.goOn()
@@ -324,8 +320,9 @@ func (o *pending) goOn() {
 	go func() {
 		err := o.failed                  // of an earlier attempt, if there was one
 		defer func() { o.finish(err) }() // also if code of the caller ends the goroutine
-		err = protocol.Insist(context.WithoutCancel(o.trace.ctx), time.Until(o.until), err, func(ctx context.Context) error {
-			o.registry.attempt(ctx, o)
+		ctx := context.WithoutCancel(o.trace.ctx)
+		err = protocol.Insist(ctx, time.Until(o.until), err, func(a protocol.Attempt) error {
+			o.registry.attempt(ctx, a, o)
 			if o.failed != nil || o.last != nil { // only this goroutine writes last now, so it reads without mu
 				o.note(o.failed)
 			}

@@ -86,9 +86,7 @@ func (o *pending) tryHere(ctx context.Context) {
 		o.goOn()
 		return
 	}
-	b, cancel := protocol.Within(o.trace.ctx, protocol.OneOfMany(time.Until(o.until)))
-	defer cancel()
-	o.registry.attempt(b, o)
+	o.registry.attempt(o.trace.ctx, protocol.Attempt{Most: protocol.OneOfMany(time.Until(o.until))}, o)
 	over := ctx.Err() != nil // then failed says nothing about Redis
 	if o.failed != nil && (over || protocol.Transient(o.failed)) {
 		if !over {
@@ -108,8 +106,7 @@ func (r *registry) releaseAll(ctx context.Context, ended chan<- struct{}) {
 	for range min(4, cap(batches)) {
 		go func() {
 			for all := range batches {
-				most := protocol.OneOfMany(r.lasts)
-				ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(all[0].trace.ctx), most, protocol.NoAnswer(most))
+				ctx, cancel := protocol.Within(context.WithoutCancel(all[0].trace.ctx), protocol.OneOfMany(r.lasts))
 				r.attemptAll(ctx, all)
 				cancel()
 			}

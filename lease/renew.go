@@ -220,14 +220,13 @@ func (w *watchdog) renew(leases []*Lease) {
 	}
 	// This context can end, so another goroutine sends the requests: a hook, a dialer or a
 	// credentials provider of the client that hangs must not hold up the next renewals.
-	most := w.cfg.RenewTimeout
-	ctx, cancel := context.WithTimeoutCause(context.Background(), most, protocol.NoAnswer(most))
+	ctx, cancel := protocol.Within(context.Background(), w.cfg.RenewTimeout)
 	defer cancel()
 	calls := make([]protocol.Call, len(begun))
 	for n, r := range begun {
 		calls[n] = w.store.extend(r.lease.term, r.ttl)
 	}
-	for n, answer := range protocol.QueryAll(ctx, w.store.redis, calls, decodeExtend) {
+	for n, answer := range protocol.QueryAll(ctx, w.store.redis, protocol.Attempt{}, calls, decodeExtend) {
 		_ = begun[n].end(answer.Value, answer.Err)
 	}
 }

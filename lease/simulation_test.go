@@ -329,7 +329,7 @@ var goMutants = []struct {
 	{"validity is not shortened by the margin", []edit{{"lease.go", "	return sent.Add(ttl - c.cfg.Margin)", "	if protocol.Mutant(NAME) {\n		return sent.Add(ttl)\n	}\n	return sent.Add(ttl - c.cfg.Margin)"}}},
 	{"nothing is withdrawn", []edit{{"acquire.go", "	if a.from < a.to {", "	if a.from < a.to && !protocol.Mutant(NAME) {"}}},
 	{"a waiter that hears nothing does not ask again", []edit{{"acquire.go", "	timer := time.NewTimer(spread(held))\n", "	if protocol.Mutant(NAME) {\n		held = time.Hour\n	}\n	timer := time.NewTimer(spread(held))\n"}}},
-	{"a context does not bound a request", []edit{{"../internal/protocol/send.go", "	if b, ours := ctx.(*bound); ours && b.quiet() {", "	if Mutant(NAME) {\n		<-r.answered\n		return nil\n	}\n	if b, ours := ctx.(*bound); ours && b.quiet() {"}}},
+	{"a context does not bound a request", []edit{{"../internal/protocol/send.go", "	select {\n	case <-r.answered:\n	case <-r.ctx.Done():\n", "	if Mutant(NAME) {\n		<-r.answered\n		return nil\n	}\n	select {\n	case <-r.answered:\n	case <-r.ctx.Done():\n"}}},
 }
 
 type edit struct{ file, old, new string }

@@ -38,9 +38,10 @@ func TestAWithdrawalEndsWhatItsOwnCallGotAndNothingElse(t *testing.T) {
 					token = asks(t, s, k, second, modeTry)
 				}
 			}
-			standing, err := protocol.Query(t.Context(), s.redis, s.inspect(k), func(r protocol.Reply) (Standing, error) {
-				return s.standing(term{keys: k, id: second.String(), token: token}, r)
-			})
+			standing, err := protocol.Query(t.Context(), s.redis, protocol.Patience, s.inspect(k),
+				func(r protocol.Reply) (Standing, error) {
+					return s.standing(term{keys: k, id: second.String(), token: token}, r)
+				})
 			require.NoError(t, err)
 			require.Equal(t, Current, standing, "%s %s", name, order)
 			endsWhatMayBe(t, s, k, second)
@@ -52,7 +53,8 @@ func TestAWithdrawalEndsWhatItsOwnCallGotAndNothingElse(t *testing.T) {
 // asks returns the token that it was granted, 0 if another holds.
 func asks(t *testing.T, s *store, k *protocol.Keys, id uuid.UUID, how mode) (token int64) {
 	t.Helper()
-	answer, err := protocol.Query(t.Context(), s.redis, s.acquire([]*protocol.Keys{k}, id.String(), how),
+	answer, err := protocol.Query(t.Context(), s.redis, protocol.Patience,
+		s.acquire([]*protocol.Keys{k}, id.String(), how),
 		func(r protocol.Reply) (acquired, error) { return s.decodeAcquire(r, 1) })
 	require.NoError(t, err)
 	for _, token = range answer.tokens {
@@ -62,7 +64,7 @@ func asks(t *testing.T, s *store, k *protocol.Keys, id uuid.UUID, how mode) (tok
 
 func endsWhatMayBe(t *testing.T, s *store, k *protocol.Keys, id uuid.UUID) {
 	t.Helper()
-	_, err := protocol.Query(t.Context(), s.redis, s.withdraw(k, id.String()), protocol.Only("withdrawn"))
+	_, err := protocol.Query(t.Context(), s.redis, protocol.Patience, s.withdraw(k, id.String()), protocol.Only("withdrawn"))
 	require.NoError(t, err)
 }
 
@@ -94,7 +96,7 @@ func TestAWithdrawalPassesTheTurnOn(t *testing.T) {
 
 	withdraw(second)
 	require.Zero(t, ask(second, modeWait), "it comes back, to the end")
-	result, err := protocol.Query(t.Context(), s.redis,
+	result, err := protocol.Query(t.Context(), s.redis, protocol.Patience,
 		s.release(term{keys: k, id: holder.String(), token: granted}), decodeGivenBack)
 	require.NoError(t, err)
 	require.Equal(t, done, result)

@@ -48,14 +48,12 @@ func Ask[T any](ctx context.Context, s *Sender, bound time.Duration, c Call,
 		if n > 0 && !sleepUntil(ctx, end, Jitter(pause<<(n-1))) {
 			return none, Ended(ctx, err)
 		}
-		most := time.Until(end)
+		most := max(time.Until(end), 1)
 		if n < attempts-1 {
-			most /= 2
+			most = max(most/2, 1)
 		}
-		b := newBound(ctx, most, n > 0)
-		r := &request{ctx: b, call: c}
-		s.exchange(b, append(r.alone[:0], r))
-		b.stop()
+		r := &request{ctx: ctx, call: c}
+		s.exchange(ctx, Attempt{most, n > 0}, append(r.alone[:0], r))
 		answer, last := read(r.reply, r.err, decode)
 		if !Transient(last) {
 			return answer, last
@@ -68,12 +66,10 @@ func Ask[T any](ctx context.Context, s *Sender, bound time.Duration, c Call,
 // Insist makes attempts within bound, until the outcome of one is not [Transient], ctx ends, or the
 // client is closed. It is for releases in the background. err is that of an earlier attempt, nil if
 // there was none.
-func Insist(ctx context.Context, bound time.Duration, err error, attempt func(ctx context.Context) error) error {
+func Insist(ctx context.Context, bound time.Duration, err error, attempt func(Attempt) error) error {
 	end := time.Now().Add(bound)
 	for wait := pause; ; wait = min(2*wait, longestPause) {
-		b := newBound(ctx, min(OneOfMany(bound), time.Until(end)), err != nil)
-		last := attempt(b)
-		b.stop()
+		last := attempt(Attempt{max(min(OneOfMany(bound), time.Until(end)), 1), err != nil})
 		if !Transient(last) {
 			return last
 		}

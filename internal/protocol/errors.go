@@ -1,6 +1,7 @@
 package protocol
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -233,82 +234,72 @@ func refused(err error) error {
 // outcome before. If the latest had no answer, the result also carries what is known from before:
 // the reason of its failure, and since when there was no answer.
 func Latest(before, err error) error {
-	if first, silent := errors.AsType[*unreachable](before); silent {
-		err = allSince(first.since, err)
+	why := known(before)
+	e, silent := err.(*silence)
+	switch {
+	case !silent && (why == nil || err == nil || known(err) != nil):
+		return err
+	case !silent:
+		return fmt.Errorf("%w; an earlier attempt: %w", err, why)
 	}
-	if why := known(before); why != nil && err != nil && known(err) == nil {
-		return &later{err, why}
+	all := *e
+	if first, is := errors.AsType[*silence](before); is && !first.since.IsZero() && first.since.Before(e.since) {
+		all.since, all.took = first.since, e.took+e.since.Sub(first.since)
 	}
-	return err
-}
-
-// later is the error of an attempt without an answer, after an attempt that failed for a known
-// reason.
-type later struct{ error, before error }
-
-func (e *later) Error() string   { return fmt.Sprintf("%v; an earlier attempt: %v", e.error, e.before) }
-func (e *later) Unwrap() []error { return []error{e.error, e.before} }
-
-// allSince makes err, the error of one request without an answer, that of all requests without an
-// answer since first.
-func allSince(first time.Time, err error) error {
-	switch e := err.(type) {
-	case *later:
-		return &later{allSince(first, e.error), e.before}
-	case *unreachable:
-		if !first.IsZero() && e.since.After(first) {
-			all := *e
-			all.since, all.took = first, e.took+e.since.Sub(first)
-			return &all
-		}
+	if all.last == nil {
+		all.last = why
 	}
-	return err
+	return &all
 }
 
 // known is why an attempt has failed, the refusal or the error of the network; nil if the attempt
 // only had no answer in its time.
 func known(err error) error {
-	if e, ok := errors.AsType[*later](err); ok {
-		return e.before
-	}
-	if e, ok := errors.AsType[*unreachable](err); ok && !e.ended {
-		return e.cause
+	if e, is := errors.AsType[*silence](err); is && e.last != nil {
+		return e.last
 	}
 	return refused(err)
 }
 
-// unreachable is the [ErrUnreachable] of one request, which may or may not have been carried out.
-type unreachable struct {
-	cause error         // the error of the client library; or why the context ended
-	ended bool          // the context has ended, which says nothing about Redis
-	whom  string        // who did not answer: a server, or the pool of connections to it; "": not known
-	since time.Time     // when the request was sent, or the first of several without an answer; zero: not known
-	took  time.Duration // from since until the caller stopped waiting
+// silence is the [ErrUnreachable] of one request, or of several attempts, which may or may not have
+// been carried out.
+type silence struct {
+	whom   string        // who did not answer: a server, or the pool of connections to it; "": not known
+	since  time.Time     // when the first request without an answer was sent; zero: not known
+	took   time.Duration // from since until the caller stopped waiting; 0: not known
+	waited bool          // the latest request had no answer in its time
+	ended  error         // the cause of the caller's context, if that has ended; it says nothing about Redis
+	last   error         // what the client library or Redis said latest; nil: nothing
 }
 
-func (e *unreachable) Error() string {
-	if !e.ended {
-		said := e.cause.Error()
+func (e *silence) Error() string {
+	if !e.waited {
+		said := e.last.Error()
 		if e.whom != "" && !strings.Contains(said, e.whom) {
 			said = e.whom + ": " + said
 		}
 		return fmt.Sprintf("%v: %s", ErrUnreachable, said)
 	}
-	most, ours := errors.AsType[NoAnswer](e.cause)
-	if ours && e.whom == "" {
-		return most.Error()
-	}
 	text := fmt.Sprintf("%v: no answer", ErrUnreachable)
 	if e.whom != "" {
-		text += fmt.Sprintf(" from %s within %v", e.whom, short(e.took))
+		text += " from " + e.whom
 	}
-	if !ours {
-		text += ": " + WhyEnded(e.cause)
+	if e.took > 0 {
+		text += fmt.Sprintf(" within %v", cmp.Or(e.took.Round(time.Millisecond), e.took))
+	}
+	if e.ended != nil {
+		text += ": " + WhyEnded(e.ended)
+	}
+	if e.last != nil {
+		text += fmt.Sprintf("; an earlier attempt: %v", e.last)
 	}
 	return text
 }
 
-func (e *unreachable) Unwrap() []error { return []error{ErrUnreachable, e.cause} }
+func (e *silence) Unwrap() []error { return []error{ErrUnreachable, e.ended, e.last} }
+
+// NoAnswer is the [ErrUnreachable] of a request that had no answer in that time.
+func NoAnswer(most time.Duration) error { return &silence{waited: true, took: most} }
 
 // WhyEnded says in words why a context of the caller has ended. "context canceled" would not say
 // whose context it was.
@@ -325,12 +316,16 @@ func WhyEnded(cause error) string {
 // unanswered is the error of a request that may or may not have been carried out.
 func unanswered(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		return &unreachable{cause: context.Cause(ctx), ended: true}
+		cause := context.Cause(ctx)
+		if e, ours := cause.(*silence); ours { // a bound of our own
+			return e
+		}
+		return &silence{waited: true, ended: cause}
 	}
 	if errors.Is(err, ErrUnreachable) {
 		return err
 	}
-	return &unreachable{cause: err}
+	return &silence{last: err}
 }
 
 // Unanswered is the [ErrUnreachable] of a caller whose ctx has ended. It names the server of the
@@ -342,7 +337,7 @@ func (s *Sender) Unanswered(ctx context.Context, key string, since time.Time) er
 // silent adds to an [ErrUnreachable] the server of the key, which has not answered since that time.
 // It returns other errors as they are.
 func (s *Sender) silent(err error, key string, since time.Time) error {
-	e, is := err.(*unreachable)
+	e, is := err.(*silence)
 	if !is {
 		return err
 	}
@@ -353,7 +348,7 @@ func (s *Sender) silent(err error, key string, since time.Time) error {
 
 // whom names the server of the key, or the pool of connections to it if that is used up. Without a
 // key, it names all servers of a Cluster.
-func (s *Sender) whom(key string, e *unreachable) string {
+func (s *Sender) whom(key string, e *silence) string {
 	client, known := s.client.(*redis.Client)
 	if s.cluster != nil && key == "" {
 		return strings.Join(s.cluster.Options().Addrs, ", ")
@@ -371,7 +366,7 @@ func (s *Sender) whom(key string, e *unreachable) string {
 		return "redis"
 	}
 	addr, size, stats := Address(client), client.Options().PoolSize, client.PoolStats()
-	if errors.Is(e.cause, redis.ErrPoolTimeout) || int(stats.TotalConns)-int(stats.IdleConns) >= size {
+	if errors.Is(e.last, redis.ErrPoolTimeout) || int(stats.TotalConns)-int(stats.IdleConns) >= size {
 		return fmt.Sprintf("the pool of %d connections to %s, which is used up", size, addr)
 	}
 	return addr

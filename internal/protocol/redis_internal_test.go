@@ -54,7 +54,11 @@ func TestAnAttemptWithoutAnAnswerDoesNotHideWhatRedisSaid(t *testing.T) {
 			return err
 		},
 		"Insist": func(ctx context.Context, attempt func(context.Context) error) error {
-			return Insist(ctx, 200*time.Millisecond, nil, func(ctx context.Context) error { return Failed(ctx, "test", attempt(ctx)) })
+			return Insist(ctx, 200*time.Millisecond, nil, func(a Attempt) error {
+				ctx, cancel := Within(ctx, a.Most)
+				defer cancel()
+				return Failed(ctx, "test", attempt(ctx))
+			})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -94,54 +98,9 @@ func (a attempted) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pro
 	return next
 }
 
-// Whoever asks, and whenever, a bound says what a context of the standard library would.
-func TestABoundIsAContext(t *testing.T) {
-	gone := errors.New("the guest left")
-	for name, c := range map[string]struct {
-		end   func(stop, leave func())
-		err   error
-		cause error
-	}{
-		"still open":       {func(_, _ func()) {}, nil, nil},
-		"stopped":          {func(stop, _ func()) { stop() }, context.Canceled, context.Canceled},
-		"the caller left":  {func(_, leave func()) { leave() }, context.Canceled, gone},
-		"its time is over": {func(_, _ func()) { time.Sleep(time.Second) }, context.DeadlineExceeded, NoAnswer(time.Second)},
-	} {
-		for _, asked := range []string{"before", "after"} {
-			t.Run(name+", asked "+asked, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					caller, leave := context.WithCancelCause(t.Context())
-					ctx, stop := Within(caller, time.Second)
-					defer stop()
-					deadline, bounded := ctx.Deadline()
-					require.True(t, bounded)
-					require.Equal(t, time.Now().Add(time.Second), deadline)
-					derive := func() (context.Context, context.CancelFunc) { return context.WithCancel(ctx) }
-					var derived context.Context
-					var cancel context.CancelFunc
-					if asked == "before" {
-						derived, cancel = derive()
-					}
-					c.end(stop, func() { leave(gone) })
-					if asked == "after" {
-						derived, cancel = derive()
-					}
-					defer cancel()
-					synctest.Wait()
-					for _, each := range []context.Context{ctx, derived} {
-						require.Equal(t, c.err, each.Err())
-						require.Equal(t, c.cause, context.Cause(each))
-						select {
-						case <-each.Done():
-							require.Error(t, c.err)
-						default:
-							require.NoError(t, c.err)
-						}
-					}
-				})
-			})
-		}
-	}
+// requestOf is a request that was handed over.
+func requestOf(ctx context.Context, word string) *request {
+	return &request{ctx: ctx, end: time.Now().Add(time.Hour), call: Script{}.Call(1, "key", word), answered: make(chan struct{})}
 }
 
 // answering is a server that answers each script with its first argument, and notes what it was
@@ -193,10 +152,12 @@ func TestCallsOfSeveralGoroutinesTravelTogether(t *testing.T) {
 				stop()
 			}
 			bounds = append(bounds, ctx)
-			requests = append(requests, &request{ctx: ctx, call: Script{}.Call(1, "key", word), answered: make(chan struct{})})
+			r := requestOf(ctx, word)
+			r.end = time.Now().Add(time.Duration(n+1) * time.Second)
+			requests = append(requests, r)
 		}
 		s.waiting, s.underWay = requests, len(requests)
-		s.flush()
+		s.sendWaiting()
 		for n, r := range requests {
 			<-r.answered
 			if words[n] == "b" {
@@ -270,13 +231,13 @@ func TestNobodyWaitsForTheScriptOfAnother(t *testing.T) {
 		client.AddHook(server)
 		s := Over(client)
 		for _, word := range []string{"known", "new", "too"} {
-			s.waiting = append(s.waiting, &request{ctx: t.Context(), call: Script{}.Call(1, "key", word), answered: make(chan struct{})})
+			s.waiting = append(s.waiting, requestOf(t.Context(), word))
 		}
 		requests := slices.Clone(s.waiting)
 		s.underWay = len(requests)
 		learn := sync.OnceFunc(func() { close(server.slow) })
 		defer learn()
-		go s.flush()
+		go s.sendWaiting()
 		synctest.Wait()
 		require.Equal(t, 1, s.underWay)
 		<-requests[0].answered
@@ -307,10 +268,10 @@ func (w *whose) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 }
 
 //go:noinline
-func sendsItself(ctx context.Context, s *Sender) error {
-	b, stop := Within(ctx, time.Second)
-	defer stop()
-	_, err := Script{}.Call(1, "key", "word").Run(b, s)
+func sendsItself(ctx context.Context, s *Sender, here bool) error {
+	call := Script{}.Call(1, "key", "word")
+	call.Here = here
+	_, err := Query(ctx, s, time.Second, call, Only("word"))
 	return err
 }
 
@@ -320,10 +281,9 @@ func TestACallWhoseContextCannotEndIsSentByItsCaller(t *testing.T) {
 	defer cancel()
 	timed, cancelTimed := context.WithTimeout(context.Background(), time.Hour)
 	defer cancelTimed()
-	derived, cancelDerived := context.WithCancel(Lasting(cancellable))
-	defer cancelDerived()
 	for name, c := range map[string]struct {
 		ctx       context.Context
+		here      bool
 		unbounded bool
 		pool      int // 4 if 0
 		underWay  int
@@ -331,10 +291,9 @@ func TestACallWhoseContextCannotEndIsSentByItsCaller(t *testing.T) {
 	}{
 		"it cannot end":                           {ctx: context.Background(), want: true},
 		"it has values":                           {ctx: context.WithValue(context.Background(), t, 1), want: true},
-		"only the issuer ends it":                 {ctx: Lasting(cancellable), want: true},
+		"only the issuer ends it":                 {ctx: cancellable, here: true, want: true},
 		"its caller may cancel":                   {ctx: cancellable},
 		"it has a deadline":                       {ctx: timed},
-		"somebody may cancel what was derived":    {ctx: derived},
 		"the client does not end with a context":  {ctx: context.Background(), unbounded: true},
 		"it would wait for a connection":          {ctx: context.Background(), underWay: 4},
 		"so many are quicker in one pipeline":     {ctx: context.Background(), pool: 100, underWay: 8},
@@ -346,7 +305,7 @@ func TestACallWhoseContextCannotEndIsSentByItsCaller(t *testing.T) {
 		client.AddHook(server)
 		s := Over(client)
 		s.underWay = c.underWay
-		require.NoError(t, sendsItself(c.ctx, s), name)
+		require.NoError(t, sendsItself(c.ctx, s, c.here), name)
 		require.Equal(t, c.want, server.mine, name)
 		require.Equal(t, c.underWay, s.underWay, name)
 		require.NoError(t, client.Close())
@@ -360,7 +319,9 @@ func TestACallThatItsCallerSendsEndsWithItsTime(t *testing.T) {
 		defer client.Close()
 		client.AddHook(waits{new(answering)})
 		began := time.Now()
-		require.ErrorIs(t, sendsItself(context.Background(), Over(client)), NoAnswer(time.Second))
+		err := sendsItself(context.Background(), Over(client), false)
+		require.ErrorIs(t, err, ErrUnreachable)
+		require.ErrorContains(t, err, "no answer from 127.0.0.1:1 within 1s")
 		require.Equal(t, time.Second, time.Since(began))
 	})
 }
@@ -406,7 +367,7 @@ func TestACallThatHasEndedIsNotSent(t *testing.T) {
 		s := Over(client)
 		var requests []*request
 		for _, word := range strings.Split(c.waiting, "") {
-			r := &request{ctx: t.Context(), call: Script{}.Call(1, "key", word), answered: make(chan struct{})}
+			r := requestOf(t.Context(), word)
 			if word == "e" {
 				r.ctx = over
 			}

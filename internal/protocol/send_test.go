@@ -71,7 +71,7 @@ func TestWhatAHookKeepsBackIsNoAnswer(t *testing.T) {
 	open := errors.New("the circuit is open")
 	client.AddHook(refusing{open})
 	for n := 1; n <= 2; n++ {
-		for _, r := range protocol.QueryAll(t.Context(), protocol.Over(client), slices.Repeat([]protocol.Call{count.Call(1, "key")}, n), counted) {
+		for _, r := range protocol.QueryAll(t.Context(), protocol.Over(client), protocol.Attempt{}, slices.Repeat([]protocol.Call{count.Call(1, "key")}, n), counted) {
 			require.ErrorIs(t, r.Err, lease.ErrUnreachable, n)
 			require.ErrorIs(t, r.Err, open, n)
 		}
@@ -102,10 +102,10 @@ func TestCallsToOneMasterOfAClusterTravelTogether(t *testing.T) {
 		owned[cluster.Owner(cluster.Slot(key))]++
 	}
 	over := protocol.Over(client)
-	protocol.QueryAll(t.Context(), over, calls, counted) // from here on, all masters have the script
+	protocol.QueryAll(t.Context(), over, protocol.Attempt{}, calls, counted) // from here on, all masters have the script
 	sent := make(sizes, len(calls))
 	client.AddHook(sent)
-	for _, r := range protocol.QueryAll(t.Context(), over, calls, counted) {
+	for _, r := range protocol.QueryAll(t.Context(), over, protocol.Attempt{}, calls, counted) {
 		require.NoError(t, r.Err)
 	}
 	close(sent)

@@ -226,9 +226,6 @@ func (l *Limiter) Allow(ctx context.Context, key string) (Decision, error) {
 }
 
 func (l *Limiter) decide(ctx context.Context, key string) Decision {
-	ctx, cancel := protocol.Within(ctx, l.cfg.Timeout)
-	defer cancel()
-
 	// The keys of the two kinds of windows are of different types, so they have different names.
 	name := protocol.KeyOf(protocol.AdmissionKind, l.cfg.Namespace, key, l.cfg.HashKeys)
 	script, args := protocol.AdmissionFixed, []any{name.For("fixed"), l.cfg.Limit, l.cfg.Window.Milliseconds()}
@@ -236,7 +233,7 @@ func (l *Limiter) decide(ctx context.Context, key string) Decision {
 		script, args = protocol.AdmissionSliding, append(args, uuid.NewString())
 		args[0] = name.For("sliding")
 	}
-	d, err := protocol.Query(ctx, l.redis, script.Call(1, args...), decode)
+	d, err := protocol.Query(ctx, l.redis, l.cfg.Timeout, script.Call(1, args...), decode)
 	d.Limit = l.cfg.Limit
 	if err != nil {
 		d.Allowed, d.Err = l.cfg.OnError == FailOpen, fmt.Errorf("admission: %q: %w", key, err)
