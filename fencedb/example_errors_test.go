@@ -128,7 +128,7 @@ func ExampleTxEndedError() {
 }
 
 // The lease has seconds left and is renewed; this transaction may take a minute.
-func ExampleHold() {
+func ExampleTimeout() {
 	ctx, pool := context.Background(), database()
 
 	err := fencedb.Tx(ctx, pool, acquired("table:16", 41), func(tx pgx.Tx) error {
