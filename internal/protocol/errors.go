@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -296,7 +297,9 @@ func (e *silence) Error() string {
 	return text
 }
 
-func (e *silence) Unwrap() []error { return []error{ErrUnreachable, e.ended, e.last} }
+func (e *silence) Unwrap() []error {
+	return slices.DeleteFunc([]error{ErrUnreachable, e.ended, e.last}, func(err error) bool { return err == nil })
+}
 
 // NoAnswer is the [ErrUnreachable] of a request that had no answer in that time.
 func NoAnswer(most time.Duration) error { return &silence{waited: true, took: most} }
