@@ -34,13 +34,13 @@ func TestAPersonLearnsWhatIsWaitedFor(t *testing.T) {
 			c := newConsole(t, slices.Concat(w.flags, []string{"--timeout", "30s"})...)
 			c.watched = true
 			got := c.start(args...)
-			require.Contains(t, got.next(got.errOut), says)
+			require.Contains(t, got.line(got.errOut), says)
 			got.interrupt()
-			require.NotContains(t, got.next(got.errOut), "waiting for")
+			require.NotContains(t, got.line(got.errOut), "waiting for")
 			require.NotZero(t, <-got.code)
 
 			got = newConsole(t, slices.Concat(w.flags, []string{"--timeout", "500ms"})...).start(args...)
-			require.NotContains(t, got.next(got.errOut), "waiting for")
+			require.NotContains(t, got.line(got.errOut), "waiting for")
 			require.NotZero(t, <-got.code)
 		})
 	}
@@ -48,7 +48,7 @@ func TestAPersonLearnsWhatIsWaitedFor(t *testing.T) {
 	slow := newConsole(t, "--timeout", "30s", "--redis", "redis://"+redis+"?read_timeout=20s", "--postgres", w.pool.Config().ConnString())
 	for _, args := range [][]string{{"inspect", "seat:1"}, {"history", "seat:1"}, {"leases"}, {"doctor"}} {
 		got := slow.start(args...)
-		require.Regexp(t, `^fencedb: \d+(\.\d)?s: waiting for `, got.next(got.errOut), args)
+		require.Regexp(t, `^fencedb: \d+(\.\d)?s: waiting for `, got.line(got.errOut), args)
 	}
 
 	// told is what a person sees of a command that is interrupted at its first word.

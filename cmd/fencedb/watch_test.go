@@ -65,7 +65,17 @@ func (w *watching) pipe(lines chan string) *io.PipeWriter {
 	return out
 }
 
+// next is the next line that is no notice of a slow server, which a busy machine may cause.
 func (w *watching) next(lines chan string) string {
+	w.Helper()
+	for {
+		if line := w.line(lines); !strings.Contains(line, "s: waiting for ") {
+			return line
+		}
+	}
+}
+
+func (w *watching) line(lines chan string) string {
 	w.Helper()
 	select {
 	case line, more := <-lines:

@@ -262,7 +262,7 @@ func TestWithWaitsForItsTurn(t *testing.T) {
 	w := newWorld(t)
 	l := w.acquire("seat:1")
 	running := w.start(under([]string{"--wait", "1m", "seat:1"}, "echo", "my turn")...)
-	require.Eventually(t, func() bool { return w.inspected("seat:1").Waiters == 1 }, time.Minute, 5*time.Millisecond)
+	w.awaitWaiter("seat:1")
 	require.NoError(t, l.Release(t.Context()))
 
 	require.Equal(t, "my turn", running.next(running.out))
@@ -434,7 +434,7 @@ func TestCtrlCWhileWithWaitsRunsNothing(t *testing.T) {
 	l := w.acquire("seat:1")
 	command, errOut := w.process(under([]string{"--wait", "1h", "seat:1"}, "true")...)
 	require.NoError(t, command.Start())
-	require.Eventually(t, func() bool { return w.inspected("seat:1").Waiters == 1 }, time.Minute, 5*time.Millisecond)
+	w.awaitWaiter("seat:1")
 
 	require.NoError(t, command.Process.Signal(os.Interrupt))
 

@@ -115,6 +115,17 @@ func (w *world) inspected(resource string) *look.Inspection {
 	return &found
 }
 
+// awaitWaiter returns once somebody waits for the resource and knows it: it has heard that it must
+// wait, and listens for its turn.
+func (w *world) awaitWaiter(resource string) {
+	w.Helper()
+	channels := fmt.Sprintf("lease:v1:{%s/%s}:wake:*", w.namespace, resource)
+	require.Eventually(w, func() bool {
+		listens, err := w.redis.PubSubChannels(w.Context(), channels).Result()
+		return err == nil && len(listens) > 0
+	}, time.Minute, 5*time.Millisecond)
+}
+
 func codes(notes []look.Note) []string {
 	var all []string
 	for _, n := range notes {
