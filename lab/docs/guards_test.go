@@ -174,6 +174,7 @@ var guards = []struct {
 		{"S4", "what a repository reads is not written", "level %s read only; ", "level %s; ", "fencedb.TestARepositoryDoesNotWriteWhatItReads"},
 		{"S4", "what a repository reads stays a read", " read only; select 1", " read only", "fencedb.TestAReadCannotBeMadeAWrite"},
 		{"S4", "what a repository reads does not end its transaction", "fn(r.of(reads)); err", "fn(r.of(tx)); err", "fencedb.TestAReadCannotBeEndedByItsStatements"},
+		{"S4", "nor by a statement that was prepared", "return cmp.Or(checkStatement(sql, args), tx.stillOpen())", "return checkStatement(sql, args)", "fencedb.TestAReadCannotBeEndedByItsStatements"},
 		{"S4", "a repository reads on no connection that is in a transaction", "if err := free(conn); err != nil {", "if err := free(conn); err == nil {", "fencedb.TestARepositoryRefusesADatabaseOnWhichNothingCanBegin"},
 	}},
 	{"grant/grant.go", []guard{
@@ -189,6 +190,9 @@ var guards = []struct {
 	}},
 	{"grant/http.go", []guard{
 		{"S4", "a redirect to another host gets no grant", "if !ok || elsewhere(r) {", "if !ok {", "grant.TestARedirectElsewhereGetsNoGrant"},
+	}},
+	{"grant/grpc/grpc.go", []guard{
+		{"S6", "the answer to a call that was sent again is not that of its first attempt", "repeated := len(metadata.ValueFromIncomingContext(caller, attempts)) > 0", "repeated := false", "grant/grpc.TestAnAnswerToARetriedCallSaysNothingOfTheFirstAttempt"},
 	}},
 	{"fencedb/grant.go", []guard{
 		{"S7", "the grant that ends first bounds all", "until.Before(earliest)) {", "until.After(earliest)) {", "fencedb.TestTheEarliestEndOfSeveralGrantsBoundsTheTransaction"},
@@ -305,6 +309,9 @@ var guards = []struct {
 		{"S6", "work that returned nil is done, whatever became of its lease", "\tif done {", "\tif false && done {", "guard.TestWorkThatReturnedNilIsDoneWhateverBecameOfItsLease"},
 		{"S6", "a function that has run does not run again", "t.final = true", "", "guard.TestWhatHasHappenedIsNotDoneAgain"},
 	}},
+	{"guard/answer.go", []guard{
+		{"S6", "a call that http.Client.Timeout has ended may have written", ", timedOut(err):", ":", "grant.TestALostAnswerIsNoOutage"},
+	}},
 	{"guard/attempt.go", []guard{
 		{"S6", "what has committed does not run again", "t.final || errors.Is(err, fencedb.ErrCommitted) ||", "t.final ||", "guard.TestWhatHasHappenedIsNotDoneAgain"},
 		{"S2", "a holder that was overtaken does not come back", "err == nil && standing != lease.LeaseLost", "err == nil && standing != 0", "guard.TestAHolderThatWasOvertakenIsNotHealed"},
@@ -315,6 +322,9 @@ var guards = []struct {
 		{"L5", "a master of a Cluster that does not answer is looked for again", "			s.cluster.ReloadState(ctx)\n", "", "lease.TestALeaseSurvivesTheDeathOfAMasterOfItsCluster"},
 		{"L5", "a grant that replicas confirm looks for a master that replaced a dead one", "(!answered(err) || Moved(err))", "Moved(err)", "lease.TestAGrantThatReplicasConfirmFindsTheNewMaster"},
 		{"L5", "so it does for the master that a slot was moved to", "(!answered(err) || Moved(err))", "!answered(err)", "lease.TestAGrantThatReplicasConfirmFindsTheNewMaster"},
+	}},
+	{"internal/protocol/errors.go", []guard{
+		{"L4", "a script that a moving slot has cut short is sent again", "case !answered(err), leftOff(err):", "case !answered(err):", "lease.TestAScriptThatEndsInTheMiddleIsSentAgain"},
 	}},
 	{"internal/protocol/common.lua", []guard{
 		{"L6", "a turn that lapsed before the waiter asked is its last", "turn = late and LATE or 0", "turn = 0", "lease.TestAWaiterWhoseTurnLapsedKeepsItsPlace"},
