@@ -34,7 +34,7 @@ type acquisition struct {
 	keys       []*protocol.Keys // of the resources, in their order
 	step       *step            // the latest
 	raised     int              // how often a last token was raised, because the fence was ahead of it
-	background background       // what the call gives back in the background
+	background []*pending       // what the call gives back in the background
 	open       openCall         // from the beginning of the call to its end
 	endless    bool             // only Close ends its context, and waits for the call
 
@@ -82,7 +82,7 @@ func (i *Issuer) acquire(ctx context.Context, resources []string, opts []Option)
 	returned := false
 	defer func() {
 		if !returned { // a panic: the caller does not get the leases
-			a.background.giveBack(a.caller, leases...)
+			a.giveBack(a.caller, leases)
 			a.withdraw()
 		}
 	}()
@@ -107,20 +107,26 @@ func (i *Issuer) acquire(ctx context.Context, resources []string, opts []Option)
 		}
 		var again bool
 		got, again, failed = a.seal(ctx, got)
-		if !again || !a.background.wait(waiting) || !protocol.Sleep(waiting, protocol.Jitter(pause)) {
+		if !again || !a.givenBack(waiting) || !protocol.Sleep(waiting, protocol.Jitter(pause)) {
 			leases, err = got, failed
 			break
 		}
 		blocked = failed
 	}
 	if i.registry.closing() {
-		a.background.giveBack(ctx, leases...)
+		a.giveBack(ctx, leases)
 		leases, err = nil, a.failed(ErrClosed)
 	}
 	if err != nil {
 		a.withdraw()
 	}
-	a.background.waitBriefly(ctx)
+	// If the caller's context has ended, it does not wait: thousands that are cancelled at once would
+	// wait for each other's requests.
+	if len(a.background) > 0 && ctx.Err() == nil {
+		briefly, cancel := context.WithTimeout(ctx, protocol.Grace)
+		defer cancel()
+		a.givenBack(briefly)
+	}
 	return leases, err
 }
 
@@ -163,7 +169,7 @@ func (a *acquisition) obtain(asking, waiting context.Context) (Leases, error) {
 	whole := false
 	defer func() {
 		if !whole { // also after a panic
-			a.background.giveBack(a.caller, leases...)
+			a.giveBack(a.caller, leases)
 		}
 	}()
 	for n := range a.resources {
@@ -186,12 +192,37 @@ func (a *acquisition) obtain(asking, waiting context.Context) (Leases, error) {
 	return leases, nil
 }
 
+// giveBack releases leases that the call was granted and does not return, in the background.
+func (a *acquisition) giveBack(ctx context.Context, leases Leases) {
+	for _, l := range leases {
+		o, begun := l.beginRelease(ctx, ErrReleased)
+		if begun {
+			o.goOn()
+		}
+		a.background = append(a.background, o)
+	}
+}
+
+// givenBack waits until all is given back; it returns false if ctx ends before. A call that asks
+// again with its lease id has to wait, or Redis would grant it the very lease that it gives back.
+func (a *acquisition) givenBack(ctx context.Context) bool {
+	for _, o := range a.background {
+		select {
+		case <-o.finished:
+		case <-ctx.Done():
+			return false
+		}
+	}
+	a.background = nil
+	return ctx.Err() == nil
+}
+
 // withdraw removes, in the background, what a failed acquisition may have left in Redis: a place in
 // the queue, or a grant whose reply was lost.
 func (a *acquisition) withdraw() {
 	a.withdrawn.Store(true)
 	if a.from < a.to {
-		a.background.add(a.takeBack(a.from, a.to))
+		a.background = append(a.background, a.takeBack(a.from, a.to))
 	}
 }
 

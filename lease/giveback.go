@@ -209,8 +209,7 @@ type pending struct {
 	trace    tracing         // of the release; its context gives its values to the attempts
 
 	over error // why the lease was lost before the release; nil if it was not
-	err  error // the outcome of the release; set before it is finished
-	done bool  // the release was answered; set before it is finished
+	gone error // the answer to the release, if Redis no longer had the lease; set before it is finished
 
 	// failed is the error of one request of the latest attempt, a transient error if there is any;
 	// nil if all were answered. Only the goroutine that makes the attempt uses it.
@@ -221,14 +220,13 @@ type pending struct {
 	oneCall       [1]protocol.Call // room for calls
 	until         time.Time        // when it has expired in Redis
 	before, after *pending         // in the ring; nil outside of it; guarded by the registry's mu
-	finished      bool             // no more attempts are made; guarded by the registry's mu
-	waited        chan struct{}    // closed when it is finished; nil until somebody waits; guarded by the registry's mu
-	last          error            // of the latest attempt; guarded by the registry's mu
+	finished      chan struct{}    // closed when no more attempts are made, with the registry's mu
+	last          error            // of the latest attempt, nil if it was answered; guarded by the registry's mu
 }
 
 // add registers something that has to be given back. The caller sees to it that it is finished.
 func (r *registry) add(o *pending, resources ...string) *pending {
-	o.registry = r
+	o.registry, o.finished = r, make(chan struct{})
 	o.resources = append(o.one[:0], resources...)
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -252,7 +250,7 @@ func (r *registry) forget(o *pending) {
 	o.before.after, o.after.before = o.after, o.before
 	o.before, o.after = nil, nil
 	r.many--
-	if !o.finished {
+	if !o.isFinished() {
 		r.open--
 	}
 	r.lessened()
@@ -273,7 +271,7 @@ func (r *registry) attempt(ctx context.Context, a protocol.Attempt, all ...*pend
 			}
 		}
 		if o.lease != nil {
-			o.released(answers[0].Value, o.failed)
+			o.released(answers[0])
 		}
 		answers = answers[len(o.calls):]
 	}
@@ -318,24 +316,24 @@ func (r *registry) gather(o *pending) {
 // passed. The end of the caller's context does not stop it: a cancelled call has to give back too.
 func (o *pending) goOn() {
 	go func() {
-		err := o.failed                  // of an earlier attempt, if there was one
-		defer func() { o.finish(err) }() // also if code of the caller ends the goroutine
+		err := protocol.NoAnswer(0) // if code of the caller ends the goroutine
+		defer func() { o.finish(err) }()
 		ctx := context.WithoutCancel(o.trace.ctx)
-		err = protocol.Insist(ctx, time.Until(o.until), err, func(a protocol.Attempt) error {
+		err = protocol.Insist(ctx, time.Until(o.until), o.failed, func(a protocol.Attempt) error {
 			o.registry.attempt(ctx, a, o)
 			if o.failed != nil || o.last != nil { // only this goroutine writes last now, so it reads without mu
 				o.note(o.failed)
 			}
 			return o.failed
 		})
-		o.trace.end(0, o.err)
+		o.trace.end(0, o.outcome(err))
 	}()
 }
 
 // end finishes it after the last attempt.
 func (o *pending) end() {
 	defer o.finish(o.failed) // also if a tracer panics
-	o.trace.end(0, o.err)
+	o.trace.end(0, o.outcome(o.failed))
 }
 
 func (o *pending) finish(err error) {
@@ -351,23 +349,7 @@ func (o *pending) finish(err error) {
 	default:
 		r.forget(o)
 	}
-	o.finished = true
-	if o.waited != nil {
-		close(o.waited)
-	}
-}
-
-// whenFinished returns a channel that is closed when it is finished.
-func (o *pending) whenFinished() <-chan struct{} {
-	o.registry.mu.Lock()
-	defer o.registry.mu.Unlock()
-	if o.waited == nil {
-		o.waited = make(chan struct{})
-		if o.finished {
-			close(o.waited)
-		}
-	}
-	return o.waited
+	close(o.finished)
 }
 
 func (o *pending) note(err error) {
@@ -383,9 +365,12 @@ func (o *pending) latest() error {
 }
 
 func (o *pending) isFinished() bool {
-	o.registry.mu.Lock()
-	defer o.registry.mu.Unlock()
-	return o.finished
+	select {
+	case <-o.finished:
+		return true
+	default:
+		return false
+	}
 }
 
 // wait returns nil when it is finished. Otherwise it returns why it stopped waiting: ctx has ended,
@@ -397,59 +382,16 @@ func (o *pending) wait(ctx context.Context, most time.Duration) error {
 	timer := time.NewTimer(most)
 	defer timer.Stop()
 	select {
-	case <-o.whenFinished():
+	case <-o.finished:
 		return nil
 	case <-timer.C:
 		return protocol.NoAnswer(most)
 	case <-ctx.Done():
 	}
-	if _, finished := protocol.Await(ctx, o.whenFinished()); finished {
+	if _, finished := protocol.Await(ctx, o.finished); finished {
 		return nil
 	}
 	return context.Cause(ctx)
-}
-
-// background is what one call gives back after it has returned: what it was granted and does not
-// return.
-type background struct{ all []*pending }
-
-// add adds o, and forgets those that are finished.
-func (b *background) add(o *pending) {
-	b.all = append(slices.DeleteFunc(b.all, (*pending).isFinished), o)
-}
-
-func (b *background) giveBack(ctx context.Context, leases ...*Lease) {
-	for _, l := range leases {
-		o, begun := l.beginRelease(ctx, ErrReleased)
-		if begun {
-			o.goOn()
-		}
-		b.add(o)
-	}
-}
-
-// wait waits until all are finished; it returns false if ctx ends before. An acquisition that asks
-// again with its lease id has to wait, or Redis would grant it the very lease that it gives back.
-func (b *background) wait(ctx context.Context) bool {
-	for _, o := range b.all {
-		select {
-		case <-o.whenFinished():
-		case <-ctx.Done():
-			return false
-		}
-	}
-	return ctx.Err() == nil
-}
-
-// waitBriefly waits until all are finished, for protocol.Grace at most. It does not wait if the
-// context of the caller has ended: thousands that are cancelled at once would wait for each other's
-// requests.
-func (b *background) waitBriefly(ctx context.Context) {
-	if len(b.all) > 0 && ctx.Err() == nil {
-		ctx, cancel := context.WithTimeout(ctx, protocol.Grace)
-		defer cancel()
-		b.wait(ctx)
-	}
 }
 
 // Blocked is a resource that may stay blocked until Until, on this process's clock, although nobody

@@ -163,10 +163,10 @@ func (l *Lease) finish(ctx context.Context) error {
 		return nil
 	case over != nil:
 		return over
-	case o.wait(ctx, protocol.Grace) != nil, protocol.Transient(o.err):
+	case o.wait(ctx, protocol.Grace) != nil, protocol.Transient(o.last):
 		return nil
 	}
-	return o.err
+	return o.outcome(o.last)
 }
 
 // endTracing ends the tracing of an acquisition with the first lease, if there is one.

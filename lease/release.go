@@ -36,10 +36,10 @@ func (l *Lease) Release(ctx context.Context) error {
 	}
 	cause := o.wait(ctx, releaseTime-time.Since(called))
 	switch {
-	case cause == nil && o.done && o.err != nil:
-		return cmp.Or(o.over, o.err)
+	case cause == nil && o.gone != nil:
+		return cmp.Or(o.over, o.gone)
 	case cause == nil:
-		return o.err
+		return o.outcome(o.last)
 	}
 	if last := o.latest(); last != nil {
 		cause = protocol.Also(protocol.Ended(ctx, last), cause)
@@ -55,7 +55,7 @@ func (l *Lease) beginRelease(ctx context.Context, why error) (o *pending, begun 
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	over := l.check(time.Now())
-	if l.back != nil && (!l.back.isFinished() || l.back.done) {
+	if l.back != nil && (!l.back.isFinished() || l.back.last == nil) {
 		return l.back, false
 	}
 	o = &pending{lease: l, trace: tracing{ctx: ctx}}
@@ -127,19 +127,22 @@ func (r *registry) releaseAll(ctx context.Context, ended chan<- struct{}) {
 	close(ended)
 }
 
-// released records the outcome of an attempt to release. If an earlier request went unanswered, it
+// released records the answer to an attempt to release. If an earlier request went unanswered, it
 // may have been carried out; then it is not an error that the lease is gone.
-func (o *pending) released(result outcome, err error) {
+func (o *pending) released(answer protocol.Answer[outcome]) {
 	l := o.lease
-	l.unsure = l.unsure || errors.Is(err, ErrUnreachable)
-	switch {
-	case err != nil:
-		o.err = fmt.Errorf("lease: release %q: %w", l.resource, protocol.Latest(o.err, err))
-		return
-	case result == done || o.over == nil && l.unsure && (result == gone || result == taken):
-		o.err = nil
-	default:
-		o.err = result.loss()
+	l.unsure = l.unsure || errors.Is(answer.Err, ErrUnreachable)
+	ours := o.over == nil && l.unsure && (answer.Value == gone || answer.Value == taken)
+	if answer.Err == nil && answer.Value != done && !ours {
+		o.gone = answer.Value.loss()
 	}
-	o.done = true
+}
+
+// outcome is the error of a release of which the latest attempt has failed with err; if err is nil,
+// it was answered.
+func (o *pending) outcome(err error) error {
+	if err == nil {
+		return o.gone
+	}
+	return fmt.Errorf("lease: release %q: %w", o.resources[0], err)
 }

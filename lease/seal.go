@@ -21,7 +21,7 @@ func (a *acquisition) seal(ctx context.Context, leases Leases) (_ Leases, again 
 	kept := false
 	defer func() {
 		if !kept {
-			a.background.giveBack(ctx, leases...)
+			a.giveBack(ctx, leases)
 		}
 	}()
 	grants := make([]Grant, len(leases))
