@@ -220,7 +220,7 @@ type pending struct {
 	oneCall       [1]protocol.Call // room for calls
 	until         time.Time        // when it has expired in Redis
 	before, after *pending         // in the ring; nil outside of it; guarded by the registry's mu
-	finished      chan struct{}    // closed when no more attempts are made, with the registry's mu
+	finished      chan struct{}    // closed, under the registry's mu, when no more attempts are made
 	last          error            // of the latest attempt, nil if it was answered; guarded by the registry's mu
 }
 
@@ -279,6 +279,8 @@ func (r *registry) attempt(ctx context.Context, a protocol.Attempt, all ...*pend
 
 // attemptAll makes the first attempt for all. Each that needs more attempts makes them by itself.
 func (r *registry) attemptAll(ctx context.Context, all []*pending) {
+	ctx, cancel := protocol.Within(ctx, protocol.OneOfMany(r.lasts))
+	defer cancel()
 	r.attempt(ctx, protocol.Attempt{}, all...)
 	for _, o := range all {
 		if protocol.Transient(o.failed) {
@@ -303,11 +305,7 @@ func (r *registry) gather(o *pending) {
 		r.first = nil
 		r.mu.Unlock()
 		for some := range slices.Chunk(all, batchLimit) {
-			go func() {
-				ctx, cancel := protocol.Within(context.Background(), protocol.OneOfMany(r.lasts))
-				defer cancel()
-				r.attemptAll(ctx, some)
-			}()
+			go r.attemptAll(context.Background(), some)
 		}
 	})
 }

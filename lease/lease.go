@@ -50,11 +50,7 @@ func (s *step) newLease(n int, token int64, sent time.Time) *Lease {
 		l.holdEnd = sent.Add(c.cfg.MaxHold)
 	}
 	hold := l.trace(s.of.caller, OpHold)
-	life := hold.ctx
-	if life.Done() != nil {
-		life = context.WithoutCancel(life)
-	}
-	l.ctx, l.cancel = context.WithCancelCause(life)
+	l.ctx, l.cancel = context.WithCancelCause(context.WithoutCancel(hold.ctx))
 	l.life = hold.kept()
 	l.validUntil = until
 	l.mu.Lock() // the timer may fire before expiry is set

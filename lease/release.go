@@ -106,9 +106,7 @@ func (r *registry) releaseAll(ctx context.Context, ended chan<- struct{}) {
 	for range min(4, cap(batches)) {
 		go func() {
 			for all := range batches {
-				ctx, cancel := protocol.Within(context.WithoutCancel(all[0].trace.ctx), protocol.OneOfMany(r.lasts))
-				r.attemptAll(ctx, all)
-				cancel()
+				r.attemptAll(context.WithoutCancel(all[0].trace.ctx), all)
 			}
 		}()
 	}
