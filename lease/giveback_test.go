@@ -2,6 +2,7 @@ package lease_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -661,7 +662,38 @@ func TestCloseDoesNotWaitForWhatHasExpired(t *testing.T) {
 	}
 }
 
-// stuck does that with the first acquisition.
+// A release whose goroutine is ended by a hook of the client has failed, and can be tried again.
+func TestAReleaseWhoseGoroutineIsEndedHasFailed(t *testing.T) {
+	t.Parallel()
+	options := *testenv.Redis(t).Options()
+	options.ContextTimeoutEnabled = true // the goroutine of the release itself sends it
+	client := redis.NewClient(&options)
+	t.Cleanup(func() { _ = client.Close() })
+	i, err := lease.New(client, lease.Config{TTL: time.Minute, Namespace: testenv.Namespace(t)})
+	require.NoError(t, err)
+	l, err := i.Acquire(t.Context(), "a")
+	require.NoError(t, err)
+	broken := new(stuck)
+	broken.hang = func() {
+		broken.once.Store(false)
+		runtime.Goexit()
+	}
+	client.AddHook(broken)
+
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	err = l.Release(over)
+	for errors.Is(err, context.Canceled) { // it is still being tried
+		err = l.Release(over)
+	}
+	require.ErrorIs(t, err, lease.ErrUnreachable)
+
+	broken.once.Store(true)
+	require.NoError(t, l.Release(t.Context()))
+	require.NoError(t, try(t, i, "a").Release(t.Context()))
+}
+
+// stuck does that with the first request.
 type stuck struct {
 	faulty.Redis
 	hang func()
