@@ -22,7 +22,7 @@
 //
 // A sliding window ([Config.Sliding]) admits a request if fewer than the limit were admitted in the
 // window that ends with it, so that cannot happen. It keeps one entry for each admission, about 100
-// bytes, and its limit is at most [MaxSlidingLimit].
+// bytes, and its limit is at most 10,000.
 //
 // In both cases one script decides and counts, so concurrent callers cannot exceed the limit. It
 // sets count and expiry together, so no key stays without an expiry. RetryAfter is exact: a request
@@ -77,12 +77,12 @@ const (
 // Config holds the settings of a [Limiter]. [New] checks it. Programs that share keys should agree
 // on it, because each applies its own limit and window.
 type Config struct {
-	// Limit is how many requests of one key are admitted in a window. At least 1; at most
-	// [MaxSlidingLimit] if the window slides, [MaxLimit] if not. Required.
+	// Limit is how many requests of one key are admitted in a window. At least 1; at most 10,000 if
+	// the window slides, 1,000,000,000 if not. Required.
 	Limit int
 
 	// Window is how long a window lasts. Whole milliseconds, at least one; a fraction is cut off.
-	// At most [MaxWindow]. Required.
+	// At most 366 days. Required.
 	Window time.Duration
 
 	// Sliding makes the window one that ends with each request, instead of fixed windows. Defaults
@@ -129,14 +129,14 @@ type TraceEnd struct {
 	Decision Decision
 }
 
-// Limits on limits.
-const (
-	MaxLimit        = 1_000_000_000
-	MaxSlidingLimit = 10_000
-	MaxWindow       = 366 * 24 * time.Hour
+// MaxKey is the greatest length of a key in bytes.
+const MaxKey = 512
 
-	// MaxKey is the greatest length of a key in bytes.
-	MaxKey = 512
+// The doc comments of [Config] name these bounds.
+const (
+	maxLimit        = 1_000_000_000
+	maxSlidingLimit = 10_000
+	maxWindow       = 366 * 24 * time.Hour
 )
 
 // Limiter decides about requests. One per process and [Config] is enough; it is safe for concurrent
@@ -151,15 +151,15 @@ type Limiter struct {
 func New(client redis.UniversalClient, cfg Config) (*Limiter, error) {
 	cfg.Window = cfg.Window.Truncate(time.Millisecond)
 	cfg.Timeout = cmp.Or(cfg.Timeout, 250*time.Millisecond)
-	most := MaxLimit
+	most := maxLimit
 	if cfg.Sliding {
-		most = MaxSlidingLimit
+		most = maxSlidingLimit
 	}
 	switch {
 	case cfg.Limit < 1 || cfg.Limit > most:
 		return nil, protocol.Invalid("Limit must be from 1 to %d; it is %d", most, cfg.Limit)
-	case cfg.Window < time.Millisecond || cfg.Window > MaxWindow:
-		return nil, protocol.Invalid("Window must be from 1ms, the unit in which Redis counts, to %v; it is %v", MaxWindow, cfg.Window)
+	case cfg.Window < time.Millisecond || cfg.Window > maxWindow:
+		return nil, protocol.Invalid("Window must be from 1ms, the unit in which Redis counts, to %v; it is %v", maxWindow, cfg.Window)
 	case cfg.OnError != FailOpen && cfg.OnError != FailClosed:
 		return nil, protocol.Invalid("OnError must be FailOpen or FailClosed: say whether requests are admitted while Redis does not decide")
 	case cfg.Timeout < 0:
