@@ -95,7 +95,8 @@ func TestWhatTheServerEndsALittleEarlyHasEndedByItsLimit(t *testing.T) {
 	}
 }
 
-// What remains of a short lease may be less than that part of a long Timeout.
+// The server ends a Timeout of an hour 14 seconds early. A short lease may have less than that
+// left.
 func TestATimeoutThatTheServerEndsALittleEarlyHasNotEndedWithTheLease(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

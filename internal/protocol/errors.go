@@ -120,9 +120,9 @@ func answered(err error) bool {
 	return errors.As(err, &answer)
 }
 
-// leftOff reports whether a server of a Cluster has ended a script in the middle, because it gives
-// the slot away and the script asked for a key that it had removed. What the script had written
-// stands, and the same request may succeed when the slot has moved.
+// leftOff reports whether a server of a Cluster has ended a script halfway: the server was moving
+// the slot to another one, and the script used a key that the script itself had deleted. What the
+// script had written stays, and the same request may succeed once the slot has moved.
 func leftOff(err error) bool {
 	return redis.HasErrorPrefix(err, "Script attempted to access a non local key")
 }

@@ -1,7 +1,7 @@
 package docs
 
 // guard is one condition that keeps a promise. with replaces text, which is in the file once; then
-// test goes red.
+// test fails.
 type guard struct {
 	promise    string // S1 to S8, L1 to L8
 	words      string
@@ -9,9 +9,9 @@ type guard struct {
 	test       string // its directory, a dot, its name
 }
 
-// guards are those for which one test goes red, by file. What the simulation finds has its list in
-// lease/simulation_test.go. Where two guards stand behind each other, an entry changes what only it
-// keeps.
+// guards lists, by file, the guards whose removal makes one test fail. Those that only the
+// simulation notices are in the list mutants in lease/simulation_test.go. Where two guards keep the
+// same thing, the change of each breaks what that guard alone keeps.
 var guards = []struct {
 	file string
 	of   []guard
