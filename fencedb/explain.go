@@ -38,7 +38,7 @@ func (e *entry) explain(ctx context.Context, server asker, lost bool, err error)
 	case e.db != nil && e.conn == nil: // nothing was sent; err is from fn or from the pool
 		return err
 	case code == codePreparedTwice, code == codeNotPrepared:
-		return fmt.Errorf("fencedb: the connection knows other prepared statements than pgx, as one behind a connection pooler does; use pgx.QueryExecModeExec, or PgBouncer 1.21 with max_prepared_statements: %w", err)
+		return fmt.Errorf("fencedb: Postgres and pgx disagree about which statements are prepared on this connection, as happens behind a connection pooler; use pgx.QueryExecModeExec, or PgBouncer 1.21 with max_prepared_statements: %w", err)
 	case e.xid != 0 && lost && code == "" && ctx.Err() == nil:
 		return fmt.Errorf("fencedb: rolled back: the connection to Postgres was lost: %w", err)
 	case e.xid != 0, e.notPrepared(err), errors.As(err, new(*pgconn.ConnectError)):
