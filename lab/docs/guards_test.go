@@ -429,6 +429,7 @@ var guards = []struct {
 		{"S7", "a waiting acquisition whose seal is blocked queues again", "return !a.noWait && IsLost(err), err", "return false, err", "lease.TestAnAcquisitionWhoseSealIsBlockedQueuesAgain"},
 	}},
 	{"lease/giveback.go", []guard{
+		{"L8", "a release whose goroutine is ended has failed", "err := protocol.NoAnswer(0) //", "var err error //", "lease.TestAReleaseWhoseGoroutineIsEndedHasFailed"},
 		{"L8", "Close ends the calls that are under way", "		call.cancel(ErrClosed)\n", "		_ = call.cancel\n", "lease.TestCloseDuringAnAcquisition"},
 		{"L8", "the end of a context does not stop a release", "ctx := context.WithoutCancel(o.trace.ctx)", "ctx := o.trace.ctx", "lease.TestReleaseOutlivesItsCaller"},
 		{"L8", "what could not be given back is named", "case err != nil && r.closed:", "case false:", "lease.TestCloseSaysWhatWasRefused"},
